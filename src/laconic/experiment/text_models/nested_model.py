@@ -47,7 +47,7 @@ from laconic.nested.state import FastWeightState, LayerState
 from laconic.nested.state_check import check_waiting_tokens
 
 NESTED_METHOD = "hope"
-READING_CHUNK = 512  # tokens read at once; the result does not depend on it
+READING_CHUNK = 512  # tokens of a segment; the result does not depend on it
 HASH_DIGITS = 12  # of a fingerprint in a message
 OnReading = Callable[[int, int, float], None]
 
@@ -260,7 +260,8 @@ class NestedTextModel:
             state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
             ids = [row[-1:] for row in ids]
         elif state is not None and lengths:
-            state = clear_attention_if_full(self.model, state, max(lengths) + config.max_tokens, self.attention_window)
+            num_new_tokens = torch.tensor(lengths) + config.max_tokens
+            state = clear_attention_if_full(self.model, state, num_new_tokens, self.attention_window)
         results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
         return [replace(result, num_prompt_tokens=n) for result, n in zip(results, lengths, strict=True)]
 

@@ -2,20 +2,24 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.batches import next_token_targets
 from laconic.batches.padding import PaddedIds
+from laconic.errors import UsageError
 from laconic.experiment.resumable_stream import ResumableReading, pad_segments
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested import nan_check, state_file
 from laconic.nested import state as values
 from laconic.nested.hope.model import Hope
-from laconic.nested.language_model import carry_state
-from laconic.nested.state import FastWeightState
+from laconic.nested.nan_check import ReadOutput
+from laconic.nested.state import FastWeightState, LayerState
 
 HARM = 0.1  # nats per token above the loss without learning that are worth a warning
 
@@ -31,8 +35,8 @@ class ReadDocument(NamedTuple):
 class ReadingLoss:
     """Mean loss of the tokens read so far; the first token of each segment is not scored.
 
-    The 1st, 2nd, 4th, 8th … segment is read once more by a model that has read and learned nothing. That model does not
-    see the text before the segment, so a loss above its loss means that learning does harm.
+    The 1st, 2nd, 4th, 8th … segment is read once more on the same KV cache by a model that has learned nothing. A loss
+    above its loss means that learning does harm.
 
     Attributes:
         nats: Summed loss of the scored tokens.
@@ -41,8 +45,8 @@ class ReadingLoss:
         has_warned: Whether a warning was given.
     """
 
-    def __init__(self, model: Hope) -> None:
-        self.model = model
+    def __init__(self, model: Hope, window: int) -> None:
+        self.model, self.window = model, window
         self.nats, self.num_scored, self.num_segments, self.has_warned = 0.0, 0.0, 0, False
 
     @property
@@ -50,8 +54,8 @@ class ReadingLoss:
         """Nats per token; 0 before anything is scored."""
         return self.nats / max(self.num_scored, 1.0)
 
-    def add(self, piece: PaddedIds, hidden_states: Tensor) -> None:
-        """Score a segment, from the hidden states with which the model read it."""
+    def add(self, piece: PaddedIds, hidden_states: Tensor, state: FastWeightState) -> None:
+        """Score a segment, from the hidden states with which the model read it on `state`."""
         targets = next_token_targets(piece.input_ids, piece.attention_mask, piece.attention_mask)
         scored = count_scored(targets)
         if not scored:
@@ -60,11 +64,11 @@ class ReadingLoss:
         self.nats, self.num_scored = self.nats + scored * loss, self.num_scored + scored
         self.num_segments += 1
         if self.num_segments & (self.num_segments - 1) == 0 and not self.has_warned:
-            self.compare_without_learning(piece, targets, loss)
+            self.compare_without_learning(piece, targets, loss, state)
 
-    def compare_without_learning(self, piece: PaddedIds, targets: Tensor, loss: float) -> None:
+    def compare_without_learning(self, piece: PaddedIds, targets: Tensor, loss: float, state: FastWeightState) -> None:
         """Warn if the model would predict a segment better without anything that it has learned."""
-        output = self.model.read_tokens(piece.input_ids, attention_mask=piece.attention_mask, update_weights=False)
+        output = read_piece(self.model, forget(self.model, state), piece, self.window, update_weights=False)
         baseline = float(masked_cross_entropy(self.model.logits, output.hidden_states, targets).loss)
         if not loss <= baseline + HARM:  # also for NaN
             self.has_warned = True
@@ -80,20 +84,35 @@ class StateReadingJob(ResumableReading[FastWeightState]):
 
     Args:
         model: The model.
-        window: Largest number of tokens that attention sees; when it is full, the cache is emptied and the fast weights
-            stay.
+        window: Largest number of tokens that attention sees; when a row has as many, its cache is emptied and its fast
+            weights stay, however the text is cut into segments.
         initial_state: State of one row that every text continues, or of one row per text.
 
     Attributes:
-        loss: Loss of the tokens that this job has read.
+        loss: Loss of the tokens that were read, before a resumption too.
+        is_loss_of_rest: Whether it is the loss since a resumption alone, from a file that has no loss.
+
+    Raises:
+        UsageError: If a chunk, which is read at once to learn from it, exceeds a table of learned positions.
     """
 
     kind = "state-reading-job"
+    counters = (*ResumableReading.counters, "loss_sums")
 
     def __init__(self, model: Hope, window: int, initial_state: FastWeightState | None = None) -> None:
         super().__init__(model.token_embedding.weight.device)
+        check_chunk_fits(model)
         self.model, self.window, self.initial_state = model, window, initial_state
-        self.loss = ReadingLoss(model)
+        self.loss, self.is_loss_of_rest = ReadingLoss(model, window), False
+
+    @property
+    def loss_sums(self) -> tuple[float, float, int]:
+        """Summed loss, scored tokens and segments so far, for a partial file."""
+        return self.loss.nats, self.loss.num_scored, self.loss.num_segments
+
+    @loss_sums.setter
+    def loss_sums(self, sums: tuple[float, float, int]) -> None:
+        self.loss.nats, self.loss.num_scored, self.loss.num_segments = sums
 
     @property
     def note(self) -> str:
@@ -113,12 +132,8 @@ class StateReadingJob(ResumableReading[FastWeightState]):
             first = len(self.texts)
             rows = [0] * B if len(state.position) == 1 else list(range(first, first + B))
             state = state if rows == list(range(len(state.position))) else values.select_rows(state, rows)
-        state = clear_attention_if_full(self.model, state, piece.input_ids.shape[1], self.window)
-        mask = None if bool(piece.attention_mask.all()) else piece.attention_mask
-        output = nan_check.read_tokens_checked(
-            self.model, piece.input_ids, state, attention_mask=mask, row_names=self.names
-        )
-        self.loss.add(piece, output.hidden_states)
+        output = read_piece(self.model, state, piece, self.window, row_names=self.names)
+        self.loss.add(piece, output.hidden_states, state)
         self.tokens += int(piece.attention_mask.sum())
         return output.state
 
@@ -130,6 +145,10 @@ class StateReadingJob(ResumableReading[FastWeightState]):
             self.current = self.advance(piece)
             yield min(T, start + segment_tokens)
 
+    def load(self, path: Path, key: Mapping[str, Any]) -> None:
+        super().load(path, key)
+        self.is_loss_of_rest = not self.loss.num_segments
+
     def append_rows(self, before: FastWeightState | None, done: FastWeightState) -> FastWeightState:
         return done if before is None else values.concat_rows(before, done)
 
@@ -140,9 +159,97 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         return values.to(state_file.unflatten_state(spec, tensors, set(tensors)), self.device)
 
 
-def clear_attention_if_full(model: Hope, state: FastWeightState, num_new_tokens: int, window: int) -> FastWeightState:
-    """Empty the attention cache of a state if `num_new_tokens` do not fit into the window; fast weights stay."""
-    cache = next((layer.cache for layer in state.layers if layer.cache is not None), None)
-    if cache is None or cache.S + num_new_tokens <= window:
+@torch.no_grad()
+def read_piece(
+    model: Hope,
+    state: FastWeightState,
+    piece: PaddedIds,
+    window: int,
+    *,
+    update_weights: bool = True,
+    row_names: Sequence[str] = (),
+) -> ReadOutput:
+    """Read the next segment of each row, and empty the attention cache of a row whenever it has `window` tokens.
+
+    Reading therefore stops where the first row is full. Raises `NonFiniteError` for a state that is not finite.
+    """
+    lengths, hidden_states = piece.attention_mask.sum(1).cpu(), list[Tensor]()
+    start, T = 0, piece.input_ids.shape[1]
+    while start < T:
+        is_reading = lengths > start
+        state = clear_attention_if_full(model, state, is_reading.long(), window)
+        cache = state.attention_cache
+        room = T if cache is None else window - int(cache.valid.sum(1).cpu()[is_reading].max())
+        part = slice(start, min(T, start + room))
+        mask = piece.attention_mask[:, part]
+        output = nan_check.read_tokens_checked(
+            model,
+            piece.input_ids[:, part],
+            state,
+            attention_mask=None if bool(mask.all()) else mask,
+            update_weights=update_weights,
+            row_names=row_names,
+        )
+        hidden_states.append(output.hidden_states)
+        state, start = output.state, part.stop
+    return ReadOutput(torch.cat(hidden_states, 1), state)
+
+
+def clear_attention_if_full(
+    model: Hope, state: FastWeightState, num_new_tokens: int | Int[Tensor, " B"], window: int
+) -> FastWeightState:
+    """Empty the attention cache of the rows whose new tokens do not fit into the window; fast weights stay.
+
+    Args:
+        model: The model.
+        state: Its state.
+        num_new_tokens: New tokens of all rows, or of each. A row without any stays as it is.
+        window: Largest number of tokens in the cache.
+    """
+    cache, chunk = state.attention_cache, state.open_chunk
+    if cache is None:
         return state
-    return carry_state(model, state)
+    num_new_tokens = torch.as_tensor(num_new_tokens)
+    is_full = (num_new_tokens > 0) & (cache.valid.sum(1).cpu() + num_new_tokens > window)
+    if not bool(is_full.any()):
+        return state
+    start = None if chunk is None else next(layer.cache for layer in chunk.layers_at_start if layer.cache is not None)
+    if chunk is not None and start is not None:  # its tokens are read again from there, which must fit too
+        exceeds = is_full & (start.valid.sum(1).cpu() + shortest_chunk(model) > window)
+        chunk = replace(chunk, layers_at_start=clear_attention(chunk.layers_at_start, exceeds))
+    return replace(state, layers=clear_attention(state.layers, is_full), open_chunk=chunk)
+
+
+def clear_attention(layers: tuple[LayerState, ...], rows: Bool[Tensor, " B"]) -> tuple[LayerState, ...]:
+    """Empty the attention caches of some rows, and drop the slots that no row uses any more."""
+    if not bool(rows.any()):
+        return layers
+    new_layers: list[LayerState] = []
+    for layer in layers:
+        cache = layer.cache
+        if cache is not None:
+            valid = cache.valid & ~rows.to(cache.valid.device)[:, None]
+            slots = torch.sort((~valid).to(torch.uint8), stable=True, dim=1).indices[:, : int(valid.sum(1).max())]
+            cache = cache.with_valid(valid).gather_slots(slots)
+        new_layers.append(replace(layer, cache=cache))
+    return tuple(new_layers)
+
+
+def forget(model: Hope, state: FastWeightState) -> FastWeightState:
+    """Return a state that has learned nothing, with the attention caches and convolution inputs of `state`."""
+    new = model.initial_state(len(state.position))
+    pairs = zip(new.layers, state.layers, strict=True)
+    layers = tuple(replace(layer, cache=old.cache, conv_tails=old.conv_tails) for layer, old in pairs)
+    return replace(new, layers=layers, position=state.position)
+
+
+def shortest_chunk(model: Hope) -> int:
+    """Return the largest number of tokens that wait for an update, the chunk size of the fastest level."""
+    return min(C for sizes in model.hope_config.chunk_sizes for C in sizes)
+
+
+def check_chunk_fits(model: Hope) -> None:
+    """Raise `UsageError` if the chunks of levels that learn from the next token exceed a table of positions."""
+    C, limit = shortest_chunk(model), model.config.max_position_embeddings
+    if model.has_task_objective and model.config.position_encoding == "table" and limit < C:
+        raise UsageError(f"chunk_sizes: a chunk of {C:,} tokens exceeds the model's {limit:,} positions; set {limit}")

@@ -1,0 +1,126 @@
+"""Reading beyond the context: rows equal themselves alone, and pieces equal the whole, wherever caches are emptied."""
+
+import random
+import warnings
+from itertools import pairwise
+from typing import cast
+
+import pytest
+from torch import Tensor
+
+import laconic
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import UsageError
+from laconic.experiment.from_recipe.untrained_levels import parse_level_options
+from laconic.experiment.text_models.nested_model import NestedTextModel
+from laconic.generation.config import GenerationConfig
+from laconic.nested.cms.level import to_dense
+from laconic.nested.state import FastWeightState, LayerState
+from tests.models.fixtures import fresh
+from tests.nested.helpers import assert_close
+
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.filterwarnings("ignore:learning does harm")]
+SHORT = GenerationConfig(max_tokens=3, eos_token_ids=())
+CASES = [("llama", 16, (4, 8)), ("llama", 18, (4,)), ("gpt2", 16, (4, 8)), ("gpt2", 11, (4,))]
+
+
+def build(family: str, window: int, chunk_sizes: tuple[int, ...], inner_lr: float = 0.3) -> NestedTextModel:
+    """Return a small checkpoint in float64 with levels, which has `window` positions."""
+    decoder = fresh(family, vocab_size=257, max_position_embeddings=window).double()
+    levels = parse_level_options({"inner_lr": inner_lr, "chunk_sizes": chunk_sizes, "max_update_ratio": 0.1})
+    return NestedTextModel.from_decoder(decoder, build_byte_tokenizer(), levels)
+
+
+def random_row(generator: random.Random, length: int) -> list[int]:
+    return [generator.randrange(256) for _ in range(length)]
+
+
+def layer_tensors(layers: tuple[LayerState, ...], row: int) -> list[Tensor]:
+    """Return what one row has learned, and the keys and values that it can attend to."""
+    tensors: list[Tensor] = []
+    for layer in layers:
+        assert layer.cms is not None
+        assert layer.cache is not None
+        valid = layer.cache.valid[row]
+        tensors += [to_dense(change)[row] for level in layer.cms.levels for change in level.change.values()]
+        tensors += [layer.cache.positions[row, valid], layer.cache.keys[0][row, :, valid]]
+        tensors.append(layer.cache.values[0][row, :, valid])
+    return tensors
+
+
+def assert_rows_equal(state: FastWeightState, row: int, other: FastWeightState, other_row: int = 0) -> None:
+    """Compare two rows by counts, changes, and the slots in use of their caches."""
+    chunk, other_chunk = state.open_chunk, other.open_chunk
+    assert chunk is not None
+    assert other_chunk is not None
+    n = int(chunk.num_tokens[row])
+    assert (int(state.position[row]), n) == (int(other.position[other_row]), int(other_chunk.num_tokens[other_row]))
+    assert_close(layer_tensors(state.layers, row), layer_tensors(other.layers, other_row))
+    if n:
+        start, other_start = chunk.layers_at_start, other_chunk.layers_at_start
+        assert_close(layer_tensors(start, row), layer_tensors(other_start, other_row))
+
+
+@pytest.mark.parametrize(("family", "window", "chunk_sizes"), CASES)
+def test_read_ids_beyond_the_context_equals_each_row_alone(
+    family: str, window: int, chunk_sizes: tuple[int, ...]
+) -> None:
+    model, generator = build(family, window, chunk_sizes), random.Random(window)
+    for _ in range(2):
+        first, second = ([random_row(generator, generator.randint(1, 2 * window + 3)) for _ in range(3)] for _ in "ab")
+        prompts = [random_row(generator, n) for n in (1, window - 4, 3)]
+        batch = model.read_ids(first)
+        answers = model.generate_from_ids(prompts, batch, SHORT)
+        both = model.read_ids(second, batch)
+        for row in range(3):
+            alone = model.read_ids([first[row]])
+            assert_rows_equal(batch, row, alone)
+            answer = model.generate_from_ids([prompts[row]], alone, SHORT)[0]
+            assert answers[row].token_ids == answer.token_ids
+            alone = model.read_ids([second[row]], alone)
+            assert_rows_equal(both, row, alone)
+            assert_rows_equal(model.read_ids([second[row]], batch.select_rows([row])), 0, alone)
+
+
+@pytest.mark.parametrize(("family", "window", "chunk_sizes"), CASES)
+def test_read_ids_in_pieces_equals_reading_at_once(family: str, window: int, chunk_sizes: tuple[int, ...]) -> None:
+    model, generator = build(family, window, chunk_sizes), random.Random(window)
+    for n in (window, window + 1, 3 * window - 2):
+        ids = random_row(generator, n)
+        whole = model.read_ids([ids])
+        assert whole.attention_cache is not None
+        assert (n - 1) % window + 1 == whole.attention_cache.S
+        for _ in range(3):
+            cuts = [0, *sorted(generator.sample(range(1, n), 4)), n]
+            state: FastWeightState | None = None
+            for start, stop in pairwise(cuts):
+                state = model.read_ids([ids[start:stop]], state)
+            assert_rows_equal(cast(FastWeightState, state), 0, whole)
+
+
+def test_compress_first_segment_with_bos_fits_the_position_table() -> None:
+    tokenizer = laconic.load_tokenizer("stories260k")
+    decoder = fresh("gpt2", vocab_size=512, max_position_embeddings=64)
+    model = NestedTextModel.from_decoder(decoder, tokenizer, parse_level_options({"chunk_sizes": (64,)}))
+    text = "Lily had a red ball. " * 20
+    state = model.compress([text])
+    assert state.position.tolist() == [len(tokenizer.encode(text))]
+    assert tokenizer.encode(text)[0] == tokenizer.bos_token_id
+    answer = model.generate([text], config=GenerationConfig(max_tokens=2, update_on_prompt=True))
+    assert len(answer[0].token_ids) == 2
+
+
+def test_reading_refuses_chunks_beyond_the_position_table() -> None:
+    model = build("gpt2", 16, (32,))
+    with pytest.raises(UsageError, match=r"a chunk of 32 tokens exceeds the model's 16 positions; set 16"):
+        model.compress(["a" * 40])
+    assert build("llama", 16, (32,)).compress(["a" * 40]).position.tolist() == [40]
+
+
+def test_reading_without_learning_does_no_harm() -> None:
+    """What a state that has learned nothing is compared with knows the text before a segment too."""
+    model = NestedTextModel.from_pretrained("stories260k", inner_lr=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = model.compress(["Lily and Max went to the park. They saw a big dog and they had a lot of fun. " * 3])
+        model.compress(["The heat of the burning gas drove the crowd of men back from the pit. " * 2], state)
