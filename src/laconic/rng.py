@@ -4,12 +4,15 @@ The same on every release and machine. Keys are folded by the finaliser of Split
 doi:10.1145/2660193.2660195).
 """
 
+from contextvars import ContextVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 Keys = int | NDArray[np.int64] | NDArray[np.uint64]
 HashArray = NDArray[np.uint64]
 FEISTEL_ROUNDS = 8
+default_seed = ContextVar("default_seed", default=0)  # of latents; the run's seed while it builds a method of a user
 GOLDEN, MULTIPLIER_1, MULTIPLIER_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )

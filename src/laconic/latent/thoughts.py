@@ -30,6 +30,7 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.init import NORMAL_STD, build_seeded_linear
+from laconic.rng import default_seed
 from laconic.storage import atomic
 
 LengthPolicy = Literal["fixed", "nested_dropout", "stop_head"]
@@ -52,7 +53,7 @@ class LatentThoughts(nn.Module):
         control_init: Start from the mean embedding, from normal noise, or from the mean embedding of some token ids.
         length_policy: "fixed", "nested_dropout" or "stop_head"; the last adds a `StopHead`.
         head_lr_multiplier: Learning rate of the stop head relative to everything else.
-        seed: Seed of the random initial values and of drawn lengths.
+        seed: Seed of the random initial values and of drawn lengths; by default `rng.default_seed`.
 
     Parameters are at least float32, whatever the decoder's dtype.
 
@@ -79,7 +80,7 @@ class LatentThoughts(nn.Module):
         control_init: Literal["mean", "normal"] | tuple[int, ...] = "mean",
         length_policy: LengthPolicy = "fixed",
         head_lr_multiplier: float = 3.0,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         check_type("decoder", decoder, Decoder, "a Decoder, such as model.decoder")
@@ -92,6 +93,7 @@ class LatentThoughts(nn.Module):
         self.schedule, self.num_latents, self.num_iterations = schedule, num_latents, num_iterations
         embedding = decoder.token_embedding.weight.detach()
         D, dtype, device = embedding.shape[1], accumulation_dtype(embedding.dtype), embedding.device
+        seed = default_seed.get() if seed is None else seed
         generator = torch.Generator().manual_seed(seed)
         self.vectors = nn.Parameter(init_control_vectors(embedding, control_init, generator).to(dtype))
         width, dropout = (projection_width or D, projection_dropout) if projection == "codi" else (D, 0.0)

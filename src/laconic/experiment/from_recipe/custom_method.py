@@ -23,6 +23,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.models.decoder import Decoder
+from laconic.rng import default_seed
 from laconic.storage import atomic
 from laconic.storage.strict_json import abbreviate
 
@@ -115,9 +116,13 @@ def build_custom_method(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer) 
     """
     method_class = import_method_class(recipe.method)
     options = validate_options(method_class, recipe)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(recipe.seed)
-        return method_class(decoder, tokenizer, **options)
+    before = default_seed.set(recipe.seed)
+    try:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(recipe.seed)
+            return method_class(decoder, tokenizer, **options)
+    finally:
+        default_seed.reset(before)
 
 
 def describe_method_source(recipe: Recipe) -> str:
