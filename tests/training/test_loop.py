@@ -9,6 +9,7 @@ import torch
 
 from laconic.config.training import EarlyStopConfig
 from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputError, UsageError
+from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.checkpoint import StateDictIO
 from laconic.training.loop import train
@@ -17,7 +18,7 @@ from laconic.training.run import TrainingRun
 from laconic.training.setup import TrainingSetup
 from laconic.training.validation_log import read_validations
 from tests.tolerances import RECOMPUTE, error
-from tests.training.toy import ToyData, ToyMethod
+from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, read_metrics, run_training, runs_equal, toy_config
 
 
@@ -90,6 +91,31 @@ def test_train_reports_progress() -> None:
     )
     assert [(done, total) for _, done, total in seen] == [(1, 3), (2, 3), (3, 3)]
     assert all(name in seen[0][0] for name in ("loss", "square", "distance", "tokens/s"))
+
+
+class RareMetric(ToyMethod):
+    """Reports a mean over a subset that is empty in the first update, and a Python number."""
+
+    def forward(self, batch: ToyBatch, state: Any = None) -> StepOutput:
+        step = super().forward(batch, state)
+        metrics: Any = {**step.metrics, "rare": torch.ones(batch.step).mean(), "one": 1.0, "count": 2}
+        return step._replace(metrics=metrics)
+
+
+def test_train_goes_on_with_a_metric_that_is_nan(tmp_path: Path) -> None:
+    lines: list[str] = []
+    method = RareMetric()
+    result, _ = run_training(
+        tmp_path / "run", toy_config(steps=3), method=method, report_progress=lambda text, *_: lines.append(text)
+    )
+    assert [line["rare"] for line in read_metrics(tmp_path / "run")] == [None, 3.0, 3.0]
+    assert [line["one"] for line in read_metrics(tmp_path / "run")] == [3.0] * 3
+    assert " · rare nan · " in lines[0]
+    assert not (tmp_path / "run/incidents").exists()
+    assert result.metrics["rare"] == 3.0
+    first = train(TrainingSetup(RareMetric(), ToyData(), toy_config(steps=1)))
+    assert "rare" not in first.metrics
+    assert first.metrics["loss"] > 0
 
 
 def validation(*values: float) -> Any:

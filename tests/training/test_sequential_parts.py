@@ -73,7 +73,7 @@ class RunningSum(nn.Module):
         total = self.w * batch.xs[0] + (state.x if state is not None else 0.0)
         assert batch.loss_denominators is not None
         loss = (self.w * total).sum() / batch.loss_denominators["pieces"]
-        return StepOutput(loss, {"loss": loss.detach()}, OneTensorState(total))
+        return StepOutput(loss, {"mean": loss.detach()}, OneTensorState(total))
 
 
 def test_updater_detaches_the_state_between_parts() -> None:

@@ -64,7 +64,8 @@ class NonFiniteMethod(ToyMethod):
         if now and self.case == "loss":
             step = step._replace(loss=step.loss + bad)
         if now and self.case == "part":
-            step = step._replace(metrics={**step.metrics, "square": step.metrics["square"] * bad})
+            square = step.metrics["square"] * bad
+            step = step._replace(loss=step.loss + square, metrics={**step.metrics, "square": square})
         if now and self.case == "gradient":
             zero = (self.second.bias - self.second.bias.detach()).sum()
             step = step._replace(loss=step.loss + zero.abs().sqrt())  # 0 by value, its slope is not

@@ -8,10 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from laconic.errors import translate_os_errors
 from laconic.storage.atomic import check_not_link
 from laconic.storage.strict_json import to_canonical_json
 from laconic.training.trackers import Tracker
+
+# names that the training loop writes itself, which no method may use
+LOOP_METRICS = frozenset(
+    {"step", "epoch", "lr", "loss", "grad_norm", "state", "nonfinite", "overflow", "tokens", "seconds", "validation"}
+)
+
+
+def describe_value(value: object) -> str:
+    """Return what a value is, for a message about a method's loss or metrics."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"a {'' if value.requires_grad else 'detached '}tensor of shape {list(value.shape)}"
 
 
 class MetricsWriter:

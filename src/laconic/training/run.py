@@ -47,7 +47,7 @@ class TrainingResult:
 
     Attributes:
         steps: Updates tried.
-        metrics: Loss and terms of the last update.
+        metrics: Loss and terms of the last update, without those that are not finite.
         validation: Metrics of the validation of the last step.
         best: Best validated (metric, step).
         num_skipped: Updates skipped because they were not finite.
@@ -325,7 +325,8 @@ class TrainingRun:
         best = next(iter(self.validations.list_best(self.config)), None)
         validation = self.validations.metrics.get(progress.step, {})
         path = self.run_directory.step_path(progress.step) if self.run_directory else None
-        return TrainingResult(progress.step, self.last_metrics, validation, best, len(progress.skipped_steps), path)
+        metrics = {name: value for name, value in self.last_metrics.items() if math.isfinite(value)}
+        return TrainingResult(progress.step, metrics, validation, best, len(progress.skipped_steps), path)
 
 
 def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.config.training import TrainingConfig
-from laconic.errors import ALLOCATION_ERRORS, OutOfMemoryError, UsageError
+from laconic.errors import OutOfMemoryError, UsageError
 from laconic.interfaces import (
     AfterUpdateHook,
     Batch,
@@ -20,15 +20,13 @@ from laconic.interfaces import (
     TrainingData,
     weigh_mean_over_rows,
 )
+from laconic.training.metrics import LOOP_METRICS, describe_value
 from laconic.training.optim import build_adamw
+from laconic.training.out_of_memory import MEMORY_ADVICE, halve_micro_batch, is_out_of_memory
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import UpdateIndex
 
 MAX_HALVINGS = 3  # of the micro-batch in one run
-MEMORY_ADVICE = (
-    'set activation_checkpointing = 1, precision = "bfloat16", trainable = "lora", a smaller micro_batch_size '
-    "or shorter rows"
-)
 OptimizerBuilder = Callable[[nn.Module, TrainingConfig], torch.optim.Optimizer]
 PRECISION_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -120,7 +118,11 @@ class Updater:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self.halve_micro_batch(error)
+                self.optimizer.zero_grad()
+                # ranks cannot repeat an exchange of gradients alone, and states belong to micro-batches of one size
+                can_halve = self._num_halvings < MAX_HALVINGS and not self.states and self.ranks.world_size == 1
+                self.micro_batch_size = halve_micro_batch(self.micro_batch_size, can_halve, error)
+                self._num_halvings += 1
                 set_random_state(random_state)
         if isinstance(self.method, ResetsOptimizer):
             self.reset_pending |= self.method.resets_optimizer_state(batches[0])
@@ -177,7 +179,8 @@ class Updater:
                 state = output.state.detach() if output.state is not None else None
                 total = total + output.loss.detach().float()
                 for name, term in output.metrics.items():
-                    terms[name] = terms.get(name, torch.zeros_like(total)) + term.detach().float()
+                    value = torch.as_tensor(term, dtype=total.dtype, device=total.device).detach()
+                    terms[name] = terms.get(name, torch.zeros_like(total)) + value
             if self.config.stateful and state is not None:
                 states.append(state)
         return total, terms, states
@@ -206,8 +209,8 @@ class Updater:
         return {name: value for name, value in metrics.items() if name != "state" or not math.isfinite(value)}
 
     def classify(self, metrics: Mapping[str, float]) -> str:
-        """Return the status of an update; scaled gradients may overflow as long as the scale can be lowered."""
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        """Return an update's status: terms may be NaN, scaled gradients overflow while the scale can be lowered."""
+        bad = [name for name in ("loss", "grad_norm", "state") if not math.isfinite(metrics.get(name, 0.0))]
         if bad == ["grad_norm"] and self.scaler.is_enabled() and self.scaler.get_scale() >= 1:
             return "overflow"
         return "nonfinite" if bad else "applied"
@@ -229,38 +232,23 @@ class Updater:
                 raise OutOfMemoryError(f"out of memory in the optimizer; {MEMORY_ADVICE}") from error
             raise
 
-    def halve_micro_batch(self, error: BaseException) -> None:
-        """Halve the micro-batch after a failed allocation.
-
-        Raises:
-            OutOfMemoryError: After `MAX_HALVINGS`, with several ranks, which cannot repeat an exchange of gradients
-                alone, or with states, which belong to micro-batches of one size.
-        """
-        self.optimizer.zero_grad()
-        if self._num_halvings == MAX_HALVINGS or self.micro_batch_size == 1 or self.states or self.ranks.world_size > 1:
-            rows = self.micro_batch_size
-            raise OutOfMemoryError(f"out of memory with a micro-batch of {rows} rows; {MEMORY_ADVICE}") from error
-        self._num_halvings += 1
-        self.micro_batch_size = max(1, self.micro_batch_size // 2)
-
 
 def check_output(method: nn.Module, output: object) -> StepOutput:
-    """Return what a method's `forward` returned. Raises `UsageError` if it is not a `StepOutput`."""
+    """Return what a method's `forward` returned. Raises `UsageError` if it is not a loss with scalar metrics."""
+    name = f"{type(method).__name__}.forward returned"
     if not isinstance(output, StepOutput):
-        name = type(method).__name__
-        raise UsageError(
-            f"{name}.forward returned a {type(output).__name__}; return laconic.interfaces.StepOutput(loss, metrics)"
-        )
+        raise UsageError(f"{name} a {type(output).__name__}; return laconic.interfaces.StepOutput(loss, metrics)")
+    loss: object = output.loss
+    if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
+        raise UsageError(f"{name} {describe_value(loss)} as loss; return a scalar that depends on trained parameters")
+    for key, value in cast(Mapping[str, object], output.metrics).items():
+        if key in LOOP_METRICS:
+            raise UsageError(f"{name} a metric named {key}, which the training loop writes itself; rename it")
+        if not isinstance(value, int | float) and (not isinstance(value, Tensor) or value.shape):
+            raise UsageError(f"{name} {describe_value(value)} as metric {key}; return a number or a scalar tensor")
     return output
 
 
 def get_loss_denominators(method: nn.Module, batch: Batch) -> Mapping[str, float]:
     """Return a method's denominators of a batch, or the number of rows for one whose loss is a mean over rows."""
     return method.loss_denominators(batch) if isinstance(method, NormalizesLoss) else {"rows": float(batch.B)}
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, on a device or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        text in str(error) for text in ALLOCATION_ERRORS
-    )
