@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,12 @@ from laconic.batches import ReasoningBatch
 from laconic.config.load import load_recipe
 from laconic.config.training import TrainingConfig
 from laconic.errors import UsageError
+from laconic.experiment.from_recipe.build import build_experiment
 from laconic.experiment.from_recipe.custom_method import describe_method_source, import_method_class
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.interfaces import StepOutput
+from laconic.latent.kava import Kava
+from laconic.latent.thoughts import LatentThoughts
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
 from laconic.training.step import Updater
@@ -45,14 +49,16 @@ class Silent(nn.Module):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory with the example of the page as a module, and a tiny recipe for it."""
-    (_, code), *others = blocks(REPO / "docs/extending.md", "python")
+    (_, code), (_, policy), *others = blocks(REPO / "docs/extending.md", "python")
     assert all("allow_code=True" in text for _, text in others)
     (tmp_path / "pause_tokens.py").write_text(code)
+    (tmp_path / "value_norms.py").write_text(policy)
     tables = re.sub(r"\[latents\]\n.*?\n\[data\]", "[method_options]\nnum_pauses = 2\n[data]", TINY_RECIPE, flags=re.S)
     (tmp_path / "pause.toml").write_text(tables.replace('"kava"', f'"{NAME}"'))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "pause_tokens", raising=False)
+    for module in ("pause_tokens", "value_norms"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delenv("LACONIC_ALLOW_CODE", raising=False)
     return tmp_path
 
@@ -136,6 +142,18 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(
         ("decoder, tokenizer", "decoder", (), "__init__(self, decoder), expected __init__(self, decoder, tokenizer, *"),
         ("__init__(", "build(", (), "bad_method:Silent has no __init__; expected __init__(self, decoder, tokenizer, *"),
         ("tokenizer)", "tokenizer, n=3)", ("method_options.n=4",), "method_options.n: not a keyword-only parameter;"),
+        ("mean())", "mean().detach())", (), "Silent.forward returned a detached tensor of shape [] as loss; return a"),
+        ("mean())", "mean().expand(2))", (), "Silent.forward returned a tensor of shape [2] as loss; return a scalar"),
+        ("mean())", "mean().item())", (), "Silent.forward returned a float as loss; return a scalar that depends on"),
+        ("mean())", "mean(), {'loss': 7.0})", (), "a metric named loss, which the training loop writes itself; rename"),
+        ("mean())", "mean(), {'step': 7.0})", (), "a metric named step, which the training loop writes itself; rename"),
+        (
+            "mean())",
+            "mean(), {'a': batch.B * [1.0]})",
+            (),
+            "Silent.forward returned a list as metric a; return a number",
+        ),
+        ("mean())", "mean(), {'a': batch.question_ids})", (), "] as metric a; return a number or a scalar tensor"),
     ],
 )
 def test_custom_method_with_an_error_is_said_to_be_the_users(
@@ -149,6 +167,46 @@ def test_custom_method_with_an_error_is_said_to_be_the_users(
     code, _, err = run_cli("train", "bad.toml", "--out", "bad", *options)
     expected = 70 if "AttributeError" in message else 2
     assert (code, message in err, "please report" in err) == (expected, True, False), err
+    assert not list((place / "bad").glob("steps/*")), "refused before the first update"
+
+
+def test_custom_method_may_report_numbers(place: Path, run_cli: RunCli) -> None:
+    (place / "number_method.py").write_text(SILENT.replace("mean())", "mean(), {'one': 1.0, 'odd': float('nan')})"))
+    recipe = (place / "pause.toml").read_text().replace(NAME, "number_method:Silent")
+    (place / "number.toml").write_text(re.sub(r"\[(method_options|validation)\]\n[^[]*", "", recipe))
+    code, out, err = run_cli("train", "number.toml", "--out", "number", "train.steps=1", "--format", "json")
+    assert code == 0, err
+    (run,) = json.loads(out)["runs"]
+    metrics = run["metrics"]
+    assert metrics["one"] == pytest.approx(1)
+    assert "odd" not in metrics
+    line = json.loads((place / "number/metrics.jsonl").read_text().splitlines()[0])
+    assert line["one"] == pytest.approx(1)
+    assert line["odd"] is None
+
+
+def test_custom_method_selects_kv(place: Path, run_cli: RunCli) -> None:
+    methods: list[Any] = []
+    for seed in (1, 2):
+        recipe, _ = load_recipe(
+            place / "pause.toml",
+            ["method=value_norms:ValueNorms", f"seed={seed}", "method_options={num_latents=1, iterations=1}"],
+        )
+        experiment = build_experiment(recipe, torch.device("cpu"))
+        methods.append(experiment.method)
+    one, two = methods
+    assert (one.seed, one.latent_thoughts.seed, two.seed) == (1, 1, 2)
+    assert not torch.equal(one.latent_thoughts.projection.inner.weight, two.latent_thoughts.projection.inner.weight)
+    decoder = one.decoder
+    assert LatentThoughts(decoder, num_latents=2, num_iterations=1).seed == 0
+    plain = Kava(decoder, one.latent_thoughts, one.config, one.selection_config, one.kv_config)
+    batch = experiment.training_data.batch(range(8), 0, 0)
+    assert one(batch).metrics["kv"] != plain(batch).metrics["kv"]
+    flags = ("method=value_norms:ValueNorms", "method_options={num_latents=2}", "train.steps=1")
+    assert run_cli("train", "pause.toml", "--out", "norms", *flags).code == 0
+    model = laconic.load("norms", allow_code=True)
+    assert isinstance(model, Reasoner)
+    assert model.has_latents
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVS
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent import codi, rkv
-from laconic.latent.rkv import SelectedColumns
+from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.stop_training import StopTraining
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.attention import accumulation_dtype
@@ -135,7 +135,7 @@ class Kava(codi.Codi):
         config: Weights of the cross-entropies and of the hidden-state loss.
         selection_config: Which chain tokens are selected.
         kv_config: Weight, distance and layers of L_KV.
-        seed: Seed of the policy "random".
+        seed: Seed of the policy "random"; that of the latents by default.
         stop_training: When and how the stop head of the latents is trained; None leaves it as it is.
 
     Raises:
@@ -168,12 +168,13 @@ class Kava(codi.Codi):
         config: DistillationConfig,
         selection_config: KVSelectionConfig,
         kv_config: KVDistillationConfig,
-        seed: int = 0,
+        seed: int | None = None,
         stop_training: StopTraining | None = None,
     ) -> None:
         super().__init__(decoder, latent_thoughts, config, stop_training)
         self.layers = find_distilled_layers(kv_config, decoder.config.num_hidden_layers)
-        self.selection_config, self.kv_config, self.seed = selection_config, kv_config, seed
+        self.selection_config, self.kv_config = selection_config, kv_config
+        self.seed = latent_thoughts.seed if seed is None else seed
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         selectable = rkv.find_selectable_columns(batch, self.selection_config.policy)
@@ -204,16 +205,24 @@ class Kava(codi.Codi):
         student, teacher, kd, kv = codi.ordered_terms(terms, "student", "teacher", "codi", "kv")
         return codi.make_output(combine_losses(student, teacher, kd, kv, self.config, weight), terms)
 
+    def select_kv(self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int) -> LayerSelection:
+        """Select the chain tokens of a layer; a policy of your own selects min(M, N_C) in every layer and KV head.
+
+        Args:
+            batch: Questions, chains and answers.
+            teacher: The teacher's pass over chain and answer.
+            layer: Layer to select in.
+        """
+        config, M, key_space = self.selection_config, self.latent_thoughts.num_latents, self.kv_config.key_space
+        return rkv.select_tokens(self.decoder, batch, teacher, layer, config, M, self.seed, key_space)
+
     def _compute_kv_terms(
         self, batch: ReasoningBatch, teacher: DecoderOutput, latent_passes: list[DecoderOutput]
     ) -> codi.LossTerms:
         """Return L_KV and the mean share of slots that have a selected token."""
         config, denominators = self.kv_config, batch.loss_denominators or self.loss_denominators(batch)
-        M, key_space = self.latent_thoughts.num_latents, config.key_space
-        selections = [
-            rkv.select_tokens(self.decoder, batch, teacher, l, self.selection_config, M, self.seed, key_space)
-            for l in self.layers
-        ]
+        M = self.latent_thoughts.num_latents
+        selections = [self.select_kv(batch, teacher, l) for l in self.layers]
         targets = [pad_short_chain(s.columns, config.short_chain_targets) for s in selections]
         k_target = [rkv.gather_selected(s.k_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
         v_target = [rkv.gather_selected(s.v_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
