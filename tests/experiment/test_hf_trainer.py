@@ -11,6 +11,7 @@ from laconic.config.load import load_recipe
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.build import Experiment, build_experiment
 from laconic.experiment.hf_trainer import RowCollator, TrainerModel
+from laconic.models.decoder import Decoder
 from tests.conftest import needs
 from tests.runs import LATENTS
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
@@ -78,6 +79,75 @@ def test_trainer_model_equals_a_plain_loop(tmp_path: Path) -> None:
     assert any((initial[name] - p).abs().max() > RATE for name, p in trained.items())
     for name, p in method.named_parameters():
         torch.testing.assert_close(trained[name], p, rtol=1e-5, atol=1e-6)
+
+
+def test_trainer_model_evaluates_and_loads_the_best_step(tmp_path: Path) -> None:
+    needs("transformers")
+    from transformers import Trainer, TrainingArguments
+
+    built = build(tmp_path)
+    arguments = TrainingArguments(
+        str(tmp_path / "trainer"),
+        max_steps=2,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    model: Any = TrainerModel(built.method)
+    rows: Any = range(len(built.training_data))
+    held_out: Any = range(BATCH)
+    trainer = Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=held_out, data_collator=RowCollator(built.training_data)
+    )
+    with torch.no_grad():
+        expected = built.method.eval()(built.training_data.batch(range(BATCH), 0, 0)).loss.item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    trainer.train()
+    losses = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+    assert trainer.state.best_metric == pytest.approx(min(losses[1:]))
+
+
+def test_trainer_model_checkpoints_activations(tmp_path: Path) -> None:
+    needs("transformers")
+    from transformers import Trainer, TrainingArguments
+
+    trained: list[dict[str, torch.Tensor]] = []
+    for is_enabled in (False, True):
+        built = build(tmp_path)
+        (decoder,) = {module for module in built.method.modules() if isinstance(module, Decoder)}
+        arguments = TrainingArguments(
+            str(tmp_path / "trainer"),
+            max_steps=1,
+            per_device_train_batch_size=BATCH,
+            learning_rate=RATE,
+            gradient_checkpointing=is_enabled,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        model: Any = TrainerModel(built.method)
+        rows: Any = range(len(built.training_data))
+        Trainer(model, arguments, train_dataset=rows, data_collator=RowCollator(built.training_data)).train()
+        assert decoder.activation_checkpointing == is_enabled
+        trained.append({name: p.detach() for name, p in built.method.named_parameters()})
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-5, atol=1e-6)
+    model.gradient_checkpointing_disable()
+    assert decoder.activation_checkpointing == 0
+    model.gradient_checkpointing_enable()
+    assert decoder.activation_checkpointing == 1
+    with pytest.raises(UsageError, match="offload is not supported"):
+        model.activation_checkpointing_enable(offload=True)
+    with pytest.raises(UsageError, match=r"Linear has no laconic\.Decoder"):
+        TrainerModel(torch.nn.Linear(1, 1)).gradient_checkpointing_enable()
 
 
 def test_trainer_model_refusals(tmp_path: Path) -> None:

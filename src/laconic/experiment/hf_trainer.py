@@ -11,6 +11,7 @@ from laconic.errors import UsageError
 from laconic.interfaces import TrainingData
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import Icot
+from laconic.models.decoder import Decoder
 
 TENSOR_FIELDS = frozenset(field.name for field in fields(ReasoningBatch)) - {
     *("ids", "epoch", "step", "loss_denominators")
@@ -37,9 +38,51 @@ class TrainerModel(nn.Module):
             raise UsageError("iCoT and Coconut go through stages by epochs of laconic's own loop; use laconic train")
         self.method = method
 
-    def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
-        """Return the loss of a batch, the tensors of a `ReasoningBatch` by name."""
+    def forward(self, return_loss: bool = True, **tensors: Tensor) -> dict[str, Tensor]:
+        """Return the loss of a batch, the tensors of a `ReasoningBatch` by name.
+
+        Args:
+            return_loss: Not used; its default tells Trainer that evaluations have a loss although there are no labels.
+            tensors: The batch.
+        """
         return {"loss": self.method(ReasoningBatch(**cast(dict[str, Any], tensors))).loss}
+
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Recompute blocks of the decoder in the backward pass, as Trainer asks for with `gradient_checkpointing`.
+
+        Args:
+            activation_checkpointing_kwargs: Options of `torch.utils.checkpoint`, which change no result; not used.
+            every_n_layers: Recompute every n-th block.
+            offload: Must be False.
+
+        Raises:
+            UsageError: With `offload`, or if the method has no `laconic.Decoder`.
+        """
+        decoders = [module for module in self.method.modules() if isinstance(module, Decoder)]
+        if offload or not decoders:
+            reason = "offload is not supported" if offload else f"{type(self.method).__name__} has no laconic.Decoder"
+            raise UsageError(f"gradient_checkpointing: {reason}; remove it")
+        for decoder in decoders:
+            decoder.activation_checkpointing = every_n_layers
+
+    def activation_checkpointing_disable(self) -> None:
+        """Keep all activations for the backward pass."""
+        self.activation_checkpointing_enable(every_n_layers=0)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """Recompute every block: the name that earlier releases of transformers call.
+
+        Args:
+            gradient_checkpointing_kwargs: Not used.
+        """
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    gradient_checkpointing_disable = activation_checkpointing_disable
 
 
 class RowCollator:
