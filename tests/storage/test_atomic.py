@@ -16,7 +16,7 @@ from laconic.errors import (
     InputError,
     NonFiniteError,
 )
-from laconic.storage import atomic, file_names, temporary
+from laconic.storage import atomic, temporary
 
 FILE = "model.safetensors"
 
@@ -142,7 +142,7 @@ def test_write_file_into_a_pipe_leaves_the_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to("pipe")
-    assert file_names.follow_link(tmp_path / "link") == tmp_path / "link"  # /dev/stdout leads to no path
+    assert temporary.follow_link(tmp_path / "link") == tmp_path / "link"  # /dev/stdout leads to no path
     with ThreadPoolExecutor() as pool:
         text = pool.submit(pipe.read_text)
         atomic.write_text_atomically(pipe, "all of it")

@@ -8,7 +8,7 @@ from typing import Any
 
 from laconic.console import log_message, print_rich
 from laconic.errors import BusyError, DiskError, InputError, LaconicError, UsageError, translate_os_errors
-from laconic.storage.file_names import follow_link, is_device_or_pipe
+from laconic.storage.temporary import follow_link, is_device_or_pipe
 
 
 def check_file(path: Path, expected: str) -> None:

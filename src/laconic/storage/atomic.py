@@ -30,10 +30,10 @@ from laconic.errors import (
     free_bytes,
     translate_os_errors,
 )
-from laconic.storage.file_names import check_is_file, follow_link, is_device_or_pipe
+from laconic.storage.file_names import check_is_file
 from laconic.storage.safetensors_header import NotSafetensorsError, SafetensorsHeader, read_safetensors_header
 from laconic.storage.strict_json import parse_json, to_canonical_json
-from laconic.storage.temporary import create_temporary_folder
+from laconic.storage.temporary import create_temporary_folder, follow_link, is_device_or_pipe
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
 FORMAT_VERSION = 1  # format of single-file artifacts

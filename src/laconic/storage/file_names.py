@@ -1,4 +1,4 @@
-"""Check names of files and tensors: untrusted ones, and those of files that must exist or that a user names."""
+"""Check names of files and tensors: untrusted ones, and those of files that must exist."""
 
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -43,16 +43,6 @@ def check_is_file(path: Path) -> None:
     """Raise InputError if there is no such file."""
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
-
-
-def is_device_or_pipe(path: Path) -> bool:
-    """Return whether a path is neither a regular file nor a folder, but exists; a link counts as what it leads to."""
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def follow_link(path: Path) -> Path:
-    """Return the file that a link leads to, for a file that a user names; a device, a pipe or a file is itself."""
-    return path.resolve() if path.is_symlink() and not is_device_or_pipe(path) else path
 
 
 def is_printable(name: str) -> bool:

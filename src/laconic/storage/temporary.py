@@ -1,4 +1,7 @@
-"""Temporary folders beside a target: locked while their writer lives, deleted by the next one after a kill."""
+"""What is at the path of a file to write, and temporary folders beside it.
+
+A temporary folder is locked while its writer lives; after a kill, the next writer deletes it.
+"""
 
 import glob
 import os
@@ -14,6 +17,16 @@ except ImportError:  # Windows: what killed writers leave stays
     fcntl = None
 
 MAX_TEMPORARY_BYTES = 150  # bytes of a target's name that its temporary file's name repeats
+
+
+def is_device_or_pipe(path: Path) -> bool:
+    """Return whether a path is neither a regular file nor a folder, but exists; a link counts as what it leads to."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def follow_link(path: Path) -> Path:
+    """Return the file that a link leads to, for a file that a user names; a device, a pipe or a file is itself."""
+    return path.resolve() if path.is_symlink() and not is_device_or_pipe(path) else path
 
 
 @contextmanager

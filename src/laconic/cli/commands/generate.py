@@ -36,7 +36,7 @@ from laconic.cli.generate_prompts import (
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, status
 from laconic.errors import BusyError, UsageError
-from laconic.storage.file_names import is_device_or_pipe
+from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
     from laconic import Decoder, Generation, GenerationConfig
