@@ -1,6 +1,7 @@
 """M3: equals its reference, step sizes do not depend on the scale of the loss, resume, AdamW groups, shards."""
 
 import copy
+import io
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -287,15 +288,47 @@ def test_m3_step_calls_the_closure() -> None:
     ("settings", "message"),
     [
         ({"lr": -1.0}, "lr"), ({"mode": "sum"}, "mode"), ({"second": "row"}, "second"),
-        ({"betas": (0.9, 1.0, 0.9)}, r"betas\[1\]"), ({"betas": (0.9, 0.99)}, r"betas \(0.9, 0.99\): give three"),
+        ({"betas": (0.9, 1.0, 0.9)}, r"betas\[1\]"), ({"betas": (0.9, 0.99)}, r"betas \(0.9, 0.99\): give 3"),
         ({"slow_every": 0}, "slow_every"),
         ({"mode": "literal", "weight_decay": 0.1}, "weight_decay"),
+        ({"adam_betas": (1.5, 2.0)}, r"adam_betas\[0\]"), ({"adam_betas": (0.9,)}, "adam_betas"),
+        ({"weight_decay": -1.0}, "weight_decay"), ({"adam_weight_decay": -1.0}, "adam_weight_decay"),
+        ({"eps": -1.0}, "eps"), ({"alpha": math.nan}, "alpha"), ({"ns_steps": 2.5}, "ns_steps"), ({"lr": "1"}, "lr"),
+        ({"mode": "literal", "betas": (0.9, math.nan, 0.9)}, r"betas\[1\]"),
     ],
     ids=str,
 )  # fmt: skip
 def test_m3_refuses_invalid_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"M3: {message}"):
         M3(build_model().parameters(), **settings)
+    if settings.keys() <= M3(build_model().parameters()).defaults.keys():
+        with pytest.raises(UsageError, match=f"M3: {message}"):
+            M3([{"params": list(build_model().parameters()), **settings}])
+
+
+def test_m3_refuses_the_state_of_the_other_mode() -> None:
+    for settings, other in (({}, LITERAL), (LITERAL, {}), ({"second": "elementwise"}, LITERAL)):
+        model = build_model()
+        optimizer = M3(model.parameters(), **settings)
+        train(model, optimizer, 1)
+        with pytest.raises(UsageError, match=f"M3: the state is of mode='{settings.get('mode', 'ema')}'"):
+            M3(build_model().parameters(), **other).load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("settings", [{"adam_weight_decay": 0.125}, LITERAL], ids=str)
+def test_m3_copied_with_its_model_trains_like_the_original(settings: dict[str, Any]) -> None:
+    model = build_model()
+    optimizer = M3(model.parameters(), **settings)
+    train(model, optimizer, 2)
+    file = io.BytesIO()
+    torch.save((model, optimizer), file)
+    file.seek(0)
+    copies = copy.deepcopy((model, optimizer)), torch.load(file, weights_only=False)
+    losses = train(model, optimizer, 3)
+    for other, copied in copies:
+        assert train(other, copied, 3) == losses
+        copied.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+        assert copied.param_groups[-1]["weight_decay"] == settings.get("adam_weight_decay", 0.0)
 
 
 def test_m3_refuses_vectors() -> None:

@@ -17,14 +17,16 @@ from laconic.nested.optim.param_groups import (
     call_closure,
     check_choice,
     check_fraction,
-    check_group,
+    check_not_negative,
     check_options,
+    check_settings,
     describe_parameter,
     split_groups_by_rule,
     step_adamw,
 )
 
 BatchMode = Literal["joint", "mean", "sequential"]
+TOLERANCE = 0.1  # of the gradient, for sums of many micro-batches in bfloat16
 
 
 def get_statistics(p: Tensor) -> InputStatistics | None:
@@ -36,14 +38,17 @@ class DGD(torch.optim.Optimizer):
     """Delta gradient descent (Nested Learning, Eq. 57b to 57v) on a model prepared by `record_inputs`.
 
     Parameters whose inputs are not recorded are updated by AdamW, as are groups with `rule="adamw"`. A step uses what
-    was recorded since the last one, summed over all ranks. Under FSDP2 each rank updates its own rows of a
-    weight, since Eq. 57b acts on every row alone; nothing is gathered.
+    was recorded since the last one or since this optimizer's `zero_grad` (`model.zero_grad` does not clear it), by
+    every backward pass, summed over all ranks. Under FSDP2 each rank updates its own rows of a weight, since Eq. 57b
+    acts on every row alone; nothing is gathered. Copy an optimizer together with its model:
+    `copy.deepcopy((model, optimizer))`.
 
     Args:
         params: Parameters, best with their names (`model.named_parameters()`), or groups.
         lr: eta. Each step minimises Eq. 56 and is bounded for any eta and inputs.
         batch: "joint" uses all positions since the last step at once; "mean" and "sequential" store every input and
-            its gradient, which neither gradient clipping nor a loss scale changes.
+            its output gradient. Those are multiplied by what `.grad` has been multiplied by since the backward pass,
+            so `GradScaler.unscale_` and clipping by the norm act; "joint" allows any other change of `.grad` too.
         inputs: "unit" scales inputs to length 1 and their gradients so that the gradient of the weight stays; "raw"
             uses them as they are.
         erase: Weight of the erasure; 0 is plain gradient descent.
@@ -52,13 +57,15 @@ class DGD(torch.optim.Optimizer):
             the output to y - delta: nothing is erased, and a regression converges to its target.
         loss: Whether the loss is a mean or a sum over positions.
         momentum: Eq. 33 on the step.
-        bias: "input" treats the bias as the weight of an input 1, "gd" descends its gradient.
+        bias: "input" treats the bias as the weight of an input 1, or updates it by AdamW while its weight is frozen;
+            "gd" descends its gradient.
         adam_lr: Learning rate of AdamW.
         adam_betas: Factors of AdamW's memories.
         adam_weight_decay: Decoupled weight decay of AdamW.
 
     Raises:
         UsageError: For a matrix that was not recorded, for invalid settings, and for a group with an unknown option.
+            From `step`, for "mean" and "sequential", if `.grad` is no multiple of the recorded gradient.
 
     Examples:
         >>> import torch, laconic
@@ -90,13 +97,30 @@ class DGD(torch.optim.Optimizer):
         check_choice("DGD", "value", value, ("minus_delta", "target"))
         check_choice("DGD", "loss", loss, ("mean", "sum"))
         check_choice("DGD", "bias", bias, ("input", "gd"))
-        check_fraction("DGD", "momentum", momentum)
-        if erase < 0:
-            raise UsageError(f"DGD: erase {erase} must be 0 or more")
+        for name, number in (("erase", erase), ("adam_lr", adam_lr), ("adam_weight_decay", adam_weight_decay)):
+            check_not_negative("DGD", name, number)
         self.batch, self.inputs, self.erase, self.value, self.loss, self.bias = batch, inputs, erase, value, loss, bias
         self.adam_lr, self.adam_weight_decay = adam_lr, adam_weight_decay
-        settings: ParamGroup = {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0}
-        super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings | {"rule": "dgd"})
+        settings: ParamGroup = {
+            "lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0, "rule": "dgd",
+        }  # fmt: skip
+        self._check_settings(settings)
+        super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs."""
+        names = ("batch", "inputs", "erase", "value", "loss", "bias", "adam_lr", "adam_weight_decay")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
+
+    def _check_settings(self, settings: ParamGroup) -> None:
+        """Raise `UsageError` for invalid settings of a group."""
+        check_settings("DGD", settings, ("dgd", "adamw"))
+        check_fraction("DGD", "momentum", settings["momentum"])
+        if settings["rule"] == "dgd" and settings["weight_decay"]:
+            raise UsageError(
+                f"DGD: weight_decay {settings['weight_decay']}: the delta rule erases by itself; set weight_decay for "
+                "groups with rule='adamw'"
+            )
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group, or two if its parameters have two rules and it names none.
@@ -112,14 +136,9 @@ class DGD(torch.optim.Optimizer):
         check_options("DGD", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
             param_group = {"weight_decay": self.adam_weight_decay, **param_group}
+        self._check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        check_group("DGD", group, ("dgd", "adamw"))
-        if group["rule"] == "dgd" and group["weight_decay"]:
-            raise UsageError(
-                f"DGD: weight_decay {group['weight_decay']}: the delta rule erases by itself; set weight_decay for "
-                "groups with rule='adamw'"
-            )
         if group["rule"] == "dgd" and group["momentum"] and any(map(is_sharded, group["params"])):
             raise UsageError(f"DGD: momentum {group['momentum']} is not supported with sharded weights; use DDP")
         members = {id(p) for p in group["params"]}
@@ -129,7 +148,7 @@ class DGD(torch.optim.Optimizer):
             statistics = cast(InputStatistics, get_statistics(p))
             statistics.store_pairs, statistics.normalize_inputs = self.batch != "joint", self.inputs == "unit"
             has_both = {id(statistics.weight), id(statistics.bias)} <= members
-            statistics.bias_in_input = self.bias == "input" and has_both and cast(Tensor, statistics.bias).requires_grad
+            statistics.bias_in_input = self.bias == "input" and has_both
             statistics.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -159,18 +178,34 @@ class DGD(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["rule"] == "adamw":
                 step_adamw(self.state, group)
-                continue
-            for p in cast("list[Tensor]", group["params"]):
-                statistics = cast(InputStatistics, get_statistics(p))
-                if p.grad is None or (p is statistics.bias and statistics.bias_in_input):
-                    continue
-                if p is statistics.bias:
-                    local_shard(p).sub_(group["lr"] * self._mean_gradient(local_shard(p.grad), statistics))
-                else:
-                    self._update_parameter(statistics, group["lr"], group["momentum"])
+            else:
+                self._step_group(group)
         for statistics in self.input_statistics():
             statistics.clear()
         return loss
+
+    def _step_group(self, group: ParamGroup) -> None:
+        """Update the parameters of a group by the delta rule, and by AdamW the biases of frozen weights."""
+        alone: list[Tensor] = []
+        for p in cast("list[Tensor]", group["params"]):
+            statistics = get_statistics(p)
+            if statistics is None:
+                raise UsageError(
+                    f"DGD: {describe_parameter(p)} is no longer recorded; copy an optimizer together with its model, "
+                    "copy.deepcopy((model, optimizer)), and call stop_recording after the last step"
+                )
+            if p.grad is None or not p.requires_grad:
+                continue
+            if p is not statistics.bias:
+                self._update_parameter(statistics, group["lr"], group["momentum"])
+            elif not statistics.has_bias_column:
+                local_shard(p).sub_(group["lr"] * self._mean_gradient(local_shard(p.grad), statistics))
+            elif statistics.weight.grad is None or not statistics.weight.requires_grad:
+                alone.append(p)
+        if alone:
+            schedule = float(group["lr"] / self.defaults["lr"]) if self.defaults["lr"] else 1.0
+            settings = {"lr": schedule * self.adam_lr, "weight_decay": self.adam_weight_decay}
+            step_adamw(self.state, {**group, **settings, "params": alone})
 
     def _mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
         """Return the gradient of the mean loss: a sum over positions is divided by their number."""
@@ -183,14 +218,16 @@ class DGD(torch.optim.Optimizer):
         all_reduce_statistics(statistics)
         if statistics.num_positions is None:
             raise UsageError(f"DGD: {statistics.name} has a gradient but no inputs; step once after each backward")
-        bias = statistics.bias if statistics.bias_in_input else None
+        bias = statistics.bias if statistics.has_bias_column else None
         W = concat_bias(statistics.weight, bias)
         G = concat_bias(cast(Tensor, statistics.weight.grad), None if bias is None else bias.grad)
         offset = W if self.value == "target" else torch.zeros_like(W)  # the erasure acts on W - offset
         change = self._dgd_update(W - offset, self._mean_gradient(G, statistics), statistics, eta) - (W - offset)
         if momentum:
             state = self.state[statistics.weight]
-            state["m"] = change = change + momentum * state["m"].to(W.dtype) if "m" in state else change
+            if "m" in state and state["m"].shape == change.shape:  # its column of the bias goes if that is frozen
+                change = change + momentum * state["m"].to(W.dtype)
+            state["m"] = change
         local_shard(statistics.weight).copy_((W + change)[:, : statistics.weight.shape[1]])
         if bias is not None:
             local_shard(bias).copy_((W + change)[:, -1])
@@ -206,10 +243,27 @@ class DGD(torch.optim.Optimizer):
         X = torch.cat(statistics.inputs).to(V.dtype)
         if self.batch == "joint":
             return solve_ridge(V - eta * G, X, self.erase * eta / N)
-        D = torch.cat(statistics.output_gradients).to(V.dtype)
-        valid = (D != 0).any(-1)
+        D = torch.cat(statistics.output_gradients).to(V.dtype) * (N if self.loss == "mean" else 1)
+        valid, scale = (D != 0).any(-1), self._gradient_scale(G, X, D / N, statistics.name)
         form = dgd_mean if self.batch == "mean" else dgd_sequential
-        return form(V, X, D * N if self.loss == "mean" else D, eta, valid=valid, erase=self.erase)
+        return form(V, X, scale * D, eta, valid=valid, erase=self.erase)
+
+    def _gradient_scale(self, G: Tensor, X: Tensor, D: Tensor, name: str) -> Tensor:
+        """Return the number s for which G = s D'X, from unscaling or clipping; 0 if D'X is 0.
+
+        Raises `UsageError` if there is none, so that D is not what G comes from.
+        """
+        tiny = torch.finfo(D.dtype).tiny
+        R, rounding = D.mT @ X, (D.square().sum(-1) * X.square().sum(-1)).sum().sqrt()
+        length = R.square().sum().sqrt().clamp(min=tiny)
+        scale = (G * (R / length)).sum() / length
+        error, size = (G - scale * R).square().sum().sqrt(), G.square().sum().sqrt()
+        if size.isfinite() and not error <= TOLERANCE * (size + scale.abs() * rounding):
+            raise UsageError(
+                f"DGD: the .grad of {name} is no multiple of the recorded gradient, which batch={self.batch!r} needs: "
+                "call optimizer.zero_grad() before the backward pass, and clip by the norm; or use batch='joint'"
+            )
+        return scale
 
 
 def dgd_rule(name: str, p: Tensor) -> str:
@@ -256,7 +310,7 @@ def all_reduce_statistics(statistics: InputStatistics) -> None:
     if statistics.store_pairs:
         raise UsageError(f"DGD: {statistics.name}: several ranks need batch='joint', which sums X'X")
     weight = statistics.weight
-    size = [len(weight)] if statistics.kind == "embedding" else [weight.shape[1] + statistics.bias_in_input] * 2
+    size = [len(weight)] if statistics.kind == "embedding" else [weight.shape[1] + statistics.has_bias_column] * 2
     if statistics.num_positions is None:
         statistics.gram = torch.zeros(size, dtype=accumulation_dtype(weight.dtype), device=weight.device)
         statistics.num_positions = torch.zeros((), dtype=torch.long, device=weight.device)

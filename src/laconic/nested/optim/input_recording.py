@@ -34,7 +34,7 @@ class InputStatistics:
     Attributes:
         store_pairs: Whether to store all rows of X and D. The optimizer sets this and the next two.
         normalize_inputs: Whether to divide each row of X by its length, and multiply D by it.
-        bias_in_input: Whether to append a 1 to X for the bias.
+        bias_in_input: Whether the bias is the weight of an input 1.
     """
 
     def __init__(
@@ -44,8 +44,28 @@ class InputStatistics:
         self.store_pairs, self.normalize_inputs, self.bias_in_input = False, True, False
         self.clear()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Return None: copies of a model are not recorded."""
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but what was recorded: copies of parameters have no gradients either."""
+        recorded = ("gram", "num_positions", "inputs", "output_gradients")
+        return {name: value for name, value in vars(self).items() if name not in recorded}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Record for the copied parameters; parameters that a copy shares with its model stay with the model's."""
+        vars(self).update(state)
+        self.clear()
+        if not hasattr(self.weight, "recording"):
+            self.attach()
+
+    def attach(self) -> None:
+        """Let the weight and the bias refer to these statistics."""
+        for p in (self.weight, self.bias):
+            if p is not None:
+                setattr(p, "recording", self)  # noqa: B010
+
+    @property
+    def has_bias_column(self) -> bool:
+        """Whether X has a column of ones: the bias is the weight of an input 1, and is not frozen."""
+        return self.bias_in_input and self.bias is not None and self.bias.requires_grad
 
     def clear(self) -> None:
         self.gram: Tensor | None = None
@@ -61,7 +81,7 @@ class InputStatistics:
             self.count_ids(x.reshape(-1), valid)
             return
         x = x.detach().reshape(-1, x.shape[-1]).to(d.dtype)
-        x = (F.pad(x, (0, 1), value=1.0) if self.bias_in_input else x) * valid[:, None]
+        x = (F.pad(x, (0, 1), value=1.0) if self.has_bias_column else x) * valid[:, None]
         if self.normalize_inputs:
             norm = x.square().sum(-1, keepdim=True).sqrt()
             x, d = x / norm.clamp(min=torch.finfo(x.dtype).tiny), d * norm
@@ -180,8 +200,11 @@ def record_inputs(model: ModuleT) -> ModuleT:
     """Replace the `nn.Linear` and `nn.Embedding` modules of a model by subclasses that record their inputs.
 
     Parameters, names, hooks and outputs stay the same, bit for bit; `stop_recording` undoes it. A weight shared by an
-    embedding and a linear map is not recorded, nor are copies of the model and modules added later. Each recorded map
-    stores a matrix as wide as its input; under FSDP2 each rank stores it whole, for its own rows.
+    embedding and a linear map is not recorded, nor are modules added later; a copy of the model records its own inputs.
+    Each recorded map stores a matrix as wide as its input; under FSDP2 each rank stores it whole, for its own rows.
+
+    Every backward pass through a map is recorded until `DGD.step` or `DGD.zero_grad`, also one whose gradients do not
+    reach `.grad`, such as `torch.autograd.grad` for an input: call `DGD.zero_grad` after it, not `model.zero_grad`.
 
     Returns:
         The same model.
@@ -202,9 +225,7 @@ def record_inputs(model: ModuleT) -> ModuleT:
         bias = cast("Tensor | None", getattr(module, "bias", None)) if owns_bias else None
         padding_idx = cast("int | None", getattr(module, "padding_idx", None))
         recording = InputStatistics(name, kind, p, bias, padding_idx)
-        for parameter in (p, bias):
-            if parameter is not None:
-                setattr(parameter, "recording", recording)  # noqa: B010
+        recording.attach()
         for _, _, owner in owners[id(p)] if kind in ("linear", "embedding") else ():
             owner.__class__ = RECORDED_TYPES.get(type(owner), type(owner))
             setattr(owner, "recording", recording)  # noqa: B010

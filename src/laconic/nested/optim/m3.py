@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any, Literal, cast
 
 import torch
@@ -16,8 +17,10 @@ from laconic.nested.optim.param_groups import (
     call_closure,
     check_choice,
     check_fraction,
-    check_group,
+    check_length,
+    check_not_negative,
     check_options,
+    check_settings,
     describe_parameter,
     split_groups_by_rule,
     step_adamw,
@@ -81,26 +84,22 @@ class M3(torch.optim.Optimizer):
         adam_weight_decay: float = 0.0,
     ) -> None:
         check_choice("M3", "mode", mode, ("ema", "literal"))
-        check_choice("M3", "second", second, ("none", "elementwise"))
         defaults = M3Hyperparameters() if mode == "ema" else M3Hyperparameters((0.9, 0.999, 0.9), 1.0, 100)
         betas = defaults.betas if betas is None else betas
         slow_every = defaults.slow_every if slow_every is None else slow_every
-        if len(betas) != len(defaults.betas):
-            raise UsageError(f"M3: betas {betas}: give three, of the fast memory, the squares and the slow memory")
-        if mode == "ema":
-            for n, beta in enumerate(betas):
-                check_fraction("M3", f"betas[{n}]", beta)
-        elif second != "none":
-            raise UsageError(f"M3: second {second!r} needs mode='ema'; Algorithm 1 has none")
-        if slow_every < 1 or ns_steps < 1:
-            raise UsageError(f"M3: slow_every {slow_every} and ns_steps {ns_steps} must be 1 or more")
+        check_not_negative("M3", "adam_weight_decay", adam_weight_decay)
         self.mode, self.adam_weight_decay = mode, adam_weight_decay
         settings: ParamGroup = {
             "lr": lr, "betas": betas, "alpha": defaults.alpha if alpha is None else alpha, "slow_every": slow_every,
             "ns_steps": ns_steps, "eps": eps, "weight_decay": weight_decay, "second": second,
             "adam_betas": adam_betas, "rule": "m3",
         }  # fmt: skip
+        self._check_settings(settings)
         super().__init__(split_groups_by_rule(params, m3_rule, {}), settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs."""
+        return {**super().__getstate__(), "mode": self.mode, "adam_weight_decay": self.adam_weight_decay}
 
     @staticmethod
     def build_param_groups(model: nn.Module) -> list[ParamGroup]:
@@ -141,21 +140,41 @@ class M3(torch.optim.Optimizer):
         check_options("M3", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
             param_group = {"weight_decay": self.adam_weight_decay, **param_group}
+        self._check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        check_group("M3", group, ("m3", "adamw"))
-        if group["rule"] == "m3" and self.mode == "literal" and group["weight_decay"]:
-            raise UsageError(f"M3: weight_decay {group['weight_decay']} needs mode='ema'; Algorithm 1 has none")
         for p in group["params"] if group["rule"] == "m3" else ():
             if p.ndim != 2:
                 raise UsageError(f"M3: {describe_parameter(p)} is not a matrix; set rule='adamw' for its group")
+
+    def _check_settings(self, settings: ParamGroup) -> None:
+        """Raise `UsageError` for invalid settings of a group."""
+        check_settings("M3", settings, ("m3", "adamw"))
+        check_choice("M3", "second", settings["second"], ("none", "elementwise"))
+        check_length("M3", "betas", settings["betas"], 3)
+        for n, beta in enumerate(settings["betas"]):
+            (check_fraction if self.mode == "ema" else check_not_negative)("M3", f"betas[{n}]", beta)
+        for name in ("alpha", "eps"):
+            check_not_negative("M3", name, settings[name])
+        for name in ("slow_every", "ns_steps"):
+            if not isinstance(settings[name], Integral) or settings[name] < 1:
+                raise UsageError(f"M3: {name} {settings[name]!r} must be a whole number of 1 or more")
+        if self.mode == "literal" and settings["second"] != "none":
+            raise UsageError(f"M3: second {settings['second']!r} needs mode='ema'; Algorithm 1 has none")
+        if self.mode == "literal" and settings["rule"] == "m3" and settings["weight_decay"]:
+            raise UsageError(f"M3: weight_decay {settings['weight_decay']} needs mode='ema'; Algorithm 1 has none")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict, and undo torch's conversion of O2 to the type of its parameter.
 
         Args:
-            state_dict: From `state_dict`.
+            state_dict: From `state_dict`, of an M3 with the same mode. Raises `UsageError` for another.
         """
+        for group in state_dict["param_groups"]:
+            for state in (state_dict["state"].get(index, {}) for index in group["params"]):
+                mode = "literal" if "V" in state and group.get("second") == "none" else "ema"
+                if "M1" in state and mode != self.mode:
+                    raise UsageError(f"M3: the state is of mode={mode!r}, not {self.mode!r}; build M3(mode={mode!r})")
         super().load_state_dict(state_dict)
         for p, state in self.state.items():
             if "O2" in state:

@@ -1,7 +1,8 @@
 """Split parameters into groups by the rule that updates them; AdamW (arXiv:1711.05101) for those without one."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -44,12 +45,14 @@ def describe_parameter(p: Tensor) -> str:
     return f"a parameter {list(p.shape)}"
 
 
-def check_group(optimizer: str, group: ParamGroup, rules: tuple[str, ...]) -> None:
-    """Raise `UsageError` for an unknown rule or an invalid learning rate."""
-    if group.get("rule") not in rules:
-        raise UsageError(f"{optimizer}: rule {group.get('rule')!r} is unknown; use one of {', '.join(rules)}")
-    if not (0 <= group["lr"] < math.inf):
-        raise UsageError(f"{optimizer}: lr {group['lr']} must be 0 or more, and finite")
+def check_settings(optimizer: str, settings: ParamGroup, rules: tuple[str, ...]) -> None:
+    """Raise `UsageError` for an unknown rule and for invalid settings that both optimizers have."""
+    check_choice(optimizer, "rule", settings["rule"], rules)
+    check_not_negative(optimizer, "lr", settings["lr"])
+    check_not_negative(optimizer, "weight_decay", settings["weight_decay"])
+    check_length(optimizer, "adam_betas", settings["adam_betas"], 2)
+    for n, beta in enumerate(settings["adam_betas"]):
+        check_fraction(optimizer, f"adam_betas[{n}]", beta)
 
 
 def check_options(optimizer: str, group: ParamGroup, defaults: Mapping[str, Any]) -> None:
@@ -67,10 +70,22 @@ def check_choice(optimizer: str, name: str, value: object, choices: tuple[object
         raise UsageError(f"{optimizer}: {name} {value!r} is unknown; use one of {', '.join(map(repr, choices))}")
 
 
-def check_fraction(optimizer: str, name: str, value: float) -> None:
-    """Raise `UsageError` for a value outside [0, 1)."""
-    if not 0 <= value < 1:
-        raise UsageError(f"{optimizer}: {name} {value} must be in [0, 1)")
+def check_fraction(optimizer: str, name: str, value: object) -> None:
+    """Raise `UsageError` for a value that is not a number in [0, 1)."""
+    if not (isinstance(value, Real | Tensor) and 0 <= cast(float, value) < 1):
+        raise UsageError(f"{optimizer}: {name} {value!r} must be a number in [0, 1)")
+
+
+def check_not_negative(optimizer: str, name: str, value: object) -> None:
+    """Raise `UsageError` for a value that is not a finite number of 0 or more."""
+    if not (isinstance(value, Real | Tensor) and 0 <= cast(float, value) < math.inf):
+        raise UsageError(f"{optimizer}: {name} {value!r} must be a number of 0 or more, and finite")
+
+
+def check_length(optimizer: str, name: str, values: object, length: int) -> None:
+    """Raise `UsageError` for a value that is not a sequence of this length."""
+    if not (isinstance(values, Sequence) and len(cast("Sequence[object]", values)) == length):
+        raise UsageError(f"{optimizer}: {name} {values!r}: give {length} numbers")
 
 
 def call_closure(closure: Callable[[], float] | None) -> float | None:

@@ -1,0 +1,226 @@
+"""DGD: recorded gradients follow .grad, frozen weights, copies of model and optimizer, invalid settings."""
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import UsageError
+from laconic.nested.optim.dgd import DGD
+from laconic.nested.optim.input_recording import record_inputs
+from tests.models.fixtures import noise
+from tests.tolerances import FLOAT32, ORACLE, largest
+
+X, Y = noise(1, 12, 4), noise(2, 12, 3)
+BATCHES = ("joint", "mean", "sequential")
+
+
+def build_model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def compute_loss(model: nn.Module) -> Tensor:
+    return (model(X.to(next(model.parameters()).dtype)) - Y).square().mean()
+
+
+def flatten(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> Tensor:
+    """Return the parameters after some steps."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        compute_loss(model).backward()
+        optimizer.step()
+    return flatten(model)
+
+
+def step_after(change: Callable[[nn.Module], object], scale: float = 1.0, **settings: Any) -> Tensor:
+    """Return the parameters after a step whose gradients are changed before it."""
+    model = record_inputs(build_model())
+    optimizer = DGD(model.parameters(), 0.3, **settings)
+    (scale * compute_loss(model)).backward()
+    change(model)
+    optimizer.step()
+    return flatten(model)
+
+
+def multiply_gradients(model: nn.Module, factor: float) -> None:
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad *= factor
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+def test_dgd_follows_unscaling_and_clipping_of_gradients(batch: Any, loss: Any) -> None:
+    plain = step_after(lambda model: None, batch=batch, loss=loss)
+    for scale in (2.0**16, 1e-3):
+        unscaled = step_after(partial(multiply_gradients, factor=1 / scale), scale, batch=batch, loss=loss)
+        assert largest(unscaled, plain) <= ORACLE
+    half = step_after(lambda model: None, 0.5, batch=batch, loss=loss)
+    assert largest(half, plain) > 1e-4
+    clipped = step_after(partial(multiply_gradients, factor=0.5), batch=batch, loss=loss)
+    assert largest(clipped, half) <= ORACLE
+    erased = step_after(partial(multiply_gradients, factor=0.0), batch=batch, loss=loss)
+    assert erased.isfinite().all()
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dgd_update_does_not_depend_on_the_loss_scale(batch: Any, dtype: torch.dtype) -> None:
+    results = []
+    for is_enabled in (False, True):
+        model = record_inputs(build_model().float())
+        optimizer = DGD(model.parameters(), 0.1, batch=batch)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=is_enabled)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                loss = compute_loss(model)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(flatten(model))
+    assert largest(*results) <= (FLOAT32 if dtype == torch.float32 else 1e-2)
+
+
+def add_input_gradient(model: nn.Module) -> None:
+    """Compute gradients of inputs only, as for a saliency map."""
+    x = (5 * noise(3, 9, 4) + 3).requires_grad_()
+    torch.autograd.grad(model(x).sum(), x)
+
+
+def skip_step(model: nn.Module) -> None:
+    """Run another backward pass, and clear the gradients of the model only."""
+    model(10 * X).square().mean().backward()
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("batch", ["mean", "sequential"])
+@pytest.mark.parametrize("disturb", [add_input_gradient, skip_step])
+def test_dgd_refuses_recorded_gradients_that_did_not_reach_grad(batch: Any, disturb: Any) -> None:
+    model = record_inputs(build_model())
+    optimizer = DGD(model.named_parameters(), 0.3, batch=batch)
+    disturb(model)
+    compute_loss(model).backward()
+    with pytest.raises(UsageError, match=r"0\.weight is no multiple.*optimizer\.zero_grad\(\)"):
+        optimizer.step()
+    disturb(model)
+    assert largest(train(model, optimizer), train(*build_pair(batch=batch))) <= ORACLE
+
+
+def build_pair(**settings: Any) -> tuple[nn.Module, DGD]:
+    model = record_inputs(build_model())
+    return model, DGD(model.named_parameters(), 0.3, **settings)
+
+
+def test_dgd_joint_allows_any_change_of_gradients() -> None:
+    """Here by the value, which no factor gives."""
+    clipped = step_after(lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.02))
+    assert largest(clipped, step_after(lambda model: None)) > 1e-4
+    with pytest.raises(UsageError, match="batch='joint'"):
+        step_after(lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.02), batch="mean")
+
+
+@pytest.mark.parametrize("bias", ["input", "gd"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_dgd_trains_the_bias_of_a_frozen_weight(bias: Any, set_to_none: bool) -> None:
+    """Frozen before the optimizer is built, or after a step; under a schedule that halves the learning rate."""
+    for steps_before in (0, 1):
+        model = record_inputs(build_model())
+        model[0].weight.requires_grad_(steps_before > 0)
+        optimizer = DGD(model.parameters(), 0.3, bias=bias, adam_lr=0.02)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5)
+        train(model, optimizer, steps_before)
+        model[0].weight.requires_grad_(False)
+        weight, before = model[0].weight.detach().clone(), model[0].bias.detach().clone()
+        optimizer.zero_grad(set_to_none)
+        compute_loss(model).backward()
+        gradient = model[0].bias.grad
+        optimizer.step()
+        schedule.step()
+        assert torch.equal(model[0].weight, weight)
+        change = -0.15 * gradient if bias == "gd" else -0.01 * gradient.sign()  # AdamW's first step
+        assert largest(model[0].bias.detach() - before, change) <= FLOAT32
+
+
+def test_dgd_leaves_a_bias_that_is_frozen_later() -> None:
+    model, optimizer = build_pair(momentum=0.5)
+    train(model, optimizer)
+    model[0].bias.requires_grad_(False)
+    before = model[0].bias.detach().clone()
+    train(model, optimizer)
+    assert torch.equal(model[0].bias, before)
+
+
+def pickle_copy(pair: tuple[nn.Module, DGD]) -> tuple[nn.Module, DGD]:
+    file = io.BytesIO()
+    torch.save(pair, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def copy_reversed(pair: tuple[nn.Module, DGD]) -> tuple[nn.Module, DGD]:
+    """Copy the optimizer before its model."""
+    optimizer, model = copy.deepcopy(pair[::-1])
+    return model, optimizer
+
+
+@pytest.mark.parametrize("copy_pair", [copy.deepcopy, copy_reversed, pickle_copy])
+@pytest.mark.parametrize("batch", ["joint", "mean"])
+def test_dgd_copied_with_its_model_trains_like_the_original(copy_pair: Any, batch: Any) -> None:
+    model, optimizer = build_pair(batch=batch, inputs="raw", erase=0.5, momentum=0.5)
+    train(model, optimizer)
+    compute_loss(model).backward()  # is not copied, as gradients are not
+    other, copied = copy_pair((model, optimizer))
+    assert torch.equal(train(other, copied), train(model, optimizer))
+    assert not torch.equal(flatten(other), train(model, optimizer))
+    copied.add_param_group({"params": [("new", nn.Parameter(torch.ones(2)))]})
+    assert copied.param_groups[-1]["lr"] == optimizer.adam_lr
+
+
+def test_dgd_copied_without_its_model_is_refused() -> None:
+    _, optimizer = build_pair()
+    with pytest.raises(UsageError, match=r"no longer recorded.*deepcopy\(\(model, optimizer\)\)"):
+        copy.deepcopy(optimizer).step()
+
+
+def test_dgd_is_not_disturbed_by_a_copy_that_shares_its_parameters() -> None:
+    model, optimizer = build_pair()
+    shared = {id(p): p for p in model.parameters()}
+    assert copy.deepcopy(model, dict[int, Any](shared))[0].weight is model[0].weight
+    assert torch.equal(train(model, optimizer), train(*build_pair()))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": "0.1"}, {"lr": None}, {"erase": math.nan}, {"erase": math.inf}, {"adam_lr": -1.0},
+        {"adam_weight_decay": -1.0}, {"adam_betas": (1.5, 2.0)}, {"adam_betas": (0.9,)}, {"momentum": math.nan},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_dgd_refuses_settings_that_are_no_valid_numbers(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(UsageError, match=rf"DGD: {name}"):
+        DGD(record_inputs(build_model()).parameters(), **settings)
+    if name in ("lr", "adam_betas", "momentum"):
+        model, optimizer = build_pair()
+        with pytest.raises(UsageError, match=rf"DGD: {name}"):
+            DGD([{"params": list(model.parameters()), **settings}])
+        groups = list(optimizer.param_groups)
+        with pytest.raises(UsageError, match=rf"DGD: {name}"):
+            optimizer.add_param_group({"params": [("new", nn.Parameter(torch.ones(2)))], **settings})
+        assert optimizer.param_groups == groups
