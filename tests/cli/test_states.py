@@ -326,6 +326,14 @@ def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
     refused(run, 2, "is a memory or state, which takes no question", "inspect", me, "What?")
 
 
+def test_inspect_state_of_several_rows_shows_means(run: RunCli) -> None:
+    assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
+    out = run("inspect", "rows.safetensors")[1]
+    lines = [line for line in out.splitlines() if line.startswith(("level ", "memory "))]
+    assert lines[0].startswith(f"level      chunk 8 in 2 layers: {(5 + 15 + 10) // 3} updates, norm of the change ")
+    assert all(line.endswith(" (means over 3 rows)") for line in lines)
+
+
 def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, me: str) -> None:
     arguments = ("Who", "--max-tokens", "2", "--memory")
     mine = learner(place).model.weights_fingerprint[:12]
@@ -389,6 +397,7 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
         refused(
             run, 2, "--inner-lr: needs --learn", "compress", "donor", "book.txt", "--out", "a", "--inner-lr", inner_lr
         )
+    refused(run, 2, "give several prompts as arguments", "generate", "hope", "--input", "rows.jsonl")
     message = "--vectors: not available with a fast-weight state"
     refused(run, 2, message, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")
@@ -404,6 +413,8 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     )
     with pytest.raises(UsageError, match="checkpoint"):
         laconic.load(place / "hope", step=3)
+    with pytest.raises(UsageError, match="step: give the number of a step, not str"):
+        laconic.load(place / "hope", step="3")  # type: ignore[arg-type]
 
 
 def test_plain_checkpoint_gives_the_logits_of_the_checkpoint_before_it_learns(place: Path) -> None:
@@ -461,6 +472,10 @@ def test_state_of_weights_in_another_dtype_is_refused_with_that_dtype(run: RunCl
     refused(run, 76, message, "generate", "donor", "x", "--memory", "s.safetensors")
     arguments = ("generate", "donor", "x", "--memory", "s.safetensors", "--dtype", "bfloat16", "--max-tokens", "1")
     assert run(*arguments)[0] == 0
+    model = NestedTextModel.from_pretrained(place / "donor", dtype="bfloat16")
+    for read in (model.compress, model.generate):
+        with pytest.raises(UsageError, match=r'read with weights in float32, .* bfloat16; load .* dtype="float32"'):
+            read(["a"], donor_model(place).compress(["ab"]))
 
 
 def load_state(path: str) -> FastWeightState:
@@ -483,6 +498,10 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
             "s.safetensors", "--inner-lr", "0", "--out", "t.safetensors")  # fmt: skip
     with pytest.raises(CorruptArtifactError, match=r"inner_lr is 0.1, expected 0.5"):
         donor_model(place).load("s.safetensors")
+    with pytest.raises(UsageError, match=r"inner_lr=-1 must be at least 0 \(default: 0.1\)"):
+        NestedTextModel.from_pretrained(place / "donor", inner_lr=-1)
+    with pytest.raises(UsageError, match=r"texts: give text .*, not NoneType"):
+        donor_model(place).compress(None)  # type: ignore[arg-type]
     for chunk_sizes, match in (((64, 96), "must divide"), (32, "chunk_sizes=32: .*; it is: tokens between two")):
         with pytest.raises(UsageError, match=match):
             NestedTextModel.from_pretrained(place / "donor", chunk_sizes=chunk_sizes)  # type: ignore[arg-type]

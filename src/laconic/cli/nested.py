@@ -24,7 +24,7 @@ from laconic.experiment.text_models.nested_model import NestedTextModel, is_nest
 from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState, concat_rows
 
-BATCH_FLAGS = ("input", "output", "sample", "allow_long_prompt", "quantize")
+BATCH_FLAGS = ("output", "sample", "allow_long_prompt", "quantize")
 MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
 
 
@@ -154,6 +154,8 @@ def validate_generate(command: GenerateCommand) -> None:
 
     A text is a file that `--save-state` names by mistake, and that must not be replaced.
     """
+    reason = "not available for a model with fast weights; give several prompts as arguments"
+    refuse_flags({"input": command.input}, reason)
     names = ("with_cot", "allow_missing", *BATCH_FLAGS)
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
     if len(command.memory) > 1:

@@ -90,6 +90,7 @@ def load(
         'LanguageModel'
     """
     check_type("path_or_name", path_or_name, str | os.PathLike, "a folder or a name, as text or Path")
+    check_type("step", step, int | None, "the number of a step")
     target, run_dir = weights.resolve_device(device), find_run(path_or_name, step)
     if run_dir is not None:
         if dtype is not None:

@@ -77,15 +77,16 @@ def mean_norm(squares: Sequence[Tensor]) -> float:
 
 
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:
-    """Return levels and memories as lines of text."""
+    """Return levels and memories as lines of text; several rows are averaged."""
+    means = f" (means over {len(state.position):,} rows)" if len(state.position) > 1 else ""
     lines = [
         f"level      chunk {r.chunk_size:,} in {pluralize(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} "
-        f"updates, norm of the change {format_norm(r.update_norm)}"
+        f"updates, norm of the change {format_norm(r.update_norm)}{means}"
         for r in level_reports(state, chunks)
     ]
     return lines + [
         f"memory     {m.name} in {pluralize(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, "
-        f"norm of the change {format_norm(m.update_norm)}"
+        f"norm of the change {format_norm(m.update_norm)}{means}"
         for m in memory_reports(state)
     ]
 

@@ -104,6 +104,16 @@ def check_waiting_tokens(state: FastWeightState, chunk_sizes: Sequence[Sequence[
                 )
 
 
+def check_cache_dtype(state: FastWeightState, dtype: torch.dtype) -> None:
+    """Raise `UsageError` if a state was read with weights of another dtype than `dtype`, which are other numbers."""
+    cache = state.attention_cache
+    if cache is not None and cache.keys[0].dtype != dtype:
+        theirs, ours = (str(x).removeprefix("torch.") for x in (cache.keys[0].dtype, dtype))
+        raise UsageError(
+            f'state: it was read with weights in {theirs}, this model has {ours}; load the model with dtype="{theirs}"'
+        )
+
+
 def find_mismatch(part: object, initial: object, name: str) -> str | None:
     """Return what differs first between a part of a state and that of an initial state, or None."""
     if isinstance(part, Tensor):

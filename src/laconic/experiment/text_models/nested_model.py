@@ -36,7 +36,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig, check_type
+from laconic.generation.config import GREEDY, GenerationConfig, check_range, check_type
 from laconic.generation.generate import Generation, generate
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
@@ -44,7 +44,7 @@ from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import STATE_KIND, Hope, HopeAttention
 from laconic.nested.state import FastWeightState, LayerState
-from laconic.nested.state_check import check_waiting_tokens
+from laconic.nested.state_check import check_cache_dtype, check_waiting_tokens
 
 NESTED_METHOD = "hope"
 READING_CHUNK = 512  # tokens of a segment; the result does not depend on it
@@ -115,6 +115,9 @@ class NestedTextModel:
             >>> state.layers[0].cms.levels[0].num_updates.tolist()
             [4]
         """
+        default = f"default: {UNTRAINED_INNER_LR:g}"
+        check_type("inner_lr", inner_lr, int | float, f"a number ({default})")
+        check_range("inner_lr", inner_lr, inner_lr >= 0, f"at least 0 ({default})")
         levels = parse_level_options(
             {"inner_lr": inner_lr, "chunk_sizes": chunk_sizes, "max_update_ratio": max_update_ratio}
         )
@@ -163,8 +166,9 @@ class NestedTextModel:
             InputError: For an empty text.
             NonFiniteError: If a fast weight is not finite.
         """
-        job, is_new = self.start_reading(self.open_state(state), len(texts)), state is None
-        return job.finish([[self.token_stream(name, [text], is_new) for name, text in name_texts(texts, names)]])
+        named_texts, is_new = name_texts(texts, names), state is None
+        job = self.start_reading(self.open_state(state), len(named_texts))
+        return job.finish([[self.token_stream(name, [text], is_new) for name, text in named_texts]])
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | str | Path | None = None) -> FastWeightState:
         """Read one text that arrives in chunks, of any total length, into a state of one row.
@@ -182,6 +186,7 @@ class NestedTextModel:
         if state is not None:
             check_memory_type(state, FastWeightState)
             check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
+            check_cache_dtype(state, cast(torch.Tensor, self.model.token_embedding.weight).dtype)
         return state
 
     def start_reading(self, initial_state: FastWeightState | None = None, num_texts: int = 1) -> StateReadingJob:
