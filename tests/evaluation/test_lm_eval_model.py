@@ -69,13 +69,79 @@ def test_laconic_lm_equals_hf(max_length: int | None) -> None:
         assert len({str(text) for text in texts[0]}) > 1
 
 
+def generated_texts(model: Any, gen_kwargs: dict[str, Any]) -> list[list[str]]:
+    """Return the texts that a model writes for each row of the task with generation options."""
+    rows = evaluate(model, "stories_generate", gen_kwargs=gen_kwargs)["stories_generate"]
+    return [row["resps"][0] for row in rows]
+
+
+def test_laconic_lm_honours_generation_options() -> None:
+    """Options that laconic has change the texts as in `hf`; values that change nothing are accepted."""
+    model = LaconicLM(str(STORIES), batch_size=3)
+    greedy = generated_texts(model, {})
+    penalty = {"repetition_penalty": 1.5}
+    assert greedy != generated_texts(model, penalty) == generated_texts(hf_model(STORIES), penalty)
+    neutral = {
+        "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "use_cache": True, "top_p": None,
+        "temperature": 0.0, "max_new_tokens": 24,
+    }  # fmt: skip
+    assert generated_texts(model, neutral) == greedy
+    assert generated_texts(model, {"do_sample": True, "temperature": 0.7, "top_k": 1}) == greedy
+    sampling = {"do_sample": True, "temperature": 1.5}
+    samples = generated_texts(model, sampling)
+    assert greedy != samples == generated_texts(LaconicLM(str(STORIES), batch_size=2), sampling)
+    assert samples != generated_texts(model, {**sampling, "seed": 5})
+    assert samples != generated_texts(model, {**sampling, "min_p": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("gen_kwargs", "message"),
+    [
+        ({"num_beams": 3, "no_repeat_ngram_size": 1}, "num_beams=3, no_repeat_ngram_size=1 not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5 not supported; the model laconic has until, .*top_k"),
+        ({"do_sample": True}, "do_sample needs a temperature"),
+        ({"do_sample": True, "temperature": 1.0, "seed": [1, 2]}, "give one integer"),
+    ],
+)
+def test_laconic_lm_refuses_generation_options(gen_kwargs: dict[str, Any], message: str) -> None:
+    model = LaconicLM(str(STORIES))
+    first, second = ((" ", {"until": ["."], **options}) for options in ({"max_gen_toks": 1}, gen_kwargs))
+    requests: list[Any] = [type("Request", (), {"args": pair}) for pair in (first, second)]
+    model.write_texts = lambda *_: pytest.fail("a text was generated first")
+    with pytest.raises(UsageError, match=message):
+        model.generate_until(requests)
+
+
+def test_laconic_lm_repeats_of_a_question_differ() -> None:
+    pair = ("Once upon a time", {"do_sample": True, "temperature": 1.0, "max_gen_toks": 12})
+    requests: list[Any] = [type("Request", (), {"args": pair}) for _ in range(6)]
+    assert len(set(LaconicLM(str(STORIES), batch_size=4).generate_until(requests))) > 3
+
+
+def test_laconic_lm_model_arguments() -> None:
+    model = LaconicLM.create_from_arg_obj(
+        {"pretrained": str(STORIES), "trust_remote_code": True, "dtype": "auto", "add_bos_token": False},
+        {"batch_size": "auto:4", "max_batch_size": 64, "device": "cpu"},
+    )
+    bos = model.tokenizer.bos_token_id
+    assert [LaconicLM(str(STORIES)).tok_encode("Once")[0], model.tok_encode("Once", True)[0]] == [bos, bos]
+    assert bos not in model.tok_encode("Once")
+    with pytest.raises(UsageError, match="no argument parallelize, peft; the model laconic has pretrained, memory"):
+        LaconicLM.create_from_arg_string(f"pretrained={STORIES},parallelize=True,peft=x")
+    with pytest.raises(UsageError, match="pretrained is missing"):
+        LaconicLM.create_from_arg_string("")
+    with pytest.raises(UsageError, match="revision"):
+        LaconicLM(str(STORIES), revision="main")
+
+
 @pytest.mark.slow
 def test_laconic_lm_by_name_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """The arguments are those of lm_eval; only the model's name is new."""
     from laconic.evaluation.lm_eval_model import run_lm_eval
 
     arguments = ["run", "--model", "laconic", "--model_args", f"pretrained={STORIES}", "--tasks", "stories_choice"]
-    monkeypatch.setattr("sys.argv", ["laconic-lm-eval", *arguments, "--include_path", str(TASKS), "--batch_size", "4"])
+    arguments += ["--include_path", str(TASKS), "--batch_size", "4", "--trust_remote_code"]
+    monkeypatch.setattr("sys.argv", ["laconic-lm-eval", *arguments])
     run_lm_eval()
     assert "stories_choice" in capsys.readouterr().out
 

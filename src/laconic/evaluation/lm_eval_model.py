@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from lm_eval import utils
@@ -27,11 +28,25 @@ from laconic.generation.config import GenerationConfig
 from laconic.losses import score_rows
 from laconic.models.cache import KVCache
 from laconic.nested.state import FastWeightState, select_rows
+from laconic.rng import hash64
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 DEFAULT_BATCH_SIZE = 8
+MODEL_ARGUMENTS = (
+    "pretrained", "memory", "batch_size", "device", "dtype", "max_length", "max_gen_toks", "quantize", "revision",
+    "add_bos_token",
+)  # fmt: skip
+GENERATION_OPTIONS = (  # of GenerationConfig, under the same name in `generation_kwargs`
+    "top_k", "top_p", "min_p", "repetition_penalty", "min_tokens", "seed", "suppress_token_ids", "eos_count",
+    "update_on_prompt", "update_on_output",
+)  # fmt: skip
+NEUTRAL_OPTIONS = {  # of transformers and vLLM, with the value that changes nothing
+    "num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "length_penalty": 1, "early_stopping": False,
+    "no_repeat_ngram_size": 0, "typical_p": 1, "frequency_penalty": 0, "presence_penalty": 0,
+}  # fmt: skip
+HARMLESS_OPTIONS = ("use_cache", "pad_token_id")  # no value changes the text
 EncodedRequest = tuple[tuple[str, str], list[int], list[int]]
 
 
@@ -53,15 +68,19 @@ class LaconicLM(TemplateLM):
         max_length: Positions of context and continuation; by default those of the model, without the memory's.
         max_gen_toks: New tokens where a task gives no limit.
         quantize: "int8" for weight-only int8.
+        revision: Commit, tag or branch on the hub.
+        add_bos_token: Whether texts are encoded with special tokens such as BOS; by default as `tok_encode` chooses.
         max_batch_size: Ignored; lm-eval always passes it.
+        trust_remote_code: Ignored; code in checkpoints is never run.
+        unknown: Refused by name.
 
     Raises:
-        UsageError: If a memory is given for a model that reads none.
+        UsageError: If an argument does not exist, no model is named, or a memory is given for a model that reads none.
     """
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str = "",
         memory: str | None = None,
         batch_size: int | str = DEFAULT_BATCH_SIZE,
         device: str | None = None,
@@ -69,13 +88,20 @@ class LaconicLM(TemplateLM):
         max_length: int | None = None,
         max_gen_toks: int = 256,
         quantize: Any = None,
+        revision: str | None = None,
+        add_bos_token: bool | None = None,
         max_batch_size: int | None = None,
+        trust_remote_code: bool | None = None,
+        **unknown: Any,
     ) -> None:
         super().__init__()
-        self.pretrained = pretrained
+        if unknown or not pretrained:
+            problem = f"no argument {', '.join(unknown)}" if unknown else "pretrained is missing"
+            raise UsageError(f"model_args: {problem}; the model laconic has {', '.join(MODEL_ARGUMENTS)}")
+        self.pretrained, self.add_bos_token = pretrained, add_bos_token
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):  # lm-eval's default
             device = "cpu"
-        self.model = laconic.load(pretrained, device=device, dtype=dtype, quantize=quantize)
+        self.model = laconic.load(pretrained, device=device, dtype=dtype, revision=revision, quantize=quantize)
         self.tokenizer: Any = self.model.tokenizer
         self.batch_size = DEFAULT_BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
         self.max_gen_toks = max_gen_toks
@@ -123,7 +149,8 @@ class LaconicLM(TemplateLM):
         """Return the ids of a text; by default with special tokens, unless it begins with one or follows a memory."""
         if add_special_tokens is None:
             prefix = self.tokenizer.decode([self.prefix_token_id], skip_special_tokens=False)
-            add_special_tokens = self.cache is None and self.state is None and not string.startswith(prefix)
+            adds_bos = self.cache is None and self.state is None if self.add_bos_token is None else self.add_bos_token
+            add_special_tokens = adds_bos and not string.startswith(prefix)
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -201,29 +228,57 @@ class LaconicLM(TemplateLM):
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         """Write continuations or answers, in batches of requests with the same options."""
-        arguments: list[Any] = [request.args for request in requests]
-        collator: Any = Collator(arguments, lambda pair: -len(pair[0]), group_by="gen_kwargs")
+        arguments: list[Any] = [(*request.args[:2], index) for index, request in enumerate(requests)]
+        for options in {str(options): options for _, options, _ in arguments}.values():
+            self.build_config(options)  # refuses options before the first text is generated
+        collator: Any = Collator(arguments, lambda triple: -len(triple[0]), group_by="gen_kwargs")
         results: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
             for batch in collator.get_batched(n=self.batch_size):
-                config, until = self.build_config(batch[0][1])
-                texts = self.write_texts([context for context, _ in batch], config, until)
-                for pair, text in zip(batch, texts, strict=True):
+                contexts, options, indices = zip(*batch, strict=True)
+                config, until = self.build_config(options[0])
+                config = self.seed_rows(config, indices)
+                texts = self.write_texts(contexts, config, until)
+                for pair, text in zip(zip(contexts, options, strict=True), texts, strict=True):
                     results.append(text)
                     self.cache_hook.add_partial("generate_until", pair, text)
                 bar.update(len(batch))
         return collator.get_original(results)
 
     def build_config(self, options: dict[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        """Return the generation options and the stop strings of a task's `generation_kwargs`."""
-        known: dict[str, Any] = dict(normalize_gen_kwargs(options, self.max_gen_toks))
-        until = [text for text in known.pop("until", []) if text]
-        sampling: Any = {name: known[name] for name in ("top_p", "top_k") if known.get(name) is not None}
-        temperature = float(known.get("temperature", 0.0)) if known.get("do_sample") else 0.0
-        config = GenerationConfig(
-            max_tokens=int(known["max_gen_toks"]), temperature=temperature, return_state=False, **sampling
-        )
-        return config, until
+        """Return the generation options and the stop strings of a task's `generation_kwargs`.
+
+        Raises:
+            UsageError: If an option would change the text and laconic does not have it, or sampling has no temperature.
+        """
+        present = {name: value for name, value in options.items() if value is not None}
+        rest: dict[str, Any] = dict(normalize_gen_kwargs(present, self.max_gen_toks))
+        until = [text for text in rest.pop("until") if text]
+        max_tokens, temperature = int(rest.pop("max_gen_toks")), float(rest.pop("temperature", 0.0))
+        if rest.pop("do_sample") and not temperature:
+            raise UsageError("gen_kwargs: do_sample needs a temperature above 0; add temperature=1.0")
+        settings: dict[str, Any] = {"seed": torch.initial_seed()}  # which lm-eval's --seed sets
+        settings |= {name: rest.pop(name) for name in GENERATION_OPTIONS if name in rest}
+        if not isinstance(settings["seed"], int):
+            raise UsageError(f"gen_kwargs: seed={settings['seed']!r}; give one integer")
+        unknown = [
+            f"{name}={value!r}"
+            for name, value in rest.items()
+            if name not in HARMLESS_OPTIONS and NEUTRAL_OPTIONS.get(name) != value
+        ]
+        if unknown:
+            names = ", ".join(("until", "max_gen_toks", "do_sample", "temperature", *GENERATION_OPTIONS))
+            raise UsageError(f"gen_kwargs: {', '.join(unknown)} not supported; the model laconic has {names}")
+        return GenerationConfig(max_tokens, temperature=temperature, return_state=False, **settings), until
+
+    def seed_rows(self, config: GenerationConfig, indices: Sequence[int]) -> GenerationConfig:
+        """Give every request a seed of its own, from its index, so that the repeats of a question differ.
+
+        A run that answers questions takes one seed for a batch, and seeds the rows itself.
+        """
+        assert isinstance(config.seed, int)
+        seeds = hash64(config.seed, np.array(indices)).tolist()
+        return replace(config, seed=seeds[0] if isinstance(self.model, laconic.Reasoner) else seeds)
 
     def write_texts(self, contexts: Sequence[str], config: GenerationConfig, until: list[str]) -> list[str]:
         """Continue contexts, or answer them as questions, up to the first stop string."""
