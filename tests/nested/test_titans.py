@@ -51,6 +51,17 @@ def test_titans_equals_its_reference(depth: int, read_at: str, options: dict[str
         assert_close(gradients(y, layer), gradients(expected, layer))
 
 
+def test_titans_with_a_frozen_matrix_equals_its_reference() -> None:
+    """The other matrix of a two-layer memory still gets the gradient through the inner gradient."""
+    layer, x = build(memory_depth=2), noise(4, 1, 6, D)
+    layer.get_parameter("memory.W1").requires_grad_(False)
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    ours, theirs = (
+        torch.autograd.grad(y.square().sum(), trained) for y in (layer(x)[0], titans_reference(layer.params, x))
+    )
+    assert_close(ours, theirs)
+
+
 def test_titans_with_chunk_size_one_equals_its_reference() -> None:
     layer, x = build(chunk_size=1), noise(4, 1, 6, D)
     assert_close([layer(x)[0]], [titans_reference(layer.params, x)])

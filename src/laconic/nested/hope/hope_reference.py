@@ -84,9 +84,8 @@ class ReferenceMemory:
         self.window = [*self.window[1:], w["mix_proj.weight"] @ x]
         z = F.silu((torch.stack(self.window, 1) * w["mix_conv.weight"]).sum(1)).view(shape.num_heads, -1)
         q = F.normalize((w["q_proj.weight"] @ x).view(shape.num_heads, -1), dim=-1)
-        for group, C in shape.group_chunk_sizes.items():
-            if self.num_read % C == 0:
-                self.P_c[group] = self.P[group] = self.clip(group)
+        for group in [group for group, C in shape.group_chunk_sizes.items() if self.num_read % C == 0]:
+            self.P_c[group] = self.P[group] = self.clip(group)
         P_c = self.P_c[shape.group_of("k")]
         inputs = {n: apply(P_c, z) if n in shape.adaptive else z for n in ("k", "v", "keep", "step")}
         k, v = F.normalize(apply(w["k.M"], inputs["k"]), dim=-1), apply(w["v.M"], inputs["v"])  # Eq. 83
@@ -96,6 +95,7 @@ class ReferenceMemory:
             decay, step = a["keep"].sigmoid(), o.max_lr * a["step"].sigmoid()
             u = apply(self.P_c[group], v if o.objective == "dot" else o.loss_factor * (v - k))
             if o.max_projection_norm and group != "memory":  # soft cap of VisionHOPE (arXiv:2609.33325)
+                # room (1 - e^(-step / room)) < room, whose write is 0.1% smaller than what a P at the limit loses
                 write = u - k if o.delta_rule and o.decay_target == "start" else u
                 room = (1 - decay) * o.max_projection_norm / (write.square().sum(-1).sqrt() + 1e-6) * 0.999
                 step = torch.minimum(room * -torch.expm1(-step / room), 2 * decay)
@@ -111,7 +111,7 @@ class ReferenceMemory:
         """Return P of a group, clipped in the group of the memory that is read."""
         bound, change = self.shape.options.max_memory_norm * self.shape.head_dim**0.5, self.P[group] - self.center
         norm = change.square().sum((-2, -1), keepdim=True).clamp(min=1e-30).sqrt()
-        is_clipped = bound and group == self.shape.group_of("memory") and self.num_read
+        is_clipped = bound > 0 and self.num_read > 0 and group == self.shape.group_of("memory")
         return self.center + change * (bound / norm).clamp(max=1) if is_clipped else self.P[group]
 
 

@@ -50,11 +50,12 @@ def convolve(x: Float[Tensor, "B T D"], taps: Float[Tensor, "D W"]) -> Float[Ten
 
 
 def gates_by_token(params: TitansParams, x: Float[Tensor, "B T D"]) -> Mapping[str, Float[Tensor, "B H T"]]:
-    """Return the gates of every token: "keep", the decay factor; "step", the step size; "momentum" if used."""
+    """Return the gates of every token: "decay", the factor on M (1: none is lost), whose weights are called `keep`;
+    "step", the step size; and "momentum" if it is used."""
     shape, w = params
     o = shape.options
-    names = ("keep", "step", *(("momentum",) if o.momentum else ()))
-    gates = {name: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for name in names}
+    names = {"decay": "keep", "step": "step"} | ({"momentum": "momentum"} if o.momentum else {})
+    gates = {gate: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for gate, name in names.items()}
     return gates | {"step": o.max_lr * gates["step"]}
 
 
@@ -74,11 +75,11 @@ def read_memory(
         if o.reset_every and name == "memory" and t % o.reset_every == 0:
             memory, at_boundary, surprise = starts, starts, zeros
         before = memory
-        keep, step = (gates[n][:, :, t, None, None] for n in ("keep", "step"))  # 1 - alpha and theta of the paper
+        decay, step = (gates[n][:, :, t, None, None] for n in ("decay", "step"))  # 1 - alpha and theta of the paper
         gradients = inner_gradient(at_boundary, k[:, :, t], v[:, :, t], o.loss_factor)
         momentum = gates["momentum"][:, :, t, None, None] if o.momentum else 0.0  # eta
         surprise = [momentum * S - step * g for S, g in zip(surprise, gradients, strict=True)]  # Eq. 14
-        memory = [keep * W + S for W, S in zip(memory, surprise, strict=True)]  # Eq. 13
+        memory = [decay * W + S for W, S in zip(memory, surprise, strict=True)]  # Eq. 13
         read = {"after": memory, "before": before, "boundary": at_boundary}[o.read_at]
         outputs.append(apply_memory(read, q[:, :, t]))  # Eq. 15
     return torch.stack(outputs, 2)
@@ -93,7 +94,7 @@ def apply_memory(M: Matrices, x: Float[Tensor, "B H E"]) -> Float[Tensor, "B H E
 
 def inner_gradient(M: Matrices, k: Float[Tensor, "B H E"], v: Float[Tensor, "B H E"], factor: int) -> Matrices:
     """Compute Eq. 12 by autograd: the gradient of factor/2 ‖M(k) - v‖² with respect to every matrix."""
-    leaves = M if all(W.requires_grad for W in M) else [W.detach().requires_grad_() for W in M]
+    leaves = [W if W.requires_grad else W.detach().requires_grad_() for W in M]  # frozen ones are written to as well
     with torch.enable_grad():
         loss = factor / 2 * (apply_memory(leaves, k) - v).square().sum()
         return list(torch.autograd.grad(loss, leaves, create_graph=True))
