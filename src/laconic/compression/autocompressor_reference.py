@@ -1,11 +1,13 @@
-"""One training step of a variable-length AutoCompressor, written the slow and obvious way.
+"""One training step of an AutoCompressor that learns how many vectors a segment needs, the slow and obvious way.
 
-Covers the default of recipes with a learned number of vectors: parallel summary tokens, accumulated memory, and the
-"ponder" estimator, which trains the decoder with random lengths first and then only the stop head. Rows are processed
-one by one, without padding or KV cache; a test checks that `AutoCompressor` has the same loss and gradients.
+This is our extension; in the paper (arXiv:2305.14788) every segment has K vectors. It covers the default of recipes
+with a learned number: parallel summary tokens, accumulated memory, and the "ponder" estimator, which trains the decoder
+with random lengths first and then only the stop head. Rows are processed one by one, without padding or KV cache; a
+test checks that `AutoCompressor` has the same loss and gradients.
 
 Symbols: S_i segment i; M_i the memory after it; sigma^i its vectors, N_i of them; e_1..e_K summary tokens; z_1..z_K
-their outputs; a_t, lam_t, s_t, P(N) as in `halting.stop_distribution`. AC and VL equations: docs/ledger.md.
+their outputs; a_t, lam_t, s_t, P(N) as in `halting.stop_distribution`. Equations AC (of the paper)
+and VL (ours) are in docs/ledger.md.
 """
 
 import math
@@ -37,7 +39,7 @@ def training_step(
         seed: Seed of the random lengths.
     """
     head_only = batch.step >= math.ceil(config.head_only_after * total_steps)
-    loss = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)  # float64: the sum adds no rounding
     for row in range(batch.B):
         memory = decoder.token_embedding.weight.new_zeros(0, summaries.width)
         for window in batch.select_rows([row]).sequential_parts:
@@ -57,7 +59,7 @@ def read_window(
     seed: int,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "m D"]]:
     """Return the loss of one row's window, and the memory that the next window starts with."""
-    K, last = summaries.K, len(window.segment_ends) - 1
+    K = summaries.K
     loss, carried = torch.zeros((), dtype=torch.float64), memory
     previous = None  # M before the previous segment, and that segment's z and P(N)
     for i, columns in enumerate(window.segment_slices):
@@ -85,8 +87,8 @@ def read_window(
             if (window.targets[0, columns.stop :] != IGNORE_INDEX).any():
                 loss = loss + config.length_cost * (p * torch.arange(1, K + 1)).sum()
                 previous = memory, z, p
-        memory = torch.cat([memory, z[:length] if i < last else z[:length].detach()])  # AC3
-        if window.carried_segments == i + 1:
+        memory = torch.cat([memory, z[:length]])  # AC3
+        if window.carried_segments == i + 1:  # the next window reads later segments again
             carried = memory
     return loss, carried
 
