@@ -43,6 +43,12 @@ def test_kava_without_any_chain_equals_its_reference() -> None:
     assert_equal_step(method, method(batch).loss, kava_loss(method.decoder, method.latent_thoughts, batch))
 
 
+def test_kava_reference_refuses_sequential_latents() -> None:
+    model = build_latent_model("llama", num_iterations=None)
+    with pytest.raises(AssertionError, match="no iterations"):
+        kava_loss(*model, BATCH)
+
+
 @pytest.mark.parametrize("num_iterations", [0, 2, None])
 def test_codi_and_pccot_equal_their_reference(num_iterations: int | None) -> None:
     model = build_latent_model("llama", num_iterations=num_iterations)

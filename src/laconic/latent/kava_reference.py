@@ -1,8 +1,8 @@
 """KaVa's training step written the slow, obvious way; `latent.kava` computes the same loss with a shared KV cache.
 
 KaVa arXiv:2510.02312 with default options: R-KV, smooth L1, hidden states divided by the teacher's standard deviation,
-no target for latents beyond a short chain. Every pass reads the question again, without a cache; R-KV takes its block
-out of the whole matrix of attention logits; logits are computed at every position.
+no target for latents beyond a short chain, Jacobi iterations (`pccot_reference` has sequential latents). Every pass
+reads the question again, on an empty cache; R-KV takes its block out of the whole matrix of attention logits.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Part = tuple[Tensor, Tensor]  # vectors [B, T, D] and their mask [B, T]
 
 
 def read_parts(decoder: Decoder, parts: Sequence[Part], capture: tuple[str, ...] = ()) -> DecoderOutput:
-    """Read parts side by side in one pass, without a cache."""
+    """Read parts side by side in one pass, on an empty cache."""
     vectors, mask = (torch.cat([part[i] for part in parts], 1) for i in (0, 1))
     return decoder(vectors, attention_mask=mask, capture=capture)
 
@@ -32,9 +32,10 @@ def cross_entropy(decoder: Decoder, hidden: Tensor, ignored: int, *targets: Tens
     return F.cross_entropy(logits.flatten(0, 1), torch.cat([blank, *targets], 1).flatten(), ignore_index=IGNORE_INDEX)
 
 
-def run_jacobi(decoder: Decoder, latent_thoughts: LatentThoughts, prefix: Sequence[Part], M: int, T: int) -> Part:
+def run_jacobi(decoder: Decoder, latent_thoughts: LatentThoughts, prefix: Sequence[Part], M: int) -> Part:
     """Compute M latents after `prefix`, whose last vector is bot, by T Jacobi iterations from placeholders."""
-    Np, B = sum(part[0].shape[1] for part in prefix), len(prefix[0][0])
+    T, Np, B = latent_thoughts.num_iterations, sum(part[0].shape[1] for part in prefix), len(prefix[0][0])
+    assert T is not None, "sequential latents have no iterations"
     z = latent_thoughts.placeholder.to(prefix[0][0].dtype).expand(B, M, -1)
     mask = torch.ones(B, M, dtype=torch.bool, device=z.device)
     for t in range(1, T + 1):
@@ -65,7 +66,7 @@ def select_columns(teacher: DecoderOutput, l: int, scale: float, batch: Reasonin
 
 
 def kv_loss(teacher: DecoderOutput, student: DecoderOutput, columns: list[Tensor], batch: ReasoningBatch) -> Tensor:
-    """Eq. 4: half of the loss on keys and half of that on values, over latents that have a target."""
+    """Eq. 4: half of the loss on keys and half of that on values of both passes, over latents that have a target."""
     Nq, Nc, M = batch.question_ids.shape[1], batch.chain_ids.shape[1], columns[0].shape[2]
     has_target = torch.arange(M, device=columns[0].device) < batch.chain_mask.sum(1, keepdim=True)
     losses: list[Tensor] = []
@@ -80,10 +81,10 @@ def kv_loss(teacher: DecoderOutput, student: DecoderOutput, columns: list[Tensor
     return (losses[0] + losses[1]) / 2
 
 
-def hidden_loss(teacher: DecoderOutput, student: DecoderOutput, batch: ReasoningBatch, before: int, L: int) -> Tensor:
-    """CODI's L_CODI: smooth L1 at the distillation token over blocks; the student has `before` columns before it."""
+def hidden_loss(teacher: DecoderOutput, student: DecoderOutput, batch: ReasoningBatch, answer: int, L: int) -> Tensor:
+    """CODI's L_CODI: smooth L1 at the distillation token over blocks; `answer` is the student's first answer column."""
     rows, column = (batch.distill_column >= 0).nonzero()[:, 0], batch.distill_column.clamp(min=0)
-    at_t, at_s = batch.question_ids.shape[1] + batch.chain_ids.shape[1] + column, before + column
+    at_t, at_s = batch.question_ids.shape[1] + batch.chain_ids.shape[1] + column, answer + column
     losses: list[Tensor] = []
     for l in range(1, L + 1):
         h_t = teacher.activations[f"hidden.{l}"][rows, at_t[rows]].detach()
@@ -108,12 +109,12 @@ def kava_loss(
     targets = batch.question_target[:, None], batch.chain_targets, batch.answer_targets
     loss = cross_entropy(decoder, teacher.hidden_states, Nq - 1, *targets)
 
-    latents = run_jacobi(decoder, latent_thoughts, (question, bot), M, latent_thoughts.num_iterations or 0)
+    latents = run_jacobi(decoder, latent_thoughts, (question, bot), M)
+    at_eot = Nq + 1 + M  # after question, bot and latents; its output predicts the answer's first token
     student = read_parts(decoder, (question, bot, latents, eot, answer), ("hidden",))
-    targets = batch.answer_ids[:, :1], batch.answer_targets
-    loss = loss + cross_entropy(decoder, student.hidden_states, Nq + 1 + M, *targets)
+    loss = loss + cross_entropy(decoder, student.hidden_states, at_eot, batch.answer_ids[:, :1], batch.answer_targets)
 
     with torch.no_grad():
         columns = [select_columns(teacher, l, decoder.attention_scale(l), batch, M, lam) for l in range(L)]
-    loss = loss + alpha1 * hidden_loss(teacher, student, batch, Nq + 1 + M + 1, L)
+    loss = loss + alpha1 * hidden_loss(teacher, student, batch, at_eot + 1, L)
     return loss + alpha2 * kv_loss(teacher, student, columns, batch)

@@ -1,7 +1,7 @@
 """Training step of CODI and PCCoT written the slow, obvious way; `latent.codi` computes the same loss with a cache.
 
 CODI arXiv:2502.21074 (latents one after the other), PCCoT arXiv:2506.18582 (Jacobi iteration), with default options.
-Every pass reads the question again, without a cache, and logits are computed at every position. The parts that KaVa
+Every pass reads the question again, on an empty cache, and logits are computed at every position. The parts that KaVa
 shares are in `latent.kava_reference`.
 """
 
@@ -44,8 +44,9 @@ def distillation_loss(
     if latent_thoughts.schedule == "sequential":
         latents = run_sequential(decoder, latent_thoughts, (question, bot), M)
     else:
-        latents = run_jacobi(decoder, latent_thoughts, (question, bot), M, latent_thoughts.num_iterations or 0)
+        latents = run_jacobi(decoder, latent_thoughts, (question, bot), M)
+    at_eot = Nq + 1 + M  # after question, bot and latents; its output predicts the answer's first token
     student = read_parts(decoder, (question, bot, latents, eot, answer), ("hidden",))
     targets = batch.answer_ids[:, :1], batch.answer_targets
-    loss = loss + cross_entropy(decoder, student.hidden_states, Nq + 1 + M, *targets)
-    return loss + gamma * hidden_loss(teacher, student, batch, Nq + 1 + M + 1, L)
+    loss = loss + cross_entropy(decoder, student.hidden_states, at_eot, *targets)
+    return loss + gamma * hidden_loss(teacher, student, batch, at_eot + 1, L)
