@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import laconic
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
@@ -111,6 +113,16 @@ def test_encode_of_several_texts_names_the_call_for_them(stories: Path) -> None:
     for encode in (load_tokenizer(stories).encode, load_tokenizer(stories)):
         with pytest.raises(InputError, match="without surrogates; remove the characters"):
             encode("a\ud800")
+
+
+def test_decode_of_one_id_and_of_what_is_none(stories: Path) -> None:
+    tokenizer = load_tokenizer(stories)
+    ids: tuple[Any, ...] = (300, np.int64(300), torch.tensor(300), torch.tensor([300]))
+    assert {tokenizer.decode(id) for id in ids} == {tokenizer.decode([300])}
+    others: tuple[Any, ...] = ([[300]], [-1], 2**40, 3.0, "text", None)
+    for other in others:
+        with pytest.raises(UsageError, match="decode takes the ids of one text"):
+            tokenizer.decode(other)
 
 
 def test_encode_neither_truncates_nor_pads(stories: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -150,15 +150,20 @@ class Tokenizer:
                 return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: SupportsIndex | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids.
 
         Args:
-            ids: Token ids.
+            ids: Token ids, or a single one.
             skip_special_tokens: Whether to leave special tokens out.
         """
         with translate_tokenizer_errors():
-            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            try:
+                is_single = isinstance(ids, SupportsIndex) and not getattr(ids, "ndim", 0)
+                row: Any = [ids] if is_single else list(cast(Sequence[int], ids))
+                return self.backend.decode(row, skip_special_tokens=skip_special_tokens)
+            except (TypeError, OverflowError):
+                raise UsageError(f"decode takes the ids of one text, integers of at least 0, not {ids!r:.60}") from None
 
     def save(self, folder: str | Path) -> None:
         """Write the files into an existing folder; loading them gives the same fingerprint."""
