@@ -575,6 +575,13 @@ def test_generate_refuses_invalid_prompts(prompt: dict[str, Any], message: str) 
         generate(decoder_of("llama", torch.float32), **prompt, config=GenerationConfig(max_tokens=3))
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("arguments", [([[1, 2]],), ([[1, 2]], GenerationConfig(max_tokens=3)), ("a text",)])
+def test_generate_refuses_a_prompt_in_place_of_the_tokenizer(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError, match=r"tokenizer: .*generate\(decoder, input_ids=\[\[1, 2\]\], config=…\)"):
+        generate(decoder_of("llama", torch.float32), *arguments)
+
+
 def test_generate_refuses_an_empty_text() -> None:
     with pytest.raises(UsageError, match="prompt 2 is empty"):
         generate(decoder_of("llama", torch.float32), Letters(), ["a", "b", ""])

@@ -97,6 +97,8 @@ def generate(
         True
     """
     check_is_decoder(decoder)
+    expected = "a tokenizer or None (token ids: generate(decoder, input_ids=[[1, 2]], config=…))"
+    check_type("tokenizer", tokenizer, TokenizerLike | None, expected)
     check_config(config)
     if config.stop_list and tokenizer is None:
         raise UsageError("stop_strings need a tokenizer; pass one, or use eos_token_ids")
