@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from laconic.errors import CorruptArtifactError
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.cache import KVCache
 from laconic.models.checkpoints.hf_config import DropoutRates
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -69,6 +71,22 @@ def test_fingerprint_follows_the_weights(name: str) -> None:
     assert decoder.to(torch.bfloat16).fingerprint != before
     decoder.load_state_dict(fresh(name).state_dict(), assign=True)
     assert decoder.fingerprint == fresh(name).fingerprint
+
+
+def test_fingerprint_follows_edits_through_data(tmp_path: Path) -> None:
+    """They raise no in-place counter; a cache of the old weights is refused."""
+    decoder = fresh("llama")
+    decoder(x(1, 3, 48)).cache.save(tmp_path / "cache", decoder)
+    KVCache.load(tmp_path / "cache", decoder)
+    before = decoder.fingerprint
+    for p in decoder.parameters():
+        p.data.mul_(3)
+    assert decoder.fingerprint != before
+    with pytest.raises(CorruptArtifactError, match="was written for weights"):
+        KVCache.load(tmp_path / "cache", decoder)
+    before = decoder.fingerprint
+    decoder.layers[0].get_parameter("mlp.down_proj.weight").data.zero_()
+    assert decoder.fingerprint != before
 
 
 def test_fingerprint_works_in_inference_mode(tmp_path: Path) -> None:

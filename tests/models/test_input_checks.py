@@ -70,9 +70,23 @@ def test_embed_refuses_an_id_outside_the_vocabulary(token: int) -> None:
         decoder_of("llama").embed(torch.tensor([[1, 2, 3, token]]))
 
 
-def test_embed_refuses_a_list() -> None:
-    ids: Any = [1, 2]
-    with pytest.raises(ValueError, match=r"input_ids are a list; pass a tensor: torch.tensor"):
+def test_forward_refuses_a_cache_of_transformers() -> None:
+    cache: Any = type("DynamicCache", (), {})()
+    with pytest.raises(ValueError, match=r"cache is a DynamicCache; pass None, or the laconic.KVCache"):
+        decoder_of("llama")(x(1, 1, 48), cache)
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind"),
+    [
+        ([[1, 2]], "list"),
+        (torch.ones(1, 2), "torch.float32"),
+        (torch.ones(1, 2, dtype=torch.int16), "torch.int16"),
+        (torch.ones(1, 2, dtype=torch.bool), "torch.bool"),
+    ],
+)
+def test_embed_refuses_what_is_no_tensor_of_integers(ids: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"input_ids are of type {kind}; pass int64 or int32: torch.tensor"):
         decoder_of("llama").embed(ids)
 
 

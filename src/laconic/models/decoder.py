@@ -42,8 +42,9 @@ def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offse
 class Decoder(nn.Module):
     """Decoder-only transformer that reads embeddings: of tokens, of latent thoughts, or of summary vectors.
 
-    Parameters have the names of the family's Hugging Face checkpoints. Parameters are initialised with
-    normal(0, initializer_range); `from_pretrained` loads a checkpoint.
+    Parameters have the names of the family's Hugging Face checkpoints, and are initialised with
+    normal(0, initializer_range); `from_pretrained` loads a checkpoint. `self_attn` and `mlp` only hold weights: their
+    forward hooks never run. The argument `capture` of a call returns activations.
 
     Args:
         config: Architecture.
@@ -154,7 +155,7 @@ class Decoder(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of a sample of the weights in checkpoint layout; recomputed when a parameter has changed."""
+        """SHA-256 of a sample of the weights in checkpoint layout; recomputed when `get_parameter_version` changes."""
         version = parameters.get_parameter_version(self)
         if self._cached_fingerprint is None or self._cached_fingerprint[1] != version:
             tensors = weights.checkpoint_tensors(self, self.config)
@@ -199,13 +200,12 @@ class Decoder(nn.Module):
         """Return token embeddings. Learned positions are added in the forward pass.
 
         Raises:
-            ValueError: An id is outside the vocabulary, or the ids are no tensor.
+            ValueError: An id is outside the vocabulary, or the ids are no tensor of int64 or int32.
         """
         if not torch.compiler.is_compiling():
-            if not isinstance(input_ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"input_ids are a {type(input_ids).__name__}; pass a tensor: torch.tensor([[1, 2]])")
-            V = self.config.vocab_size
-            invalid = (input_ids < 0) | (input_ids >= V)
+            if (dtype := getattr(input_ids, "dtype", type(input_ids).__name__)) not in (torch.int64, torch.int32):
+                raise ValueError(f"input_ids are of type {dtype}; pass int64 or int32: torch.tensor([[1, 2]])")
+            invalid = (input_ids < 0) | (input_ids >= (V := self.config.vocab_size))
             if invalid.any():
                 b, t = map(int, invalid.nonzero()[0])
                 raise ValueError(f"input_ids[{b}, {t}] = {int(input_ids[b, t])} is outside the vocabulary of {V}")
@@ -330,8 +330,7 @@ class Decoder(nn.Module):
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
         pairs: list[tuple[Tensor, Tensor]] = []
         every = self.activation_checkpointing if self.training else 0
-        real_tokens = context.real_tokens
-        x = real_tokens.gather(x) if real_tokens else x
+        x = real_tokens.gather(x) if (real_tokens := context.real_tokens) else x
         for i, block in enumerate(self.layers):
             if "hidden" in request[i]:
                 activations[f"hidden.{i}"] = real_tokens.scatter(x) if real_tokens else x
@@ -367,6 +366,8 @@ def check_forward_inputs(
     if position_ids is not None and (position_ids.is_floating_point() or position_ids.dtype == torch.bool):
         raise ValueError(f"position_ids are {position_ids.dtype}; pass integers")
     if cache is not None:
+        if not isinstance(cache, KVCache):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"cache is a {type(cache).__name__}; pass None, or the laconic.KVCache of an output")
         cache.check_fits(config, B)
     full_shape = (B, T, T + (cache.S if cache is not None else 0))
     if attention_bias is not None:

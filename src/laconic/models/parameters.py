@@ -16,7 +16,7 @@ from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import add_submodule, empty_embedding, init_parameters
 from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
 
-ParameterVersion = tuple[tuple[int, int], ...]
+ParameterVersion = tuple[tuple[tuple[int, int], ...], tuple[float, ...]]
 
 
 class LoadedParameters(NamedTuple):
@@ -67,8 +67,14 @@ def load_tensors(
 
 
 def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
-    """Return address and in-place change counter of each parameter (inference tensors have no counter)."""
-    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in decoder.parameters())
+    """Return address and in-place change counter of each parameter, and five values of each.
+
+    Edits through `.data` are not counted, and go unnoticed unless they change one of the values. Inference tensors have
+    no counter.
+    """
+    counters = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in decoder.parameters())
+    samples = [p.detach().flatten()[:: max(1, p.numel() // 4)] for p in decoder.parameters()]
+    return counters, tuple(torch.cat(samples).double().cpu().numpy().tolist())
 
 
 def share_parameters(decoder: nn.Module, resized: nn.Module, seed: int) -> None:
