@@ -70,7 +70,7 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     assert "positions  " in out
     assert "wrote book.safetensors" in err
     model = load_compressor(place / "run")
-    book = model.load("book.safetensors")
+    book = model.load_memory("book.safetensors")
     assert book.metadata is not None
     assert book.metadata.documents[0][0].name == "book.txt"
     compressed = model.compress([BOOK], names=["book.txt"])
@@ -200,12 +200,12 @@ def test_generate_on_concatenated_memories(run: RunCli, place: Path, book: str) 
     assert code == 0
     assert "tokens read" in err
     model = load_compressor(place / "run")
-    memory = model.load(book)
+    memory = model.load_memory(book)
     both = SummaryMemory.concat_segments(memory, memory)
     config = GenerationConfig(max_tokens=4)
-    (generation,) = model.generate(["Who"], both, config=config)
+    (generation,) = model.generate(["Who"], memory=both, config=config)
     assert out == "Who" + generation.text + "\n"
-    assert generation.token_ids == model.generate(["Who"], both, config=config)[0].token_ids
+    assert generation.token_ids == model.generate(["Who"], memory=both, config=config)[0].token_ids
     code, out, _ = run("generate", "run", "a", "b", "--memory", book, "--max-tokens", "2", "--format", "json")
     assert [row["prompt"] for row in json.loads(out)["generations"]] == ["a", "b"]
     assert run("generate", "run", "a", "--max-tokens", "2")[0] == 0

@@ -1,5 +1,7 @@
 """`TextCompressor`: texts in parallel and one by one, in chunks and whole, and prompts on a memory."""
 
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
 from laconic.experiment.compress import SummaryLength
 from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.text_model import current_time
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
@@ -76,7 +79,7 @@ def test_generate_equals_full_passes(family: str, bos: str) -> None:
     for positions in POSITIONS[reader(family).decoder.config.position_encoding]:
         run = reader(family, summary_positions=positions, bos=bos, length_policy="stop_head")
         memory, prompts = run.compress(TEXTS[:2]), ["And then", "Why?"]
-        generations = run.generate(prompts, memory, config=GenerationConfig(max_tokens=3))
+        generations = run.generate(prompts, memory=memory, config=GenerationConfig(max_tokens=3))
         for row, text in enumerate(prompts):
             ids = run.tokenizer.encode(text, add_special_tokens=False)
             assert greedy(run, memory.select_rows([row]), ids, 3) == generations[row].token_ids
@@ -98,24 +101,38 @@ def greedy(run: TextCompressor, memory: SummaryMemory, ids: list[int], n: int) -
 def test_generate_broadcasts_one_memory_or_one_prompt() -> None:
     run = reader(length_policy="stop_head", summary_positions="reserved")
     memory, prompts = run.compress(TEXTS), ["Why", "And what then?", "."]
-    outputs = run.generate(prompts, memory, config=GenerationConfig(max_tokens=3))
+    outputs = run.generate(prompts, memory=memory, config=GenerationConfig(max_tokens=3))
     assert [
-        run.generate([p], memory.select_rows([i]), config=GenerationConfig(max_tokens=3))[0].token_ids
+        run.generate([p], memory=memory.select_rows([i]), config=GenerationConfig(max_tokens=3))[0].token_ids
         for i, p in enumerate(prompts)
     ] == [g.token_ids for g in outputs]
-    shared = run.generate(prompts, memory.select_rows([1]), config=GenerationConfig(max_tokens=3))
+    shared = run.generate(prompts, memory=memory.select_rows([1]), config=GenerationConfig(max_tokens=3))
     assert [
-        g.token_ids for g in run.generate(prompts, memory.select_rows([1, 1, 1]), config=GenerationConfig(max_tokens=3))
+        g.token_ids
+        for g in run.generate(prompts, memory=memory.select_rows([1, 1, 1]), config=GenerationConfig(max_tokens=3))
     ] == [g.token_ids for g in shared]
-    repeated = run.generate(["Why"], memory, config=GenerationConfig(max_tokens=3))
-    assert [g.token_ids for g in run.generate(["Why"] * 3, memory, config=GenerationConfig(max_tokens=3))] == [
+    repeated = run.generate(["Why"], memory=memory, config=GenerationConfig(max_tokens=3))
+    assert [g.token_ids for g in run.generate(["Why"] * 3, memory=memory, config=GenerationConfig(max_tokens=3))] == [
         g.token_ids for g in repeated
     ]
     assert run.generate(["Why"], config=GenerationConfig(max_tokens=3))[0].token_ids
-    assert run.generate([], memory) == []
-    assert [g.token_ids for g in run.generate("Why", memory, config=GenerationConfig(max_tokens=3))] == [
+    assert run.generate([], memory=memory) == []
+    assert [g.token_ids for g in run.generate("Why", memory=memory, config=GenerationConfig(max_tokens=3))] == [
         g.token_ids for g in repeated
     ]
+
+
+def test_compressor_has_the_calls_of_a_language_model(tmp_path: Path) -> None:
+    run, size = reader(length_policy="stop_head", dtype=torch.float32), SummaryLength(num_vectors=3)
+    memory = run.compress([TEXTS[0]], size)
+    assert memory.num_bytes == int(memory.num_vectors) * memory.D * 4
+    memory.save(tmp_path / "x.safetensors")
+    config = GenerationConfig(max_tokens=2)
+    (expected,) = run.generate(["Why"], config, memory=memory)
+    (actual,) = run.generate(["Why"], config, memory=run.load_memory(tmp_path / "x.safetensors"))
+    assert actual.token_ids == expected.token_ids
+    names = [[*signature(model.generate).parameters] for model in (TextCompressor, LanguageModel)]
+    assert names[0] == names[1]
 
 
 def test_compress_arguments_override_the_run() -> None:
@@ -173,17 +190,17 @@ REFUSED = [
     (lambda r: r.compress(["a " * 80], segment_tokens=140), UsageError, "140 .*; use segments of at most 124 tokens"),
     (lambda r: r.compress(["a " * 300], length=SummaryLength(num_vectors=4)), UsageError, "memory_policy"),
     (
-        lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), config=GenerationConfig(max_tokens=1)),
+        lambda r: r.generate(["a", "b"], memory=r.compress(["x", "y", "z"]), config=GenerationConfig(max_tokens=1)),
         UsageError,
         "2 prompts for a memory of 3 texts",
     ),
     (
-        lambda r: r.generate([""], r.compress(["x"]), config=GenerationConfig(max_tokens=1)),
+        lambda r: r.generate([""], memory=r.compress(["x"]), config=GenerationConfig(max_tokens=1)),
         UsageError,
         "prompt 0 is empty",
     ),
     (
-        lambda r: r.generate(["a"], reader(seed=3).compress(["x"]), config=GenerationConfig(max_tokens=1)),
+        lambda r: r.generate(["a"], memory=reader(seed=3).compress(["x"]), config=GenerationConfig(max_tokens=1)),
         CorruptArtifactError,
         "was written for weights",
     ),
@@ -207,16 +224,16 @@ def test_memory_file_round_trip(tmp_path: Any) -> None:
     run = reader(length_policy="stop_head", dtype=torch.float32)
     memory = run.compress(TEXTS)
     memory.save(tmp_path / "x.safetensors")
-    assert run.load(tmp_path / "x.safetensors").is_equal(memory)
+    assert run.load_memory(tmp_path / "x.safetensors").is_equal(memory)
     two = GenerationConfig(max_tokens=2)
-    assert [g.token_ids for g in run.generate("Why", tmp_path / "x.safetensors", config=two)] == [
-        g.token_ids for g in run.generate("Why", memory, config=two)
+    assert [g.token_ids for g in run.generate("Why", memory=tmp_path / "x.safetensors", config=two)] == [
+        g.token_ids for g in run.generate("Why", memory=memory, config=two)
     ]
     for source in ("", tmp_path):
         with pytest.raises(InputError, match="is a folder; give a file that laconic compress wrote"):
-            run.load(source)
+            run.load_memory(source)
     with pytest.raises(CorruptArtifactError, match="was written for weights"):
-        reader(seed=3).load(tmp_path / "x.safetensors")
+        reader(seed=3).load_memory(tmp_path / "x.safetensors")
     options: list[tuple[dict[str, Any], str]] = [
         ({"summary_positions": "reserved"}, "positions"),
         ({"bos": "sink"}, "bos"),
@@ -224,7 +241,7 @@ def test_memory_file_round_trip(tmp_path: Any) -> None:
     for changes, name in options:
         other = reader(length_policy="stop_head", dtype=torch.float32, **changes)
         with pytest.raises(CorruptArtifactError, match=f"was written with {name} "):
-            other.load(tmp_path / "x.safetensors")
+            other.load_memory(tmp_path / "x.safetensors")
 
 
 def test_current_time_from_source_date_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_published_model_equals_transformers(folder: Path, accumulate: bool, tmp
     memory, expected = compressor.compress([TEXT], segment_tokens=SEGMENT), reference.compress(ids, accumulate)
     assert memory.num_vectors.tolist() == [len(expected)]
     assert_close(memory.vectors[0], expected, tolerances.FLOAT32)
-    assert compressor.generate([PROMPT], memory, config=GenerationConfig(max_tokens=6))[
+    assert compressor.generate([PROMPT], memory=memory, config=GenerationConfig(max_tokens=6))[
         0
     ].token_ids == reference.generate(expected, prompt_ids, 6)
     assert compressor.segment_tokens == (128 if folder.name == "opt" else 64)
@@ -146,7 +146,7 @@ def test_compress_and_generate_commands(folder: Path, tmp_path: Path, run: Calla
     for memory, arguments in ((compressor.compress([TEXT], segment_tokens=20), ("--memory", out)), (None, ())):
         code, output = run("generate", folder, PROMPT, *arguments, *options)
         assert code == 0
-        expected = compressor.generate([PROMPT], memory, config=GenerationConfig(max_tokens=3))[0]
+        expected = compressor.generate([PROMPT], memory=memory, config=GenerationConfig(max_tokens=3))[0]
         assert json.loads(output)["generations"][0]["ids"] == expected.token_ids
     assert run("generate", folder, PROMPT, "--with-cot")[0] == 2
 

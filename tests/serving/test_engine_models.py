@@ -195,7 +195,7 @@ def test_engine_reads_summary_vectors(
     assert isinstance(engine.served.executor, RaggedDecoder)
     hidden = [decoder(decoder.embed(torch.tensor([[5, 6]]))) for decoder in (compressor.decoder, engine.served.decoder)]
     assert torch.equal(hidden[0].hidden_states, hidden[1].hidden_states) == (not overrides)
-    alone = compressor.generate(prompts, memory, config=config)
+    alone = compressor.generate(prompts, memory=memory, config=config)
     assert [r.token_ids for r in receivers] == [g.token_ids for g in alone]
     assert [r.text for r in receivers] == [g.text for g in alone]
 

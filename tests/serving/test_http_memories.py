@@ -314,10 +314,12 @@ def test_memories_of_an_autocompressor(
     memory = response.json()
     expected = compressor.compress([TEXT])
     assert (memory["kind"], memory["slots"]) == ("summary", float(expected.num_vectors[0]))
-    text = compressor.generate(["When?"], expected, config=GenerationConfig(max_tokens=6))[0].text
+    text = compressor.generate(["When?"], memory=expected, config=GenerationConfig(max_tokens=6))[0].text
     assert complete(server, memory["id"]) == text
     twice = compressor.generate(
-        ["When?"], laconic.SummaryMemory.concat_segments(expected, expected), config=GenerationConfig(max_tokens=6)
+        ["When?"],
+        memory=laconic.SummaryMemory.concat_segments(expected, expected),
+        config=GenerationConfig(max_tokens=6),
     )
     assert complete(server, memory["id"], memory["id"]) == twice[0].text
     assert complete(server) == compressor.generate(["When?"], config=GenerationConfig(max_tokens=6))[0].text

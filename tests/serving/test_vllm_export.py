@@ -282,11 +282,11 @@ def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path
     assert (result.code, "damaged" in result.err) == (76, True)
     assert run_cli(*command, "--reader", run).code == 0
     compressor = load_compressor(run)
-    expected = compressor.generate(["Book"], compressor.load(memory), config=CONFIG)[0].token_ids
+    expected = compressor.generate(["Book"], memory=compressor.load_memory(memory), config=CONFIG)[0].token_ids
     embeds = load_file(file)["prompt_embeds"]
     config = laconic.GenerationConfig(max_tokens=CONFIG.max_tokens, eos_token_ids=compressor.stop_token_ids)
     assert laconic.generate(compressor.decoder, inputs_embeds=embeds[None], config=config)[0].token_ids == expected
-    alone = compressor.prompt_embeddings(compressor.load(memory))
+    alone = compressor.prompt_embeddings(compressor.load_memory(memory))
     assert torch.equal(embeds[: len(alone)], alone)
 
 

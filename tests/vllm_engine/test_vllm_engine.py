@@ -263,7 +263,7 @@ def test_vllm_serve_continues_a_memory(tmp_path: Path) -> None:
     assert call_cli("export", run, "--out", tmp_path / "reader") == 0
     compressor = load_compressor(run)
     config = laconic.GenerationConfig(max_tokens=12, eos_token_ids=())
-    expected = compressor.generate(["Book"], compressor.load(memory), config=config)[0].token_ids
+    expected = compressor.generate(["Book"], memory=compressor.load_memory(memory), config=config)[0].token_ids
     assert expected != compressor.generate(["Book"], config=config)[0].token_ids, "the memory does not matter"
     buffer = io.BytesIO()
     torch.save(load_file(file)["prompt_embeds"], buffer)

@@ -369,7 +369,7 @@ class SummaryMemory:
 
         Args:
             path: File to read.
-            reader: Metadata that the model would write, which the file must fit; `TextCompressor.load` passes it.
+            reader: Metadata that the model would write and the file must fit; `TextCompressor.load_memory` passes it.
 
         Raises:
             CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.

@@ -240,7 +240,7 @@ def check_reader_type(file: str, metadata: object, reader: object) -> None:
     if type(reader) is not type(metadata):
         raise UsageError(
             f"memory: {file}: reader must be {type(metadata).__name__}, not {type(reader).__name__}; call "
-            "load_memory of a LanguageModel or load of a TextCompressor, which check that the file fits"
+            "load_memory of a LanguageModel or a TextCompressor, which checks that the file fits"
         )
 
 

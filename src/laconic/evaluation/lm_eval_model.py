@@ -120,7 +120,7 @@ class LaconicLM(TemplateLM):
         if isinstance(self.model, laconic.LanguageModel):
             return self.model.load_memory(memory).to_cache(), None
         if isinstance(self.model, laconic.TextCompressor):
-            encoded = self.model.prepare_prompts(["x"], self.model.load(memory))
+            encoded = self.model.prepare_prompts(["x"], self.model.load_memory(memory))
             return encoded.cache, None if encoded.positions is None else int(encoded.positions[0])
         raise UsageError(f"memory: {self.pretrained} reads no memories; remove memory")
 

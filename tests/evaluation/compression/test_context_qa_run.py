@@ -37,7 +37,7 @@ def test_context_qa_compresses_each_context_once(monkeypatch: pytest.MonkeyPatch
     config = GenerationConfig(max_tokens=3)
     expected = {
         "none": (model.generate(["who?\nit is"], config=config), 0),
-        "compressed": (model.generate(["who?\nit is"], compress(model, ["a long text"]), config=config), 4),
+        "compressed": (model.generate(["who?\nit is"], config, memory=compress(model, ["a long text"])), 4),
         "truncated": (model.generate(["ext\nwho?\nit is"], config=config), 4),
         "full": (model.generate(["a long text\nwho?\nit is"], config=config), 12),
     }

@@ -152,7 +152,7 @@ def read_memories(model: "TextCompressor | LanguageModel", paths: Sequence[Path]
         memory = load_kv_memories(paths, model.decoder, model.tokenizer)
         check_single_text(memory.B, paths)
         return ChatPrefix.from_kv_memory(memory, model.tokenizer)
-    memory = SummaryMemory.concat_segments(*(model.load(path) for path in paths))
+    memory = SummaryMemory.concat_segments(*(model.load_memory(path) for path in paths))
     check_single_text(memory.B, paths)
     prompt = model.prepare_prompts(["a"], memory)
     if prompt.cache is None:

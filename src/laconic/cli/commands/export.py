@@ -190,7 +190,7 @@ class ExportCommand:
             raise UsageError(f"{self.model} holds keys and values, which vLLM does not take; use summary vectors")
         with status(f"loading {self.reader}"):
             compressor = load_compressor(self.reader)
-            embeds = compressor.prompt_embeddings(compressor.load(self.model), self.prompt)
+            embeds = compressor.prompt_embeddings(compressor.load_memory(self.model), self.prompt)
         atomic.write_file_atomically(
             self.out, lambda new: atomic.save_tensors(new, {"prompt_embeds": embeds}, {}), embeds.nbytes
         )

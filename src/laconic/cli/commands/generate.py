@@ -253,13 +253,13 @@ class GenerateCommand(SamplingFlags):
         self.refuse_checkpoint_flags({"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance})
         with status(f"loading {self.model}"):
             compressor = load_compressor(self.model, self.device)
-            memories = [compressor.load(path) for path in self.memory]
+            memories = [compressor.load_memory(path) for path in self.memory]
             memory = SummaryMemory.concat_segments(*memories) if memories else None
         prompts = [row.text or "" for row in rows]
         if memory is not None:
             rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
         printer = self.build_printer(rows)
-        generations = compressor.generate(prompts, memory, config=self.generation_config(printer))
+        generations = compressor.generate(prompts, self.generation_config(printer), memory=memory)
         self.print_generations(rows, generations, compressor.decoder, printer)
         return 0
 

@@ -86,7 +86,7 @@ class ContextQA:
         memory = self.compress_context(row.context)
         context = self.compressor.tokenizer.encode(f"{row.context}\n", add_special_tokens=False)
         n = int(memory.num_vectors[0])
-        (compressed,) = self.compressor.generate([prompt], memory, config=GenerationConfig(max_tokens=max_tokens))
+        (compressed,) = self.compressor.generate([prompt], GenerationConfig(max_tokens=max_tokens), memory=memory)
         outputs = [
             ("none", self.generate_after_ids([], prompt, max_tokens), 0),
             ("compressed", compressed.text, n),

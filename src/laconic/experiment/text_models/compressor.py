@@ -66,7 +66,7 @@ class TextCompressor:
         >>> import laconic
         >>> compressor = laconic.load("runs/autocompressor")
         >>> memory = compressor.compress(["A long text of several segments, which becomes a few vectors."])
-        >>> generation = compressor.generate(["Q: Who arrived? A:"], memory)[0]
+        >>> generation = compressor.generate(["Q: Who arrived? A:"], memory=memory)[0]
         >>> generation.stop_reason in ("eos", "length")
         True
     """
@@ -188,7 +188,7 @@ class TextCompressor:
         """
         memory.save(path)
 
-    def load(self, path: str | Path) -> SummaryMemory:
+    def load_memory(self, path: str | Path) -> SummaryMemory:
         """Read a memory that this model may read, with the decoder's dtype and device.
 
         Args:
@@ -267,16 +267,16 @@ class TextCompressor:
     def generate(
         self,
         prompts: Iterable[str] | str,
-        memory: SummaryMemory | str | Path | None = None,
-        *,
         config: GenerationConfig = GREEDY,
+        *,
+        memory: SummaryMemory | str | Path | None = None,
     ) -> list[Generation]:
         """Continue prompts on a memory: one prompt per row, one prompt for all rows, or one row for all prompts.
 
         Args:
             prompts: Texts, or one text.
-            memory: A memory, or the path of a file that `save` wrote; None for none.
             config: As in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+            memory: A memory, or the path of a file that `save` wrote; None for none.
 
         Returns:
             One `Generation` per prompt or row.
@@ -292,7 +292,9 @@ class TextCompressor:
         if memory is None:
             encoded = MemoryPrompts([self.tokenizer.encode(text) for text in texts], None, None)
         else:
-            encoded = self.prepare_prompts(texts, self.load(memory) if isinstance(memory, str | Path) else memory)
+            encoded = self.prepare_prompts(
+                texts, self.load_memory(memory) if isinstance(memory, str | Path) else memory
+            )
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.stop_token_ids)
         with self.reading_mode():

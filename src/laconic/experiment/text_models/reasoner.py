@@ -233,7 +233,7 @@ class Reasoner:
         """
         compressor = self.compressor
         if isinstance(memory, str | Path):
-            memory = compressor.load(memory)
+            memory = compressor.load_memory(memory)
         check_memory_type(memory, SummaryMemory)
         if memory.metadata is not None:
             memory.metadata.check_reader("the one given", compressor.metadata)
