@@ -119,13 +119,13 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     assert "memory     memory in 2 layers: " in out
     assert "wrote me.safetensors" in err
     model = learner(place)
-    state = model.load("me.safetensors")
+    state = model.load_memory("me.safetensors")
     near(state, once(model, model.tokenizer.encode(BOOK)))
     assert values.states_equal(model.compress([BOOK]), state)
     assert values.states_equal(model.stream([BOOK[:50], BOOK[50:]]), state)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
     assert run("compress", "hope", "-", "--out", "live.safetensors")[0] == 0
-    assert values.states_equal(model.load("live.safetensors"), state)
+    assert values.states_equal(model.load_memory("live.safetensors"), state)
 
 
 def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
@@ -136,7 +136,7 @@ def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
     assert code == 0
     assert (report["kind"], report["bytes"]) == ("state", Path("x.safetensors").stat().st_size)
     cost, model = report["cost"], learner(place)
-    state = model.load("x.safetensors")
+    state = model.load_memory("x.safetensors")
     assert (cost["num_texts"], cost["num_tokens"], cost["num_state_tokens"]) == (3, 240, 240)
     assert cost["state_bytes"] == values.num_bytes(state)
     assert cost["text_cache_bytes"] == 240 * 2 * 2 * 8 * 4
@@ -181,7 +181,7 @@ def test_compress_resume_equals_uninterrupted(
     assert " nats per token while reading" in out
     assert out == whole
     model = learner(place)
-    assert values.states_equal(model.load("whole.safetensors"), model.load("part.safetensors"))
+    assert values.states_equal(model.load_memory("whole.safetensors"), model.load_memory("part.safetensors"))
     assert nested_model.load_read_documents("whole.safetensors") == nested_model.load_read_documents("part.safetensors")
     assert not Path("part.safetensors.part").exists()
 
@@ -229,16 +229,16 @@ def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> No
     assert Path(me).read_bytes() == before
     model = learner(place)
     (generation,) = model.generate(
-        ["Who"], model.load(me), config=GenerationConfig(update_on_prompt=True, max_tokens=4)
+        ["Who"], GenerationConfig(update_on_prompt=True, max_tokens=4), memory=model.load_memory(me)
     )
     assert out == "Who" + generation.text + "\n"
-    new = model.load("new.safetensors")
+    new = model.load_memory("new.safetensors")
     assert values.states_equal(new, generation.state)
     near(new, once(model, model.tokenizer.encode(BOOK + "Who") + generation.token_ids))
     names = [[document.name for document in row] for row in nested_model.load_read_documents("new.safetensors")]
     assert names == [["book.txt", "prompt and answer"]]
     assert run(*arguments, "--learn", "--save-state", me)[0] == 0, "--save-state writes over a file, as --out does"
-    assert values.states_equal(model.load(me), new)
+    assert values.states_equal(model.load_memory(me), new)
     assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
 
 
@@ -264,20 +264,20 @@ def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:
     report = json.loads(run(*arguments, "--learn", "--save-state", "after.safetensors")[1])["generations"]
     assert [row["prompt"] for row in report] == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
     model = learner(place)
-    assert model.load("after.safetensors").position.tolist() == [43, 123, 83]
+    assert model.load_memory("after.safetensors").position.tolist() == [43, 123, 83]
     alone = model.generate(
         ["x"],
-        values.select_rows(model.load("rows.safetensors"), [1]),
-        config=GenerationConfig(update_on_prompt=True, max_tokens=2),
+        GenerationConfig(update_on_prompt=True, max_tokens=2),
+        memory=values.select_rows(model.load_memory("rows.safetensors"), [1]),
     )
     assert report[1]["ids"] == alone[0].token_ids
     message = "2 prompts"
     refused(run, 2, message, "generate", "hope", "x", "y", "--memory", "rows.safetensors", "--max-tokens", "2")
     with pytest.raises(UsageError, match=r"state of 3 texts.*; 1 given"):
-        model.compress(["a"], model.load("rows.safetensors"))
+        model.compress(["a"], model.load_memory("rows.safetensors"))
     with pytest.raises(UsageError, match="text"):
         model.compress([])
-    on = model.compress(["abc"], values.select_rows(model.load("rows.safetensors"), [0]))
+    on = model.compress(["abc"], values.select_rows(model.load_memory("rows.safetensors"), [0]))
     assert on.position.tolist() == [43]
 
 
@@ -285,16 +285,16 @@ def test_attention_cache_stays_within_the_positions(run: RunCli, place: Path) ->
     """Its caches stay within the model's positions, and the levels go on."""
     assert run("compress", "attending", "book.txt", "--out", "a.safetensors")[0] == 0
     model = learner(place, "attending")
-    state = model.load("a.safetensors")
+    state = model.load_memory("a.safetensors")
     assert state.position.tolist() == [len(BOOK)]
     assert all(layer.cache is not None and layer.cache.S <= 64 for layer in state.layers)
     assert all(level.num_updates.item() for layer in state.layers for level in cast(Any, layer.cms).levels)
     code, _, _ = run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50")
     assert code == 0
-    still = model.generate(["Who"], state, config=GenerationConfig(max_tokens=50))[0].state
+    still = model.generate(["Who"], GenerationConfig(max_tokens=50), memory=state)[0].state
     for layer, before in zip(cast(FastWeightState, still).layers, state.layers, strict=True):
         assert values.states_equal(layer.cms, before.cms), "without --learn the levels stand still"
-    moved = model.generate(["Who stands here?"], state, config=GenerationConfig(update_on_prompt=True, max_tokens=2))[
+    moved = model.generate(["Who stands here?"], GenerationConfig(update_on_prompt=True, max_tokens=2), memory=state)[
         0
     ].state
     levels = cast(Any, cast(FastWeightState, moved).layers[0].cms).levels
@@ -342,7 +342,7 @@ def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, m
     message = "memory (summary vectors)"
     refused(run, 76, message, "generate", "hope", *arguments, "vectors.safetensors")
     with pytest.raises(CorruptArtifactError, match=r"state \(fast weights\)"):
-        reader().load(me)
+        reader().load_memory(me)
     content = bytearray(Path(me).read_bytes())
     content[-1] ^= 1
     Path("bad.safetensors").write_bytes(content)
@@ -364,7 +364,7 @@ def test_state_file_checks_schema_and_tokenizer(
     other = NestedTextModel(model.model, build_byte_tokenizer())
     other.tokenizer.fingerprint = "0123456789abcdef"
     with pytest.raises(CorruptArtifactError, match=r"0123456789ab…"):
-        other.load(me)
+        other.load_memory(me)
 
 
 @pytest.mark.parametrize(
@@ -440,15 +440,15 @@ def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: 
     assert "; checkpoint " in run("inspect", "both.safetensors")[1]
     model = donor_model(place)
     state = model.compress([second], model.compress([first]))
-    assert values.states_equal(model.load("both.safetensors"), state)
+    assert values.states_equal(model.load_memory("both.safetensors"), state)
     names = [[document.name for document in row] for row in nested_model.load_read_documents("both.safetensors")]
     assert names == [["first.txt", "second.txt"]]
     arguments = ("--memory", "first.safetensors", "--learn", "--max-tokens", "0", "--save-state", "again.safetensors")
     code, out, err = run("generate", "donor", "--file", "second.txt", *arguments)
     assert (code, out) == (0, ""), err
-    assert values.states_equal(model.load("again.safetensors"), state)
+    assert values.states_equal(model.load_memory("again.safetensors"), state)
     out = run("generate", "donor", "Who", "--memory", "both.safetensors", "--max-tokens", "3")[1]
-    assert out == f"Who{model.generate(['Who'], state, config=GenerationConfig(max_tokens=3))[0].text}\n"
+    assert out == f"Who{model.generate(['Who'], GenerationConfig(max_tokens=3), memory=state)[0].text}\n"
 
 
 def test_state_in_bfloat16_is_half_as_large(run: RunCli, place: Path) -> None:
@@ -457,7 +457,7 @@ def test_state_in_bfloat16_is_half_as_large(run: RunCli, place: Path) -> None:
         arguments = ("compress", "donor", "book.txt", "--learn", "--out", "s.safetensors", "--dtype", dtype)
         assert run(*arguments)[0] == 0
         sizes.append(values.num_bytes(load_state("s.safetensors")))
-        states.append(model.load("s.safetensors"))
+        states.append(model.load_memory("s.safetensors"))
     assert sizes[1] < 0.6 * sizes[0]
     exact, rounded = (dict(named_tensors(state)) for state in states)
     assert {name: x.dtype for name, x in rounded.items()} == {name: x.dtype for name, x in exact.items()}
@@ -473,9 +473,13 @@ def test_state_of_weights_in_another_dtype_is_refused_with_that_dtype(run: RunCl
     arguments = ("generate", "donor", "x", "--memory", "s.safetensors", "--dtype", "bfloat16", "--max-tokens", "1")
     assert run(*arguments)[0] == 0
     model = NestedTextModel.from_pretrained(place / "donor", dtype="bfloat16")
-    for read in (model.compress, model.generate):
-        with pytest.raises(UsageError, match=r'read with weights in float32, .* bfloat16; load .* dtype="float32"'):
-            read(["a"], donor_model(place).compress(["ab"]))
+    state, message = donor_model(place).compress(["ab"]), 'read with weights in float32, .* bfloat16; load .*"float32"'
+    with pytest.raises(UsageError, match=message):
+        model.compress(["a"], state)
+    with pytest.raises(UsageError, match=message):
+        model.generate(["a"], memory=state)
+    with pytest.raises(UsageError, match="config"):
+        model.generate(["a"], state)  # type: ignore[arg-type]
 
 
 def load_state(path: str) -> FastWeightState:
@@ -497,7 +501,7 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
     refused(run, 2, "--inner-lr: s.safetensors has learned with 0.5", "compress", "donor", "book.txt", "--memory",
             "s.safetensors", "--inner-lr", "0", "--out", "t.safetensors")  # fmt: skip
     with pytest.raises(CorruptArtifactError, match=r"inner_lr is 0.1, expected 0.5"):
-        donor_model(place).load("s.safetensors")
+        donor_model(place).load_memory("s.safetensors")
     with pytest.raises(UsageError, match=r"inner_lr=-1 must be at least 0 \(default: 0.1\)"):
         NestedTextModel.from_pretrained(place / "donor", inner_lr=-1)
     with pytest.raises(UsageError, match=r"texts: give text .*, not NoneType"):
@@ -513,9 +517,9 @@ def test_state_in_memory_with_more_waiting_tokens_than_a_chunk_is_refused(place:
     other = NestedTextModel.from_pretrained(place / "donor", chunk_sizes=[32])
     config = laconic.GenerationConfig(max_tokens=1)
     with pytest.raises(UsageError, match=r"read by a model with other chunk sizes, this one has 32"):
-        other.generate(["a"], donor_model(place).compress(["a" * 50]), config=config)
+        other.generate(["a"], config, memory=donor_model(place).compress(["a" * 50]))
     for num_bytes in (1, 31, 32, 33, 63, 64, 65, 100):
-        assert other.generate(["a"], other.compress(["a" * num_bytes]), config=config)
+        assert other.generate(["a"], config, memory=other.compress(["a" * num_bytes]))
 
 
 def test_reading_warns_if_learning_does_harm() -> None:
@@ -558,7 +562,7 @@ def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> No
     code, _, err = run("compress", "hope", "more.jsonl", *flags)
     assert code == 0, err
     model = learner(place)
-    first, both = model.load("rows.safetensors"), model.load("both.safetensors")
+    first, both = model.load_memory("rows.safetensors"), model.load_memory("both.safetensors")
     assert both.position.tolist() == [40 + 50, 120 + 70, 80 + 20]
     for row, text in enumerate(more):
         near(values.select_rows(both, [row]), model.compress([text], values.select_rows(first, [row])))
@@ -582,12 +586,12 @@ def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> No
 
 def test_generate_from_the_file_of_a_state(place: Path, me: str) -> None:
     model, config = learner(place), GenerationConfig(max_tokens=4, eos_token_ids=())
-    expected = model.generate("More", model.load(me), config=config)[0].token_ids
-    assert model.generate("More", me, config=config)[0].token_ids == expected
-    assert model.generate("More", Path(me), config=config)[0].token_ids == expected
+    expected = model.generate("More", config, memory=model.load_memory(me))[0].token_ids
+    assert model.generate("More", config, memory=me)[0].token_ids == expected
+    assert model.generate("More", config, memory=Path(me))[0].token_ids == expected
     vectors = cast(Any, reader().compress([BOOK]))
     with pytest.raises(UsageError, match="this model reads a FastWeightState or its file, not SummaryMemory"):
-        model.generate("More", vectors)
+        model.generate("More", memory=vectors)
 
 
 def test_compress_checks_the_disk_with_the_first_segment(

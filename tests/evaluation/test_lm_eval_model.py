@@ -204,7 +204,7 @@ def test_laconic_lm_scores_a_model_that_learns(overrides: tuple[str, ...], tmp_p
     for memory in (None, str(tmp_path / "state.safetensors")):
         scores = LaconicLM(str(run), memory=memory)._loglikelihood_tokens(pairs)
         for (_, context, continuation), (score, is_greedy) in zip(pairs, scores, strict=True):
-            state, expected, greedy = None if memory is None else model.load(memory), 0.0, True
+            state, expected, greedy = None if memory is None else model.load_memory(memory), 0.0, True
             for i, id in enumerate((context + continuation)[:-1], 1):
                 output = model.model.read_tokens(torch.tensor([[id]]), state, update_weights=not model.has_attention)
                 state, logprobs = output.cache, model.model.logits(output.hidden_states)[0, 0].log_softmax(-1)

@@ -64,7 +64,7 @@ def test_smollm2_learns_from_a_book(smollm2: Path, shared: Path, tmp_path: Path)
     assert path.stat().st_size < 1.01 * (4 * numbers + len(middle.layers) * cache)
 
     uninterrupted, loss = read(model, ids[:, MIDDLE:], middle, learn=True)
-    resumed, _ = read(model, ids[:, MIDDLE:], model.load(path), learn=True)
+    resumed, _ = read(model, ids[:, MIDDLE:], model.load_memory(path), learn=True)
     assert torch.equal(resumed.hidden_states, uninterrupted.hidden_states)
     assert values.states_equal(resumed.cache, uninterrupted.cache)
 

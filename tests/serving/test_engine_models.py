@@ -218,7 +218,7 @@ def test_engine_reads_fast_weights(overrides: tuple[str, ...], tmp_path: Path, m
     ]
     run_to_end(engine)
     for prompt, state, config, receiver in zip(prompts, states, configs, receivers, strict=True):
-        alone = model.generate([prompt], state, config=config)[0]
+        alone = model.generate([prompt], config, memory=state)[0]
         assert (receiver.token_ids, receiver.text) == (alone.token_ids, alone.text)
 
 

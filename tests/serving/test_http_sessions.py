@@ -59,7 +59,7 @@ def generate(model: NestedTextModel, *texts: str, prompt: str = "When?") -> str:
     state = None
     for text in texts:
         state = model.compress([text], state)
-    return model.generate([prompt], state, config=GenerationConfig(max_tokens=6))[0].text
+    return model.generate([prompt], GenerationConfig(max_tokens=6), memory=state)[0].text
 
 
 def test_session_learns_forks_resets_and_is_deleted(
@@ -76,7 +76,7 @@ def test_session_learns_forks_resets_and_is_deleted(
     assert complete(learner, fork["id"]) == generate(model, TEXT, "A second text, for the fork alone.")
     path = tmp_path / "state.safetensors"
     path.write_bytes(learner.get(f"/v1/sessions/{session['id']}/state").content)
-    assert states_equal(model.load(path), model.compress([TEXT]))
+    assert states_equal(model.load_memory(path), model.compress([TEXT]))
     assert post(learner, f"/{session['id']}/reset")["tokens"] == 0
     assert complete(learner, session["id"]) == generate(model)
     ids = {entry["id"] for entry in learner.get("/v1/sessions").json()["data"]}

@@ -70,7 +70,7 @@ def compress_text(command: CompressCommand) -> int:
     refuse_flags(flags | {"seed": command.seed or None}, reason)
     with status(f"loading {command.model}"):
         model = load_model(command, command.memory)
-        before = None if command.memory is None else model.load(command.memory)
+        before = None if command.memory is None else model.load_memory(command.memory)
         documents = [] if command.memory is None else load_read_documents(command.memory)
     num_texts = 1 if before is None or len(before.position) == 1 else command.count_texts()
     job, start = model.start_reading(before, num_texts), time.perf_counter()
@@ -117,7 +117,7 @@ def generate_text(command: GenerateCommand) -> int:
         model = load_model(command, memory, command.dtype, command.revision)
         if command.learn and not model.update_weights:
             raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
-        state = None if memory is None else model.load(memory)
+        state = None if memory is None else model.load_memory(memory)
         documents = [] if memory is None else load_read_documents(memory)
     ids, state = match_rows([row.encode(model.tokenizer, is_continuation=state is not None) for row in rows], state)
     rows = title_rows(rows, len(ids), documents)

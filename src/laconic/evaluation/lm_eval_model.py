@@ -108,7 +108,7 @@ class LaconicLM(TemplateLM):
         self._device = self.model.decoder.token_embedding.weight.device
         self.state: FastWeightState | None = None
         if memory is not None and isinstance(self.model, laconic.NestedTextModel):
-            self.state, memory = self.model.load(memory), None
+            self.state, memory = self.model.load_memory(memory), None
         self.cache, self.first_position = self.read_memory(memory)
         used = 0 if self.cache is None else self.first_position or int(self.cache.next_position.max())
         self.max_length = max_length or self.model.decoder.config.max_position_embeddings - used
@@ -285,7 +285,7 @@ class LaconicLM(TemplateLM):
         if isinstance(self.model, laconic.Reasoner):
             return [cut_text(answer.text, until, None) for answer in self.model.generate(contexts, config)]
         if isinstance(self.model, laconic.NestedTextModel):
-            generations = self.model.generate(contexts, self.state, config=config)
+            generations = self.model.generate(contexts, config, memory=self.state)
             return [cut_text(generation.text, until, None) for generation in generations]
         decoder, room = self.model.decoder, self.max_length - config.max_tokens
         if room < 1:

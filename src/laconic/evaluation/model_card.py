@@ -24,7 +24,7 @@ from laconic.training.signals import StopSignal
 USES = {
     "reason": 'answer = model.generate(["QUESTION"])[0]\nprint(answer.text, answer.passes)',
     "read": 'memory = model.compress(["A long text."])\nprint(model.generate(["PROMPT"], memory=memory)[0].text)',
-    "learn": 'state = model.compress(["A long text."])\nprint(model.generate(["PROMPT"], state)[0].text)',
+    "learn": 'state = model.compress(["A long text."])\nprint(model.generate(["PROMPT"], memory=state)[0].text)',
     "continue": 'print(model.generate(["PROMPT"])[0].text)',
 }
 METHOD_USES = {"autocompressor": "read", "hope": "learn", "lm": "continue"}

@@ -36,7 +36,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig, check_range, check_type
+from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_range, check_type
 from laconic.generation.generate import Generation, generate
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
@@ -67,7 +67,7 @@ class NestedTextModel:
         >>> import laconic
         >>> model = laconic.load("runs/hope")
         >>> state = model.compress(["A long text, which changes the fast weights."])
-        >>> generation = model.generate(["Q: Who arrived? A:"], state)[0]
+        >>> generation = model.generate(["Q: Who arrived? A:"], memory=state)[0]
         >>> generation.stop_reason in ("eos", "length")
         True
     """
@@ -182,7 +182,7 @@ class NestedTextModel:
 
     def open_state(self, state: FastWeightState | str | Path | None) -> FastWeightState | None:
         """Return a state, loaded if it is the path of a file. Raises `UsageError` for one of another kind or model."""
-        state = self.load(state) if isinstance(state, str | Path) else state
+        state = self.load_memory(state) if isinstance(state, str | Path) else state
         if state is not None:
             check_memory_type(state, FastWeightState)
             check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
@@ -217,9 +217,9 @@ class NestedTextModel:
     def generate(
         self,
         prompts: Sequence[str] | str,
-        state: FastWeightState | str | Path | None = None,
-        *,
         config: GenerationConfig = GREEDY,
+        *,
+        memory: FastWeightState | str | Path | None = None,
     ) -> list[Generation]:
         """Continue prompts on a state: one prompt per row, one prompt for all rows, or one row for all prompts.
 
@@ -228,8 +228,8 @@ class NestedTextModel:
 
         Args:
             prompts: Texts, or one text; on a state they are encoded without special tokens such as BOS.
-            state: State to continue from, which is never changed, or the path of a file that `save` wrote.
             config: As in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+            memory: State to continue from, which is never changed, or the path of a file that `save` wrote.
 
         Returns:
             One `Generation` per prompt or row; its `state` is the state after that row.
@@ -238,7 +238,8 @@ class NestedTextModel:
             UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.
             CorruptArtifactError: If the file is damaged or belongs to another model.
         """
-        state = self.open_state(state)
+        check_config(config)
+        state = self.open_state(memory)
         ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in list_prompts(prompts)]
         return self.generate_from_ids(ids, state, config)
 
@@ -326,7 +327,7 @@ class NestedTextModel:
             source=source,
         )
 
-    def load(self, path: str | Path) -> FastWeightState:
+    def load_memory(self, path: str | Path) -> FastWeightState:
         """Read a state that `save` wrote.
 
         Raises:

@@ -133,7 +133,7 @@ class SessionStore:
             ApiError: 400 if the file is damaged, was written for another model, or holds several texts.
         """
         try:
-            state, documents = self.model.load(path), load_read_documents(path)
+            state, documents = self.model.load_memory(path), load_read_documents(path)
         except CorruptArtifactError as error:
             raise ApiError(400, hide_path(error, path, "the file"), "state") from None
         rows = len(state.position)
