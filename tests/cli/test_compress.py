@@ -352,7 +352,7 @@ def test_compress_missing_folder_and_full_disk(run: RunCli, monkeypatch: pytest.
     message = "--out no/x.safetensors"
     refused(run, 2, message, "compress", "run", "book.txt", "--out", "no/x.safetensors")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 
     monkeypatch.setattr("laconic.compression.memory_file.save_artifact", full)

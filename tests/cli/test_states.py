@@ -539,7 +539,7 @@ def test_reading_warns_if_learning_does_harm() -> None:
 
 
 def test_a_full_disk_leaves_what_was_there(run: RunCli, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 
     with monkeypatch.context() as patch:

@@ -152,9 +152,11 @@ def test_load_tokenizer_invalid_files(tmp_path: Path) -> None:
 
 
 def test_load_tokenizer_refuses_links_out_of_the_folder(stories: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").symlink_to(stories / "tokenizer.json")
+    (tmp_path / "other.json").write_bytes((stories / "tokenizer.json").read_bytes())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").symlink_to("../other.json")
     with pytest.raises(UnsafeFileError, match="leads out of its folder"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path / "model")
 
 
 # --- chat

@@ -124,3 +124,14 @@ def test_reading_without_learning_does_no_harm() -> None:
         warnings.simplefilter("error")
         state = model.compress(["Lily and Max went to the park. They saw a big dog and they had a lot of fun. " * 3])
         model.compress(["The heat of the burning gas drove the crowd of men back from the pit. " * 2], state)
+
+
+def test_a_prompt_that_is_learned_stays_whole_in_attention() -> None:
+    model, generator = build("llama", 32, (8,)), random.Random(0)
+    state = model.read_ids([random_row(generator, 28)])
+    for update_on_prompt in (True, False):
+        config = GenerationConfig(max_tokens=2, update_on_prompt=update_on_prompt)
+        (answer,) = model.generate_from_ids([random_row(generator, 10)], state, config)
+        cache = cast(FastWeightState, answer.state).attention_cache
+        assert cache is not None
+        assert cache.S == 12

@@ -637,6 +637,14 @@ def test_load_a_folder_of_links_to_a_checkpoint_elsewhere(tmp_path: Path) -> Non
         assert bit_equal(decoder.state_dict(), Decoder.from_pretrained(whole).state_dict())
         decoder.save_pretrained(tmp_path / f"{name}_saved")
         assert (tmp_path / f"{name}_saved" / "tokenizer.json").read_text() == "{}"
+    links = tmp_path / "links"
+    decoder = Decoder.from_pretrained(links)
+    (tmp_path / "secret").write_text("secret")
+    (links / "x").mkdir()
+    (links / "x" / "vocab.json").symlink_to(tmp_path / "secret")
+    (links / "vocab.json").symlink_to("x/vocab.json")
+    with pytest.raises(UnsafeFileError, match=r"vocab.json leads out of its folder"):
+        decoder.save_pretrained(tmp_path / "c")
 
 
 def test_load_refuses_snapshot_links_out_of_its_blobs(tmp_path: Path) -> None:

@@ -145,9 +145,11 @@ def test_write_file_into_a_pipe_leaves_the_pipe(tmp_path: Path) -> None:
     assert temporary.follow_link(tmp_path / "link") == tmp_path / "link"  # /dev/stdout leads to no path
     with ThreadPoolExecutor() as pool:
         text = pool.submit(pipe.read_text)
-        atomic.write_text_atomically(pipe, "all of it")
+        atomic.write_named_file(pipe, lambda new: new.write_text("all of it"))
         assert text.result(60) == "all of it"
     assert pipe.is_fifo()
+    atomic.write_text_atomically(pipe, "a file that no user named replaces what is there")
+    assert pipe.is_file()
 
 
 def test_artifact_is_written_through_a_link(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_artifact_is_written_through_a_link(tmp_path: Path) -> None:
     link = tmp_path / "link.safetensors"
     link.symlink_to("disk/memory.safetensors")  # which does not exist yet
     for value in (1.0, 2.0):
-        atomic.save_artifact(link, {"x": torch.tensor([value])}, "memory", {})
+        atomic.save_artifact(link, {"x": torch.tensor([value])}, "memory", {}, is_named=True)
         assert link.is_symlink()
         tensors, _ = atomic.load_artifact(tmp_path / "disk" / "memory.safetensors", "memory")
         assert tensors["x"].item() == value

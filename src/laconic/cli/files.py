@@ -51,6 +51,7 @@ def check_output_path(flag: str, path: Path) -> None:
         raise UsageError(f"{flag} -: give a file; /dev/stdout is standard output")
     if is_device_or_pipe(path):
         return
+    path = follow_link(path)
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder; give a file")
     if not path.absolute().parent.is_dir():
@@ -106,7 +107,7 @@ def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a text file atomically and log its path."""
-    from laconic.storage.atomic import write_text_atomically  # imports torch
+    from laconic.storage.atomic import write_named_file  # imports torch
 
-    write_text_atomically(follow_link(path), text)
+    write_named_file(path, lambda new: new.write_text(text, encoding="utf-8"))
     log_message(f"wrote {path}")

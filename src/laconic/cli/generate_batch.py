@@ -14,7 +14,7 @@ from laconic.cli.generate_prompts import PromptRow, find_row_stop_ids
 from laconic.compression.kv.memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import CorruptArtifactError, UsageError, translate_os_errors
+from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
 from laconic.experiment.text_models.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation
@@ -171,7 +171,11 @@ class PartialOutput:
             file.write(f"{self.digest} {row}\n")
 
     def finish(self, output: Path) -> None:
-        """Write the rows alone to OUTPUT, and delete OUTPUT.part."""
+        """Write the rows alone to OUTPUT, and delete OUTPUT.part; raise `BusyError` if OUTPUT was made meanwhile."""
+        if output.exists():
+            raise BusyError(
+                f"{output} exists by now; the rows are in {self.path}: delete {output} and repeat the command"
+            )
 
         def copy(new: Path) -> None:
             with self.path.open("rb") as source, new.open("wb") as target:

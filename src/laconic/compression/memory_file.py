@@ -295,7 +295,7 @@ def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetad
         raise UsageError(
             f"{path}: {len(metadata.documents):,} texts are too many for one memory file; write several files"
         )
-    save_artifact(path, tensors, FILE_KIND, data)
+    save_artifact(path, tensors, FILE_KIND, data, is_named=True)
 
 
 def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:

@@ -107,7 +107,7 @@ def save_state(
         "version": version, "shape": spec,
     }  # fmt: skip
     metadata |= {"source": dict(source)} if source else {}
-    atomic.save_artifact(Path(path), tensors, ARTIFACT_KIND, metadata)
+    atomic.save_artifact(Path(path), tensors, ARTIFACT_KIND, metadata, is_named=True)
 
 
 def load_state(path: str | Path, *, memory_kind: str, model_fingerprint: str, force: bool = False) -> Any:

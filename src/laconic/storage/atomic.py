@@ -163,8 +163,6 @@ def check_new_folder(target: Path, expected_bytes: int = 0) -> None:
 def write_file_atomically(path: Path, write: Callable[[Path], object], expected_bytes: int = 0) -> None:
     """Create or replace a file; on any failure the old file stays.
 
-    A device or a pipe, such as /dev/null, is not replaced: the complete file is written into it.
-
     Args:
         path: File to create or replace.
         write: Writes the temporary file whose path it is given.
@@ -174,13 +172,6 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
         DiskError: If there is too little free space or the file system fails.
     """
     with translate_os_errors(path, expected_bytes):
-        if is_device_or_pipe(path):
-            with TemporaryDirectory() as folder:
-                temporary = Path(folder, path.name)
-                write(temporary)
-                with temporary.open("rb") as source, path.open("wb") as target:
-                    shutil.copyfileobj(source, target)
-            return
         check_free_space(path.parent, expected_bytes)
         with create_temporary_folder(path) as folder:
             temporary = folder / path.name
@@ -188,6 +179,22 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
             fsync_path(temporary)
             os.replace(temporary, path)
         fsync_path(path.parent)
+
+
+def write_named_file(path: Path, write: Callable[[Path], object], expected_bytes: int = 0) -> None:
+    """Write a file that a user names, as `write_file_atomically` does.
+
+    Of a link, the file that it leads to is written. A device or a pipe, such as /dev/null, is not replaced: the
+    complete file is written into it.
+    """
+    if not is_device_or_pipe(path):
+        write_file_atomically(follow_link(path), write, expected_bytes)
+        return
+    with translate_os_errors(path), TemporaryDirectory() as folder:
+        temporary = Path(folder, path.name)
+        write(temporary)
+        with temporary.open("rb") as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -239,21 +246,25 @@ def fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, metadata: Mapping[str, object]) -> None:
+def save_artifact(
+    path: Path, tensors: Mapping[str, Tensor], kind: str, metadata: Mapping[str, object], is_named: bool = False
+) -> None:
     """Write a self-describing safetensors file atomically.
 
     Args:
-        path: File to create or replace; of a link, the file that it leads to.
+        path: File to create or replace.
         tensors: Finite tensors by name.
         kind: Type of artifact, for example "memory"; `load_artifact` asks for the same one.
         metadata: Any JSON values; stored as canonical JSON under the header key `laconic`, beside a `digest` of that
             JSON and of all tensors.
+        is_named: Whether a user names the file, as in `write_named_file`.
     """
     copies = unshare_tensors(tensors)
     text = to_canonical_json({**metadata, "format": FORMAT_VERSION, "kind": kind})
     header = {"laconic": text, "digest": hash_artifact(text, copies)}
     size = sum(t.nbytes for t in copies.values())
-    write_file_atomically(follow_link(path), lambda new: save_tensors(new, copies, header), size)
+    write = write_named_file if is_named else write_file_atomically
+    write(path, lambda new: save_tensors(new, copies, header), size)
 
 
 def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

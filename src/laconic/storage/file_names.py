@@ -27,7 +27,7 @@ def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
     try:
         home, path = root.resolve(), (root / name).resolve()
         is_special = path.exists() and not path.is_file()
-        is_same_name = allow_links and (root / name).is_symlink() and (root / name).readlink().name == Path(name).name
+        is_same_name = allow_links and _leads_to_same_name(root / name, path)
     except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long
         raise UnsafeFileError(f"{root / name} cannot be resolved ({error}); not opened") from None
     if not (path.is_relative_to(home) or is_same_name or path.parent == _hub_blobs_folder(home)):
@@ -48,6 +48,14 @@ def check_is_file(path: Path) -> None:
 def is_printable(name: str) -> bool:
     """Return whether a name is short and free of control characters, line ends and changes of text direction."""
     return 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
+
+
+def _leads_to_same_name(file: Path, target: Path) -> bool:
+    """Return whether a link leads to a file of its own name, or to one of a hub snapshot, which is a link to a blob."""
+    if not file.is_symlink() or target.name == file.name:
+        return file.is_symlink()
+    first = file.parent / file.readlink()
+    return first.name == file.name and target.parent == _hub_blobs_folder(first.parent.resolve())
 
 
 def _hub_blobs_folder(home: Path) -> Path | None:

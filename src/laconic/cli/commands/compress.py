@@ -25,6 +25,7 @@ from laconic.cli.arguments import (
 from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
+from laconic.storage.temporary import follow_link, is_device_or_pipe
 
 if TYPE_CHECKING:
     from laconic.compression.autocompressor import AutoCompressor
@@ -191,6 +192,8 @@ class CompressCommand:
             check_file(Path(to_utf8(self.source)), "a text, a .jsonl, or - for standard input")
         check_replaceable("--out", self.out)
         check_output_path("--out", self.out)
+        if (self.save_every is not None or self.resume) and is_device_or_pipe(self.out):
+            raise UsageError(f"--out {self.out} is not a regular file; --save-every and --resume need one")
         if self.source != "-":
             check_text_format(Path(to_utf8(self.source)))
 
@@ -221,6 +224,8 @@ class CompressCommand:
         Standard input and pipes can be read only once.
         """
         segment_tokens, method = self.segment_tokens or compressor.segment_tokens, compressor.method
+        if self.source == "-" or Path(to_utf8(self.source)).is_fifo():
+            return
         if segment_tokens > method.max_segment_tokens:
             context = compressor.decoder.config.max_position_embeddings
             raise UsageError(
@@ -228,7 +233,7 @@ class CompressCommand:
                 f"segment and the vectors after it; give --segment-tokens {method.max_segment_tokens:,} or fewer"
             )
         max_segments = method.max_segments(segment_tokens, job.stop_rule.num_vectors)
-        if max_segments is None or self.source == "-" or Path(to_utf8(self.source)).is_fifo():
+        if max_segments is None:
             return
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
         with status("checking the length"):
@@ -275,7 +280,8 @@ class CompressCommand:
                 for step, _ in enumerate(job.run(texts), 1):
                     rate = source_progress.describe_rate()
                     show(f"{rate}, bytes", source_progress.bytes_done or 1, source_progress.total)
-                    check_free_space(self.out.parent, job.count_bytes(dtype))
+                    if not is_device_or_pipe(self.out):
+                        check_free_space(follow_link(self.out).parent, job.count_bytes(dtype))
                     if self.save_every is not None and step % self.save_every == 0:
                         job.save(self.partial_path, key)
                         saved = job.tokens

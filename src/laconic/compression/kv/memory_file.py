@@ -150,7 +150,7 @@ def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocumen
 def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> None:
     """Write tensors and metadata. Raises `UsageError` if `path` is a folder."""
     check_file_path(path)
-    save_artifact(path, tensors, FILE_KIND, asdict(metadata))
+    save_artifact(path, tensors, FILE_KIND, asdict(metadata), is_named=True)
 
 
 def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:

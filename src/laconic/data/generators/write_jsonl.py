@@ -7,7 +7,7 @@ from typing import Any
 
 from laconic.batches import ReasoningExample
 from laconic.errors import BusyError, InputError
-from laconic.storage.atomic import write_file_atomically
+from laconic.storage.atomic import write_named_file
 
 
 def example_to_row(example: ReasoningExample) -> dict[str, Any]:
@@ -50,4 +50,4 @@ def write_jsonl(
         if before_commit:
             before_commit()
 
-    write_file_atomically(path, write)
+    write_named_file(path, write)

@@ -26,7 +26,7 @@ from laconic.experiment.from_recipe.untrained_levels import (
 )
 from laconic.experiment.load_run import LoadedRun, read_run_method
 from laconic.experiment.resumable_stream import TokenStream
-from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, clear_attention_if_full
+from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, make_room
 from laconic.experiment.text_models.text_model import (
     check_memory_type,
     current_time,
@@ -261,13 +261,13 @@ class NestedTextModel:
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.stop_token_ids)
         lengths = list(map(len, ids))
-        if config.update_on_prompt and max(lengths, default=0) > 1:
+        is_learning = bool(config.update_on_prompt) and max(lengths, default=0) > 1
+        if state is not None and lengths:
+            state = make_room(self.model, state, lengths, config.max_tokens, self.attention_window, is_learning)
+        if is_learning:
             room = max(self.attention_window - config.max_tokens - 1, self.segment_tokens)
             state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
             ids = [row[-1:] for row in ids]
-        elif state is not None and lengths:
-            num_new_tokens = torch.tensor(lengths) + config.max_tokens
-            state = clear_attention_if_full(self.model, state, num_new_tokens, self.attention_window)
         results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
         return [replace(result, num_prompt_tokens=n) for result, n in zip(results, lengths, strict=True)]
 

@@ -220,6 +220,19 @@ def clear_attention_if_full(
     return replace(state, layers=clear_attention(state.layers, is_full), open_chunk=chunk)
 
 
+def make_room(
+    model: Hope, state: FastWeightState, lengths: Sequence[int], max_tokens: int, window: int, is_learning: bool
+) -> FastWeightState:
+    """Empty the attention cache of the rows whose prompt and answer do not fit after it.
+
+    A prompt that is learned and does not fit with its answer, or has none, is read as a text, which needs no room.
+    """
+    num_new_tokens = torch.tensor(lengths) + max_tokens
+    if is_learning:
+        num_new_tokens[(num_new_tokens > window) | (max_tokens == 0)] = 0
+    return clear_attention_if_full(model, state, num_new_tokens, window)
+
+
 def clear_attention(layers: tuple[LayerState, ...], rows: Bool[Tensor, " B"]) -> tuple[LayerState, ...]:
     """Empty the attention caches of some rows, and drop the slots that no row uses any more."""
     if not bool(rows.any()):
