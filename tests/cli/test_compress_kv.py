@@ -1,7 +1,9 @@
 """`laconic compress`, `inspect` and `generate --memory` with a plain checkpoint."""
 
 import json
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +54,21 @@ def test_compress_does_not_replace_a_text(model: Path, text: Path, tmp_path: Pat
         code, _, err = run_cli("compress", model, text, "--out", out)
         assert (code, "delete it or choose another file" in err) == (73, True), err
     assert (text.read_text(), other.read_text()) == (TEXT + "\n", "notes")
+
+
+def test_compress_into_a_pipe(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """As `--out >(command)` in a shell: /dev/fd has no free space, and a pipe is not replaced."""
+    flags, (reading, writing) = ("--keep", 0.5), os.pipe()
+    with ThreadPoolExecutor() as pool, os.fdopen(reading, "rb") as file:
+        written = pool.submit(file.read)
+        try:
+            code, _, err = run_cli("compress", model, text, "--out", f"/dev/fd/{writing}", *flags)
+        finally:
+            os.close(writing)
+        (tmp_path / "copy.safetensors").write_bytes(written.result(60))
+    assert code == 0, err
+    assert run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors", *flags)[0] == 0
+    assert KVMemory.load(tmp_path / "copy.safetensors").is_equal(KVMemory.load(tmp_path / "memory.safetensors"))
 
 
 def test_compress_describes_what_it_keeps(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:

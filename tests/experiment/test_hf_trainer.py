@@ -26,6 +26,27 @@ def build(folder: Path, text: str = TINY_RECIPE, *overrides: str) -> Experiment:
     return build_experiment(load_recipe(folder / "recipe.toml", overrides)[0], torch.device("cpu"))
 
 
+def build_trainer(built: Experiment, folder: Path, collate: RowCollator | None = None, **options: Any) -> Any:
+    """Return a Trainer of an experiment's method on the CPU, which evaluates on the first batch of rows."""
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        str(folder / "trainer"),
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        learning_rate=RATE,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        **options,
+    )
+    data, model = built.training_data, TrainerModel(built.method)
+    rows: Any = range(len(data))
+    return Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=rows[:BATCH], data_collator=collate or RowCollator(data)
+    )
+
+
 class RecordingCollator(RowCollator):
     """Stores the rows of each batch."""
 
@@ -40,29 +61,20 @@ class RecordingCollator(RowCollator):
 
 def test_trainer_model_equals_a_plain_loop(tmp_path: Path) -> None:
     needs("transformers")
-    from transformers import Trainer, TrainingArguments
-
     ours, theirs = build(tmp_path), build(tmp_path)
-    data = theirs.training_data
-    collate = RecordingCollator(data)
-    arguments = TrainingArguments(
-        str(tmp_path / "trainer"),
+    collate = RecordingCollator(theirs.training_data)
+    build_trainer(
+        theirs,
+        tmp_path,
+        collate,
         max_steps=UPDATES,
-        per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=ACCUMULATION,
-        learning_rate=RATE,
         lr_scheduler_type="constant",
         optim="adamw_torch",
         weight_decay=0.0,
         max_grad_norm=1.0,
-        report_to="none",
         save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    model: Any = TrainerModel(theirs.method)
-    rows: Any = range(len(data))
-    Trainer(model, arguments, train_dataset=rows, data_collator=collate).train()
+    ).train()
 
     method = ours.method.train()
     optimizer = torch.optim.AdamW(method.parameters(), lr=RATE, weight_decay=0.0)
@@ -83,29 +95,17 @@ def test_trainer_model_equals_a_plain_loop(tmp_path: Path) -> None:
 
 def test_trainer_model_evaluates_and_loads_the_best_step(tmp_path: Path) -> None:
     needs("transformers")
-    from transformers import Trainer, TrainingArguments
-
     built = build(tmp_path)
-    arguments = TrainingArguments(
-        str(tmp_path / "trainer"),
+    trainer = build_trainer(
+        built,
+        tmp_path,
         max_steps=2,
-        per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH,
         eval_strategy="steps",
         eval_steps=1,
         save_strategy="steps",
         save_steps=1,
         load_best_model_at_end=True,
         metric_for_best_model="eval_loss",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    model: Any = TrainerModel(built.method)
-    rows: Any = range(len(built.training_data))
-    held_out: Any = range(BATCH)
-    trainer = Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=held_out, data_collator=RowCollator(built.training_data)
     )
     with torch.no_grad():
         expected = built.method.eval()(built.training_data.batch(range(BATCH), 0, 0)).loss.item()
@@ -117,26 +117,13 @@ def test_trainer_model_evaluates_and_loads_the_best_step(tmp_path: Path) -> None
 
 def test_trainer_model_checkpoints_activations(tmp_path: Path) -> None:
     needs("transformers")
-    from transformers import Trainer, TrainingArguments
-
     trained: list[dict[str, torch.Tensor]] = []
     for is_enabled in (False, True):
         built = build(tmp_path)
         (decoder,) = {module for module in built.method.modules() if isinstance(module, Decoder)}
-        arguments = TrainingArguments(
-            str(tmp_path / "trainer"),
-            max_steps=1,
-            per_device_train_batch_size=BATCH,
-            learning_rate=RATE,
-            gradient_checkpointing=is_enabled,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        model: Any = TrainerModel(built.method)
-        rows: Any = range(len(built.training_data))
-        Trainer(model, arguments, train_dataset=rows, data_collator=RowCollator(built.training_data)).train()
+        trainer = build_trainer(built, tmp_path, max_steps=1, gradient_checkpointing=is_enabled, save_strategy="no")
+        trainer.train()
+        model = trainer.model
         assert decoder.activation_checkpointing == is_enabled
         trained.append({name: p.detach() for name, p in built.method.named_parameters()})
     torch.testing.assert_close(trained[0], trained[1], rtol=1e-5, atol=1e-6)

@@ -20,7 +20,7 @@ from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_posit
 from laconic.experiment.load_model import check_is_model, load_plain_model
 from laconic.experiment.text_models.kv_compressor import compress_text, encode_document
 from laconic.models.config import DecoderConfig
-from laconic.storage.atomic import check_free_space
+from laconic.storage.atomic import check_space_for_file
 
 
 def compress_with_checkpoint(command: CompressCommand) -> int:
@@ -46,7 +46,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     if config.max_loss is None:
         num_slots = sum(config.num_slots(len(encode_document(tokenizer, text, command.chat)[0])) for _, text in texts)
         stored_dtype = dtype or decoder.token_embedding.weight.dtype
-        check_free_space(command.out.parent, num_slots * kv_bytes_per_position(decoder.config, stored_dtype))
+        check_space_for_file(command.out, num_slots * kv_bytes_per_position(decoder.config, stored_dtype))
     memories, windows, positions, start = list[KVMemory](), 0, 0, time.perf_counter()
     with progress("compressing") as show:
         for name, text in texts:

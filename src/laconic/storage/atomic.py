@@ -237,6 +237,16 @@ def check_free_space(folder: Path, expected_bytes: int) -> None:
         )
 
 
+def check_space_for_file(path: Path, expected_bytes: int) -> None:
+    """Check, before the work, the room for a file that a user names, as `write_named_file` writes it.
+
+    Raises:
+        DiskError: If there is too little free space; a device or a pipe needs none.
+    """
+    if not is_device_or_pipe(path):
+        check_free_space(follow_link(path).parent, expected_bytes)
+
+
 def fsync_path(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)

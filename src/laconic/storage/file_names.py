@@ -52,10 +52,11 @@ def is_printable(name: str) -> bool:
 
 def _leads_to_same_name(file: Path, target: Path) -> bool:
     """Return whether a link leads to a file of its own name, or to one of a hub snapshot, which is a link to a blob."""
-    if not file.is_symlink() or target.name == file.name:
-        return file.is_symlink()
+    if not file.is_symlink():
+        return False
     first = file.parent / file.readlink()
-    return first.name == file.name and target.parent == _hub_blobs_folder(first.parent.resolve())
+    is_in_snapshot = first.name == file.name and target.parent == _hub_blobs_folder(first.parent.resolve())
+    return target.name == file.name or is_in_snapshot
 
 
 def _hub_blobs_folder(home: Path) -> Path | None:

@@ -25,7 +25,7 @@ from laconic.cli.arguments import (
 from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
-from laconic.storage.temporary import follow_link, is_device_or_pipe
+from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
     from laconic.compression.autocompressor import AutoCompressor
@@ -271,7 +271,7 @@ class CompressCommand:
 
         A disk that is too full for the rows so far ends it, with the first segment if a state does not fit.
         """
-        from laconic.storage.atomic import check_free_space
+        from laconic.storage.atomic import check_space_for_file
 
         source_progress, dtype, saved = SourceProgress(job), parse_dtype(self.dtype), 0
         texts = self.text_batches(tokenize, source_progress)
@@ -280,8 +280,7 @@ class CompressCommand:
                 for step, _ in enumerate(job.run(texts), 1):
                     rate = source_progress.describe_rate()
                     show(f"{rate}, bytes", source_progress.bytes_done or 1, source_progress.total)
-                    if not is_device_or_pipe(self.out):
-                        check_free_space(follow_link(self.out).parent, job.count_bytes(dtype))
+                    check_space_for_file(self.out, job.count_bytes(dtype))
                     if self.save_every is not None and step % self.save_every == 0:
                         job.save(self.partial_path, key)
                         saved = job.tokens
