@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from laconic.cli import generate_batch
 from laconic.cli.commands import train as train_command
 from laconic.cli.commands.train import describe_size, normalise_args
 from laconic.data.synthetic.digits import build_digits_tokenizer
@@ -370,6 +371,45 @@ def test_generate_run_answers_with_its_method_or_chain(run: RunCli) -> None:
     assert "--with-cot: gone is not a run" in run("generate", "gone", "x", "--with-cot").err
     assert run("export", "runs/a", "--out", "out")[0] == 0
     assert Path("out/model.safetensors").read_bytes() == weights("runs/a", 1)
+
+
+def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    questions = ("3 + 4 * 2 =", "1 + 1 =", "7 * 3 + 1 - 5 * 2 =")
+    rows: list[dict[str, object]] = [{"question": question, "answer": n} for n, question in enumerate(questions)]
+    rows.append({"prompt": questions[0], "question": "another"})
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flags = ("--max-tokens", 5, "--temperature", 2, "--seed", 3)
+    command = ("generate", "runs/a", "--input", "rows.jsonl", *flags)
+    code, out, err = run(*command)
+    assert code == 0
+    assert "tokens in " in err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [{name: line[name] for name in line if name != "generation"} for line in lines] == rows
+    alone = json.loads(run("generate", "runs/a", *questions, questions[0], *flags, "--format", "json")[1])
+    assert [{"prompt": result.pop("prompt"), "generation": result} for result in alone["generations"]] == [
+        {"prompt": row.get("prompt", row["question"]), "generation": line["generation"]}
+        for row, line in zip(rows, lines, strict=True)
+    ]
+    assert lines[0]["generation"] != lines[3]["generation"], "the same question at another index has another seed"
+    assert run(*command, "--batch-size", 1)[1] == out
+    resumed = (*command, "--output", "answers.jsonl", "--batch-size", 1)
+    append = generate_batch.PartialOutput.append
+
+    def stop(self: generate_batch.PartialOutput, row: str) -> None:
+        if self.num_rows == 2:
+            raise KeyboardInterrupt
+        append(self, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generate_batch.PartialOutput, "append", stop)
+        assert run(*resumed)[0] == 130
+    assert run(*resumed, "--with-cot")[0] == 2, "begun with other flags"
+    assert "2 of 4 rows are done; continuing" in run(*resumed)[2]
+    assert Path("answers.jsonl").read_text() == out
+    Path("chat.jsonl").write_text('{"prompt": "1 + 1 ="}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    code, _, err = run("generate", "runs/a", "--input", "chat.jsonl")
+    assert (code, '--input: row 2 has "messages"; a run answers a "question"' in err) == (2, True)
 
 
 def test_load_run_checks_recipe_and_base_weights(run: RunCli, base: Path) -> None:

@@ -2,11 +2,11 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from laconic.cli.generate_context import ContextLimit
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
@@ -36,33 +36,60 @@ def generate_rows(
     config: GenerationConfig,
     memory: KVMemory | None = None,
 ) -> None:
-    """Generate for all rows and write each as JSON, with its fields and a field `generation`.
+    """Generate for all rows and write them, as `write_rows` does. Row i samples with seed + i.
 
-    Without --output, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
-    end and which the same command continues after an interruption. Row i samples with seed + i. `memory` has one text
-    for all prompts, or one for each.
+    `memory` has one text for all prompts, or one for each.
+    """
+    timer, num_ended = GenerationTimer(shows_progress=False), 0
+
+    def key() -> str:
+        flags = [command.logprobs, limit.should_exceed]
+        return batch_key(limit.decoder, rows, ids, config, [*flags, *hash_memory_files(command.memory)])
+
+    def results(first: int) -> Iterator[dict[str, Any]]:
+        nonlocal num_ended
+        for generation in generate_batches(
+            limit, tokenizer, rows, ids, config, command.batch_size, first, timer, memory
+        ):
+            num_ended += limit.has_ended(generation, config.max_tokens)
+            yield generation_to_json(generation, command.logprobs)
+
+    write_rows(rows, command.output, key, results)
+    log_message(timer.describe())
+    limit.log_ended(num_ended, timer.rows)
+
+
+def write_rows(
+    rows: Sequence[PromptRow],
+    output: Path | None,
+    key: Callable[[], str],
+    results: Callable[[int], Iterator[dict[str, Any]]],
+) -> None:
+    """Write each row as JSON, with its fields and a field `generation`.
+
+    Without `output`, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
+    end and which the same command continues after an interruption.
+
+    Args:
+        rows: The rows that were read.
+        output: File to write.
+        key: Returns a hash of all that determines the output.
+        results: Returns the generations of the rows from an index on.
 
     Raises:
-        UsageError: OUTPUT.part was begun with other rows, options or weights.
+        UsageError: OUTPUT.part was begun with another key.
         CorruptArtifactError: OUTPUT.part was changed.
     """
-    output, should_add_logprobs, decoder = command.output, command.logprobs, limit.decoder
-    timer, first, num_ended = GenerationTimer(shows_progress=False), 0, 0
-    part = None
+    part, first = None, 0
     if output is not None:
-        flags = [should_add_logprobs, limit.should_exceed]
-        key = batch_key(decoder, rows, ids, config, [*flags, *hash_memory_files(command.memory)])
-        part = PartialOutput(output.with_name(f"{output.name}.part"), key)
+        part = PartialOutput(output.with_name(f"{output.name}.part"), key())
         first = part.num_rows
         if first:
             log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; continuing")
-    batches = generate_batches(limit, tokenizer, rows, ids, config, command.batch_size, first, timer, memory)
     try:
         with progress("generating,") as show:
-            for row, generation in zip(rows[first:], batches, strict=True):
-                num_ended += limit.has_ended(generation, config.max_tokens)
-                result = row.source | {"generation": generation_to_json(generation, should_add_logprobs)}
-                line = json.dumps(result, ensure_ascii=False)
+            for row, generation in zip(rows[first:], results(first), strict=True):
+                line = json.dumps(row.source | {"generation": generation}, ensure_ascii=False)
                 if part is None:
                     write_text(f"{line}\n")
                 else:
@@ -76,8 +103,6 @@ def generate_rows(
     if output is not None and part is not None:
         part.finish(output)
         log_message(f"wrote {output}, {len(rows):,} rows")
-    log_message(timer.describe())
-    limit.log_ended(num_ended, timer.rows)
 
 
 def generate_batches(

@@ -129,7 +129,8 @@ def read_message_file(path: Path, system: str | None) -> PromptRow:
 def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[PromptRow]:
     """Return the rows of a JSONL file, or of standard input for "-", with `prompt` or `messages`.
 
-    Other fields are copied to the output.
+    Where a row has neither, its `question` is the prompt, as in files of training rows. Other fields are copied to the
+    output.
 
     Raises:
         InputError: The file does not exist, or has invalid rows; they are listed with their lines.
@@ -139,24 +140,26 @@ def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[Prom
     from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 
     def convert(row: dict[str, Any], text: str, name: str) -> PromptRow:
-        if ("prompt" in row) == ("messages" in row):
-            raise RowError(1, "fields", 'expected one of "prompt" and "messages"')
+        fields = [name for name in ("prompt", "messages") if name in row] or ["question"]
+        if len(fields) > 1 or fields[0] not in row:
+            raise RowError(1, "fields", 'expected one of "prompt", "messages" and "question"')
         if "generation" in row:
             raise RowError(1, "fields", 'has "generation", which is the field for the output; rename it')
-        if "prompt" in row and not isinstance(row["prompt"], str):
-            raise RowError(1, "fields", '"prompt" is not text')
+        value = row[fields[0]]
+        if fields[0] != "messages" and not isinstance(value, str):
+            raise RowError(1, "fields", f'"{fields[0]}" is not text')
         try:
-            messages = check_messages(row["messages"], "messages") if "messages" in row else ()
+            messages = check_messages(value, "messages") if fields[0] == "messages" else ()
         except InputError as error:
             raise RowError(1, "messages", str(error)) from None
-        prompt = PromptRow(name, row.get("prompt"), messages, source=row)
+        prompt = PromptRow(name, None if messages else value, messages, source=row)
         return to_chat(prompt, system) if is_chat or messages else prompt
 
     name = "standard input" if str(path) == STANDARD_INPUT else path.name
     if str(path) == STANDARD_INPUT:
         rows = read_row_stream(sys.stdin.buffer, name, convert)[0]
     else:
-        check_file(path, 'a .jsonl whose rows have "prompt" or "messages", or - for standard input')
+        check_file(path, 'a .jsonl whose rows have "prompt", "messages" or "question", or - for standard input')
         rows = read_rows(path, convert)[0]
     if system is not None and all(row.text is not None for row in rows):
         raise UsageError(f'--system: the rows of {name} have "prompt", which is continued as text; add --chat')

@@ -41,11 +41,15 @@ KIND_LABELS = {
     "memory": "memory (summary vectors)",
     "kv-memory": "memory (keys and values)",
     "laconic.state": "state (fast weights)",
+    "compression-job": "memory in progress",
+    "state-reading-job": "state in progress",
 }
 KIND_READERS = {
     "memory": "the AutoCompressor that wrote it",
     "kv-memory": "the plain model that wrote it, without --learn",
     "laconic.state": "the model that wrote it, with laconic generate or laconic compress",
+    "compression-job": "the command that wrote it and --resume",
+    "state-reading-job": "the command that wrote it and --resume",
 }
 
 

@@ -1,6 +1,5 @@
 """`laconic generate`: continue prompts, reply to chat messages, or answer questions with a trained run."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -76,8 +75,8 @@ class GenerateCommand(SamplingFlags):
     messages: OptionalPath = None
     """JSON file with a list of chat messages (role, content) to reply to; - reads standard input"""
     input: OptionalPath = None
-    """JSONL file whose rows have a prompt or messages; each is written with a field generation; - reads standard
-    input"""
+    """JSONL file whose rows have a prompt, question or messages (for a run: no messages); each is written with a field
+    generation; - reads standard input"""
     output: OptionalPath = None
     """with --input: JSONL file to write; an interrupted command continues when repeated (default: standard output)"""
     batch_size: int = 8
@@ -135,7 +134,9 @@ class GenerateCommand(SamplingFlags):
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
         if read_run_method(self.model) is not None and not self.is_language_model_run:
-            return self.answer_questions([row.text or "" for row in self.read_plain_prompts()])
+            from laconic.cli.generate_answers import answer_prompts
+
+            return answer_prompts(self)
         flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
         refuse_flags(flags, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
@@ -179,11 +180,12 @@ class GenerateCommand(SamplingFlags):
         rows = read_texts(self.prompts, self.file)
         return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
-    def read_plain_prompts(self) -> list[PromptRow]:
+    def read_plain_prompts(self, *, reads_rows: bool = False) -> list[PromptRow]:
         """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints."""
-        names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt", "quantize")
+        names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
+        names = names if reads_rows else (*names, "input", "output")
         refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
-        return read_texts(self.prompts, self.file)
+        return self.read_prompts() if reads_rows else read_texts(self.prompts, self.file)
 
     def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
         """Return the options of generation that the flags set, with the callbacks of a printer."""
@@ -267,46 +269,6 @@ class GenerateCommand(SamplingFlags):
         """Raise `UsageError` (2) if `flags`, or flags that a run's recipe fixes, are set."""
         fixed = {"allow_missing": self.allow_missing, "dtype": self.dtype, "revision": self.revision}
         refuse_flags(flags | fixed, "not available for a run; its recipe fixes it")
-
-    def answer_questions(self, prompts: list[str]) -> int:
-        """Answer questions with a run's method or its chain of thought."""
-        import laconic
-        from laconic.experiment.load_run import read_run_method
-
-        self.refuse_checkpoint_flags({"stop_string": self.stop_string, "min_tokens": self.min_tokens or None})
-        with status(f"loading {self.model}"):
-            model = laconic.load(self.model, device=self.device)
-        if not isinstance(model, laconic.Reasoner):
-            method = read_run_method(self.model)
-            raise UsageError(
-                f"{self.model}: method {method} has no `answer`, so it answers no questions; give the class one, or "
-                "continue texts in Python with laconic.load(RUN, allow_code=True).generate(TEXT)"
-            )
-        refuse_flags({"logprobs": self.logprobs}, "not available for a run that answers questions")
-        if len(self.memory) > 1:
-            raise UsageError(f"--memory: {len(self.memory)} files; a run that answers questions reads one")
-        start = time.perf_counter()
-        model = replace(model, jacobi_tolerance=self.jacobi_tolerance or 0.0)
-        memory = self.memory[0] if self.memory else None
-        answers = model.generate(prompts, self.generation_config(), with_cot=self.with_cot, memory=memory)
-        seconds = time.perf_counter() - start
-        if self.format == "json":
-            rows = [
-                {
-                    "prompt": prompt,
-                    "text": answer.text,
-                    "ids": answer.token_ids,
-                    "passes": answer.passes._asdict() | {"total": answer.passes.total},
-                }
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ]
-            metadata = {"schema": 1, "model": self.model, "step": model.run.step, "method": model.recipe.method}
-            print_json(metadata | {"seconds": round(seconds, 3), "generations": rows})
-            return 0
-        print("\n".join(answer.text for answer in answers))
-        num_tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.passes.total for a in answers)
-        log_message(f"{num_tokens} tokens in {passes} passes, {seconds:.2f} s")
-        return 0
 
     def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
         """Return what prints each row's title, the prompt if it is echoed, and the continuation."""

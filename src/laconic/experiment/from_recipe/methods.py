@@ -151,14 +151,16 @@ def answer_decoding(
     return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
 
 
-def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[Question]) -> ReasoningBatch:
-    """Return a batch of questions; its chains and answers are placeholders."""
+def build_questions_batch(
+    parts: ModelParts, recipe: Recipe, questions: Sequence[Question], first: int = 0
+) -> ReasoningBatch:
+    """Return a batch of questions, whose indices count from `first`; its chains and answers are placeholders."""
     encoder, examples = ReasoningEncoder(parts.tokenizer, recipe.data), list[ReasoningExample]()
     for number, question in enumerate(questions, 1):
         is_text = isinstance(question, str)
         text, metadata = (question, {}) if is_text else (question[-1]["content"], {"messages": question})
         examples.append(ReasoningExample(f"question {number}", text, (), "0", metadata))
-    return collate([encoder.encode_example(example) for example in examples], range(len(examples)))
+    return collate([encoder.encode_example(example) for example in examples], range(first, first + len(examples)))
 
 
 def answer_questions(

@@ -1,6 +1,6 @@
 """Answer questions with a trained run, and look at the latent thoughts before its answers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -145,6 +145,8 @@ class Reasoner:
     ) -> list[Answer]:
         """Answer questions as `laconic generate RUN` does: after latents, a written chain, or neither.
 
+        All questions are one batch; `stream_answers` answers many in batches.
+
         Args:
             questions: Texts; a single text is one question.
             config: Length and sampling. Where an answer ends belongs to the data's format.
@@ -157,17 +159,55 @@ class Reasoner:
         Raises:
             UsageError: For `stop_strings` or `eos_token_ids`, if the method writes no chain, or as `read_memory`.
         """
+        texts = [questions] if isinstance(questions, str) else list(questions)
+        batch_size = max(len(texts), 1)
+        return list(self.stream_answers(texts, config, with_cot=with_cot, memory=memory, batch_size=batch_size))
+
+    def stream_answers(
+        self,
+        questions: Sequence[str],
+        config: GenerationConfig = GREEDY,
+        *,
+        with_cot: bool = False,
+        memory: Memory | str | Path | None = None,
+        batch_size: int = 8,
+        start: int = 0,
+    ) -> Iterator[Answer]:
+        """Yield the answers that `generate` returns, computed in batches.
+
+        Args:
+            questions: Texts.
+            config: Length and sampling; its callbacks receive the index of a row in its batch.
+            with_cot: As for `generate`.
+            memory: As for `generate`.
+            batch_size: Number of questions answered at once. It changes no answer beyond rounding.
+            start: Index of the first question to answer, for continuing an interrupted call.
+
+        Yields:
+            One `Answer` per question from `start` on.
+
+        Raises:
+            UsageError: As for `generate`.
+        """
         if config.stop_list or config.eos_token_ids is not None:
             raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; remove them")
-        texts = [questions] if isinstance(questions, str) else list(questions)
-        if not texts:
-            return []
-        run = self.run
-        decoding = self.build_decoding(config)
-        batch = build_questions_batch(run.parts, run.recipe, texts).to(self.decoder.token_embedding.weight.device)
-        state = None if memory is None else self.read_memory(memory, len(texts))
-        answers = answer_questions(run.method, batch, decoding, with_cot=with_cot, state=state)
-        return [Answer(*row) for row in zip(answers.texts, answers.token_ids, answers.passes, strict=True)]
+        if batch_size < 1:
+            raise UsageError(f"batch_size: must be at least 1, not {batch_size}; set 1 or more")
+        run, decoding = self.run, self.build_decoding(config)
+        state = None if memory is None or start >= len(questions) else self.read_memory(memory, len(questions))
+        for first in range(start, len(questions), batch_size):
+            rows = range(first, min(first + batch_size, len(questions)))
+            batch = build_questions_batch(run.parts, run.recipe, questions[rows.start : rows.stop], first)
+            cache = state if state is None or len(rows) == state.B else state.select_rows(list(rows))
+            answers = answer_questions(
+                run.method,
+                batch.to(self.decoder.token_embedding.weight.device),
+                decoding,
+                with_cot=with_cot,
+                state=cache,
+            )
+            for row in zip(answers.texts, answers.token_ids, answers.passes, strict=True):
+                yield Answer(*row)
 
     def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
         """Return how answers are decoded with these options.

@@ -1,0 +1,115 @@
+"""`laconic generate RUN`: answer questions with a trained run, from the command line or a JSONL file."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import laconic
+from laconic.cli.arguments import refuse_flags
+from laconic.cli.files import print_json
+from laconic.cli.generate_batch import hash_memory_files, write_rows
+from laconic.cli.generate_prompts import PromptRow
+from laconic.console import log_message, status
+from laconic.errors import UsageError
+from laconic.experiment.load_run import read_run_method
+from laconic.experiment.text_models.reasoner import Answer, Reasoner
+from laconic.models.checkpoints.weights import weights_fingerprint
+from laconic.storage.manifest import hash_json
+
+if TYPE_CHECKING:
+    from laconic.cli.commands.generate import GenerateCommand
+
+
+def answer_prompts(command: "GenerateCommand") -> int:
+    """Answer questions with a run's method or its chain of thought; return the exit code."""
+    rows = command.read_plain_prompts(reads_rows=True)
+    check_are_texts(rows)
+    command.refuse_checkpoint_flags({"stop_string": command.stop_string, "min_tokens": command.min_tokens or None})
+    reasoner = load_reasoner(command)
+    refuse_flags({"logprobs": command.logprobs}, "not available for a run that answers questions")
+    if reasoner.recipe.compression is not None and not command.memory:
+        check_have_no_documents(rows)
+    if len(command.memory) > 1:
+        raise UsageError(f"--memory: {len(command.memory)} files; a run that answers questions reads one")
+    start = time.perf_counter()
+    if command.input is not None:
+        num_tokens, num_passes = answer_rows(command, reasoner, rows)
+        log_message(f"{num_tokens:,} tokens in {num_passes:,} passes, {time.perf_counter() - start:.1f} s")
+        return 0
+    memory = command.memory[0] if command.memory else None
+    prompts = [row.text or "" for row in rows]
+    answers = reasoner.generate(prompts, command.generation_config(), with_cot=command.with_cot, memory=memory)
+    seconds = time.perf_counter() - start
+    if command.format == "json":
+        metadata = {"schema": 1, "model": command.model, "step": reasoner.run.step, "method": reasoner.recipe.method}
+        results = [{"prompt": row.text} | answer_to_json(answer) for row, answer in zip(rows, answers, strict=True)]
+        print_json(metadata | {"seconds": round(seconds, 3), "generations": results})
+        return 0
+    print("\n".join(answer.text for answer in answers))
+    num_tokens = sum(len(answer.token_ids) for answer in answers)
+    log_message(f"{num_tokens} tokens in {sum(answer.passes.total for answer in answers)} passes, {seconds:.2f} s")
+    return 0
+
+
+def check_are_texts(rows: Sequence[PromptRow]) -> None:
+    """Raise `UsageError` (2) for chat messages, which a run does not reply to."""
+    number = next((number for number, row in enumerate(rows, 1) if row.text is None), None)
+    if number is not None:
+        raise UsageError(f'--input: row {number} has "messages"; a run answers a "question" or "prompt"')
+
+
+def check_have_no_documents(rows: Sequence[PromptRow]) -> None:
+    """Raise `UsageError` (2) for rows with a document, which the run would answer without it."""
+    number = next((number for number, row in enumerate(rows, 1) if "document" in row.source), None)
+    if number is not None:
+        raise UsageError(
+            f'--input: row {number} has a "document", which laconic evaluate --tasks FILE reads; here, compress it '
+            "with laconic compress, and give --memory"
+        )
+
+
+def load_reasoner(command: "GenerateCommand") -> Reasoner:
+    """Load a run, with the tolerance of its Jacobi iterations. Raises `UsageError` (2) if it answers no questions."""
+    with status(f"loading {command.model}"):
+        model = laconic.load(command.model, device=command.device)
+    if not isinstance(model, Reasoner):
+        method = read_run_method(command.model)
+        raise UsageError(
+            f"{command.model}: method {method} has no `answer`, so it answers no questions; give the class one, or "
+            "continue texts in Python with laconic.load(RUN, allow_code=True).generate(TEXT)"
+        )
+    return replace(model, jacobi_tolerance=command.jacobi_tolerance or 0.0)
+
+
+def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[PromptRow]) -> tuple[int, int]:
+    """Answer the rows of a JSONL file in batches and write them; return the numbers of new tokens and of passes."""
+    config = command.generation_config()
+    num_tokens = num_passes = 0
+
+    def key() -> str:
+        options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
+        flags = [command.with_cot, reasoner.jacobi_tolerance, *hash_memory_files(command.memory)]
+        weights = weights_fingerprint(reasoner.method.state_dict().items())
+        return hash_json([weights, options, [row.source for row in rows], *flags])
+
+    def results(first: int) -> Iterator[dict[str, Any]]:
+        nonlocal num_tokens, num_passes
+        for answer in reasoner.stream_answers(
+            [row.text or "" for row in rows],
+            config,
+            with_cot=command.with_cot,
+            memory=command.memory[0] if command.memory else None,
+            batch_size=command.batch_size,
+            start=first,
+        ):
+            num_tokens, num_passes = num_tokens + len(answer.token_ids), num_passes + answer.passes.total
+            yield answer_to_json(answer)
+
+    write_rows(rows, command.output, key, results)
+    return num_tokens, num_passes
+
+
+def answer_to_json(answer: Answer) -> dict[str, Any]:
+    passes = answer.passes._asdict() | {"total": answer.passes.total}
+    return {"text": answer.text, "ids": answer.token_ids, "passes": passes}
