@@ -90,15 +90,20 @@ def deterministic_kernels(config: TrainingConfig, device: torch.device) -> Itera
 
     On a CPU subnormal numbers are flushed to zero, because sharp attention produces many and they are slow.
     """
-    before, options = torch.are_deterministic_algorithms_enabled(), cast(Any, torch.utils.deterministic)
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = options.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(before or config.deterministic or device.type == "cpu")
+    options = cast(Any, torch.utils.deterministic)
+    before, fill = torch.get_deterministic_debug_mode(), options.fill_uninitialized_memory
+    if device.type == "cpu":
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import Inductor, for a second
+    else:
+        torch.use_deterministic_algorithms(config.deterministic or before > 0)
     options.fill_uninitialized_memory = False
     torch.set_flush_denormal(device.type == "cpu")
     try:
         yield
     finally:
         torch.set_flush_denormal(False)
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        if device.type == "cpu":
+            torch.set_deterministic_debug_mode(before)
+        else:
+            torch.use_deterministic_algorithms(before > 0, warn_only=before == 1)
         options.fill_uninitialized_memory = fill
