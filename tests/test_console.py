@@ -19,6 +19,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return logged
 
 
+@pytest.mark.medium
 def test_call_every_second_calls_while_the_block_runs() -> None:
     called = threading.Semaphore(0)
     with console.call_every_second(0.0, called.release):

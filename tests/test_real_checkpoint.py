@@ -12,6 +12,8 @@ from tests.house.source import sandbox
 from tests.house.warm import laconic
 from tests.tolerances import FLOAT32, error
 
+pytestmark = pytest.mark.medium
+
 RECIPE = """
 method = "kava"
 [model]

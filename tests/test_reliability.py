@@ -16,7 +16,7 @@ from benchmarks.probes.works import Work, hash_files
 from laconic.errors import LaconicError
 from laconic.storage import atomic
 
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
 CONTENT = b"a line of text\n" * 400
 FILE = "out.txt"
 

@@ -34,6 +34,7 @@ def in_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
 
 
+@pytest.mark.medium
 def test_audit_with_a_control_as_json_and_again_from_disk(run_cli: RunCli, runs: Path) -> None:
     first = run_cli("audit", "kava", "--control", "pause", "--format", "json")
     assert first.code == 0, first.err
@@ -63,6 +64,7 @@ def test_audit_with_a_control_as_json_and_again_from_disk(run_cli: RunCli, runs:
     assert data["verdict"]["text"].partition(";")[0][:40] in text
 
 
+@pytest.mark.medium
 def test_audit_of_pause_tokens_finds_no_use_of_identical_vectors(run_cli: RunCli) -> None:
     data = json.loads(run_cli("audit", "pause", "--format", "json").out)
     swap = next(c for c in data["conditions"] if c["name"] == "swap vectors")

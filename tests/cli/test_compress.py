@@ -63,6 +63,7 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, place: Path, tmp_path:
     return lambda *args: run_cli(*(place / str(arg) if (place / str(arg)).exists() else arg for arg in args))
 
 
+@pytest.mark.medium
 def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("compress", "run", "book.txt", "--out", "book.safetensors")
     assert code == 0
@@ -124,6 +125,7 @@ def test_compress_jsonl_rows(run: RunCli, place: Path) -> None:
     assert [row[0].name for row in rows.metadata.documents] == [f"rows.jsonl:{i}" for i in (1, 2, 3)]
 
 
+@pytest.mark.medium
 def test_compress_dtype(run: RunCli) -> None:
     sizes = {}
     for dtype in ("float32", "bfloat16"):
@@ -138,6 +140,7 @@ class StoppedError(Exception):
     """Ends a command as if it was killed."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("source", "after"), [
     ("book.txt", 3), pytest.param("book.txt", 7, marks=pytest.mark.slow),
     pytest.param("rows.jsonl", 4, marks=pytest.mark.slow), ("rows.jsonl", 9),
@@ -173,6 +176,7 @@ def test_compress_resume_equals_uninterrupted(
     assert not Path("part.safetensors.part").exists()
 
 
+@pytest.mark.medium
 def test_compress_total_vectors_and_resume(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--total-vectors", "11")[0] == 0
     assert int(SummaryMemory.load("a.safetensors").num_vectors) == 11
@@ -388,6 +392,7 @@ def peak(run: TextCompressor, text: str, times: int) -> int:
     return top
 
 
+@pytest.mark.medium
 def test_stream_memory_use_is_independent_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held of the text, not of tensors; the vectors are a fixed number here."""
     run = reader(segment=1024, memory_policy="fifo", max_memory_vectors=4, room=8192, dtype=torch.float32)

@@ -100,6 +100,7 @@ def test_compress_warns_that_windows_have_equal_heads(model: Path, text: Path, t
     assert "warning" not in run_cli(*command, "--equal-heads").err
 
 
+@pytest.mark.medium
 def test_compress_says_how_little_room_a_memory_leaves(
     model: Path, text: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
@@ -117,6 +118,7 @@ def test_compress_says_how_little_room_a_memory_leaves(
     assert "its text has as many, however few are kept: give a shorter text" in err
 
 
+@pytest.mark.medium
 def test_compress_chat_opens_a_message_that_the_question_continues(
     model: Path, text: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
@@ -210,6 +212,7 @@ def test_generate_says_what_takes_the_positions(model: Path, text: Path, tmp_pat
     assert "compress a shorter text" in run_cli("generate", model, "x", *joined).err
 
 
+@pytest.mark.medium
 def test_generate_joins_memories_and_matches_rows(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
     one, rows = tmp_path / "one.safetensors", tmp_path / "rows.safetensors"
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, TEXT[:30])))
@@ -329,6 +332,7 @@ def test_compress_ignores_a_byte_order_mark(model: Path, text: Path, tmp_path: P
     assert all(map(torch.equal, first.keys, second.keys))
 
 
+@pytest.mark.medium
 def test_compress_fit_and_export_to_a_cartridge(
     tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_check_lists_problems_with_their_positions(run, tmp_path):
     assert report["rows_without_chain"] == 1
 
 
+@pytest.mark.medium
 def test_check_token_lengths(run, root):
     tokenizer = root / "tokenizers" / "gpt2"
     arguments = ("gsm8k-aug:valid", "--data-dir", root, "--tokenizer", tokenizer, "--max-length", 150)
@@ -156,6 +157,7 @@ def few(monkeypatch, root) -> None:
     monkeypatch.setattr(reasoning_load, "load_examples", lambda arguments, part, config: held_rows)
 
 
+@pytest.mark.medium
 def test_make_variants_without_held_out_templates(run, tmp_path, root, few):
     arguments = ("make", "gsm-variants", "--rows", 1000, "--held-out-fraction", 0.25, "--data-dir", root)
     code, out, err = run(*arguments, "--out", "a.jsonl")
@@ -248,6 +250,7 @@ def test_make_chains_of_results(run, tmp_path, root, few):
         assert int(row["steps"][-1].replace(" ", "").replace("#", "")) == int(row["answer"])
 
 
+@pytest.mark.medium
 def test_make_holds_out_numbers(run, tmp_path, root, few):
     flags = ("--max-value", 200, "--integers-only", "--new-numbers-fraction", 0.2, "--results-only-fraction", 0.5)
     assert run("make", "gsm-variants", "--rows", 300, *flags, "--data-dir", root, "--out", "a.jsonl")[0] == 0

@@ -23,6 +23,8 @@ from laconic.errors import UsageError
 from tests.conftest import REPO, needs
 from tests.evaluation.pages import check_page, leave_out_images
 
+pytestmark = pytest.mark.medium
+
 TINY = (
     "data.digits.num_operations=2",
     "data.digits.test_rows=20",

@@ -25,6 +25,8 @@ from laconic.evaluation.compression.reading_page import (
 from tests.conftest import RunCli
 from tests.evaluation.pages import check_page
 
+pytestmark = pytest.mark.medium
+
 CHAPTER = "Once upon a time there was a girl named Lily. She liked to play in the park with her red ball. " * 8
 NAMED = ChapterQuestion("What is the name of the girl?", "Lily")
 

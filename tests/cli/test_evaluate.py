@@ -85,6 +85,7 @@ def evaluate_json(run: RunCli, *args: object) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.medium
 def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = ("digits", "--with-cot", "--jacobi-iterations", "0,3", "--jacobi-tolerance", "1e-9")
     report = evaluate_json(run, *args)
@@ -111,6 +112,7 @@ def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: py
     assert evaluate_json(run, *args)["datasets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
 
 
+@pytest.mark.medium
 def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> None:
     data = (
         "--tasks",
@@ -137,6 +139,7 @@ def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> Non
     assert len(list((runs / "kava").glob("seed-*/evaluations/reasoning-svamp-pccot-step-2-limit-12"))) == 3
 
 
+@pytest.mark.medium
 def test_evaluate_whole_sets_with_papers_and_timings(run: RunCli, tmp_path: Path) -> None:
     line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
     (tmp_path / "own.jsonl").write_text(line)
@@ -348,6 +351,7 @@ def test_evaluate_times_in_one_process(run: RunCli, monkeypatch: pytest.MonkeyPa
     assert "--latency: requires a single process" in err
 
 
+@pytest.mark.medium
 @pytest.mark.loopback
 def test_evaluate_on_two_ranks_gives_the_records_of_one(run: RunCli, runs: Path, tmp_path: Path) -> None:
     from tests.training.multi_rank import run_ranks_ok

@@ -51,6 +51,7 @@ def test_generate_chat_prints_the_reply_alone(run_cli: RunCli, chat_model: Path,
         assert result.out == f"{text}\n"
 
 
+@pytest.mark.medium
 def test_generate_reads_prompts_from_standard_input_and_files(
     run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_generate_json_measures_prefill_and_decoding_apart(run_cli: RunCli, chat
     assert "logprobs" not in generate_json(run_cli, chat_model, "Once", "--max-tokens", 2)["generations"][0]
 
 
+@pytest.mark.medium
 def test_generate_rows_equal_single_prompts(
     run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

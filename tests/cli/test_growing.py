@@ -45,6 +45,7 @@ def test_train_adds_levels_from_run_to_run(run: RunCli) -> None:
     assert run("train", "grown.toml", "--out", "bad", "cms.chunk_sizes=[8, 16]").code == 2
 
 
+@pytest.mark.medium
 def test_export_run_step_and_exported_folder(run: RunCli) -> None:
     assert run("export", "small", "--out", "a").code == 0
     assert run("export", "a", "--out", "b").code == 0

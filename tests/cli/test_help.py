@@ -35,6 +35,7 @@ def helps() -> dict[str, tuple[int, str, list[str]]]:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_and_imports_no_slow_package(
     helps: dict[str, tuple[int, str, list[str]]], command: str

@@ -77,6 +77,7 @@ def sound(html: str) -> Page:
     return page
 
 
+@pytest.mark.medium
 def test_inspect_question_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
     code, out, err = run("kava", QUESTION, "--baseline", "nodistil")
     assert (code, err) == (0, "wrote inspect.html\n")
@@ -119,6 +120,7 @@ def test_inspect_question_with_a_given_chain_as_json(run: RunCli, tmp_path: Path
     assert all(abs(sum(row) - 1) < 1e-5 for name in "IR" for row in run_report["scores"][name])
 
 
+@pytest.mark.medium
 def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
     args = (
         "kava",
@@ -160,6 +162,7 @@ def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
         assert text_part in out, text_part
 
 
+@pytest.mark.medium
 def test_inspect_question_without_other_questions(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_images(monkeypatch)
     monkeypatch.setattr(question, "NUM_MEAN_QUESTIONS", 256)
@@ -173,6 +176,7 @@ def test_inspect_question_without_other_questions(run: RunCli, monkeypatch: pyte
     assert "mean and swap are left out" in out
 
 
+@pytest.mark.medium
 def test_inspect_says_where_a_chain_of_one_step_went(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_step = ("kava", QUESTION, "--format", "json", "--chain", "< < 7 > >")
     recipe = load_run.load_recipe(runs / "kava" / "recipe.toml")[0]
@@ -186,6 +190,7 @@ def test_inspect_says_where_a_chain_of_one_step_went(run: RunCli, runs: Path, mo
     assert report["chain"] == list("<<7>>")
 
 
+@pytest.mark.medium
 def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
     code, out, _ = run("coconut", QUESTION, "--chain", "< < 7 > >")
     assert code == 0
@@ -287,6 +292,7 @@ def test_inspect_names_what_it_reads_if_given_a_model(run_cli: RunCli) -> None:
     assert "stories260k is a model, which has no latent thoughts; give a run" in err
 
 
+@pytest.mark.medium
 def test_inspect_of_an_exported_run_is_that_of_the_run(run: RunCli, runs: Path, run_cli: RunCli) -> None:
     assert run_cli("export", runs / "kava", "--out", "exported").code == 0
     flags = (QUESTION, "--chain", "< < 7 > >", "--format", "json")

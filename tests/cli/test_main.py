@@ -72,6 +72,7 @@ def test_generate_prompts_are_utf8_in_any_locale(run_cli: RunCli, story: Path) -
     assert "not UTF-8" in invalid.err
 
 
+@pytest.mark.medium
 def test_generate_warning_is_one_line(run_cli: RunCli, story: Path) -> None:
     code, _, err = run_cli("generate", story, "Once", "--max-tokens", 520)
     assert code == 0
@@ -184,6 +185,7 @@ def test_exit_status_of_every_error(
     assert "Traceback" not in result.err
 
 
+@pytest.mark.medium
 def test_closed_pipe_exits_quietly(story: Path) -> None:
     command = f"{sys.executable} -m laconic.cli.main generate {story} Once --max-tokens 400"
     shell = f'{command} | head -c 5; echo " ${{PIPESTATUS[0]}}"'
@@ -220,6 +222,7 @@ def test_signal_removes_what_is_half_written(
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -234,6 +237,7 @@ def test_closed_streams_change_no_exit_code(tmp_path: Path, command: str, code: 
     assert run_in_shell(command, tmp_path)[0] == code
 
 
+@pytest.mark.medium
 def test_verify_writes_json(run_cli: RunCli, tmp_path: Path) -> None:
     needs("transformers")
     file = tmp_path / "parity.json"
@@ -271,6 +275,7 @@ def test_recipes_lists_every_recipe_and_prints_one(run_cli: RunCli) -> None:
     assert run_cli("recipes", "show", "tiny-kava").out == (SHIPPED_RECIPES / "tiny-kava.toml").read_text()
 
 
+@pytest.mark.medium
 def test_recipes_keys_explains_every_key(run_cli: RunCli) -> None:
     lines = run_cli("recipes", "keys").out.splitlines()
     assert sorted(line.split()[0] for line in lines) == sorted(leaf_keys())

@@ -50,6 +50,7 @@ def test_train_stops_at_a_diverging_inner_loop(run: RunCli) -> None:
     assert incident["first"].startswith("level 0 of layer 0 (")
 
 
+@pytest.mark.medium
 def test_commands_stop_at_a_diverging_inner_loop(run: RunCli) -> None:
     # the level is too slow to be updated in training, so that only reading diverges
     slow = ("cms.chunk_sizes=[64]", "inner_loop.allow_untrained_level=true")

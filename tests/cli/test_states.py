@@ -110,6 +110,7 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
     assert {path: path.read_bytes() for path in Path().iterdir()} == before, "nothing is left, and nothing changed"
 
 
+@pytest.mark.medium
 def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("compress", "hope", "book.txt", "--out", "me.safetensors")
     assert code == 0, err
@@ -128,6 +129,7 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     assert values.states_equal(model.load_memory("live.safetensors"), state)
 
 
+@pytest.mark.medium
 def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
     code, out, _ = run(
         "compress", "hope", "rows.jsonl", "--out", "x.safetensors", "--batch-size", "2", "--format", "json"
@@ -153,6 +155,7 @@ def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
         assert f"a KV cache of all that it has read ({total} tokens) takes {total * 128 / 1024:.1f} KiB" in out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("source", "after"), [("book.txt", 4), ("rows.jsonl", 6)])
 def test_compress_resume_equals_uninterrupted(
     run: RunCli, monkeypatch: pytest.MonkeyPatch, place: Path, source: str, after: int
@@ -186,6 +189,7 @@ def test_compress_resume_equals_uninterrupted(
     assert not Path("part.safetensors.part").exists()
 
 
+@pytest.mark.medium
 def test_compress_resume_from_a_file_of_an_earlier_version_has_the_loss_of_the_rest(
     run: RunCli, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +223,7 @@ def test_compress_resume_checks_text_and_weights(run: RunCli, tmp_path: Path, pl
             "compress", "hope", "a.txt", "--out", "y.safetensors", "--resume")  # fmt: skip
 
 
+@pytest.mark.medium
 def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> None:
     before = Path(me).read_bytes()
     arguments = ("generate", "hope", "Who", "--memory", me, "--max-tokens", "4")
@@ -258,6 +263,7 @@ def test_generate_escapes_names_of_documents(run: RunCli, place: Path) -> None:
     assert "[two\\u001b[2J] x" in out
 
 
+@pytest.mark.medium
 def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:
     assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
     arguments = ("generate", "hope", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
@@ -281,6 +287,7 @@ def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:
     assert on.position.tolist() == [43]
 
 
+@pytest.mark.medium
 def test_attention_cache_stays_within_the_positions(run: RunCli, place: Path) -> None:
     """Its caches stay within the model's positions, and the levels go on."""
     assert run("compress", "attending", "book.txt", "--out", "a.safetensors")[0] == 0
@@ -428,6 +435,7 @@ def test_plain_checkpoint_gives_the_logits_of_the_checkpoint_before_it_learns(pl
         )
 
 
+@pytest.mark.medium
 def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: Path) -> None:
     first, second = BOOK[:110], BOOK[110:]
     Path("first.txt").write_text(first)
@@ -486,6 +494,7 @@ def load_state(path: str) -> FastWeightState:
     return state_file.read_state_file(path, "hope").state
 
 
+@pytest.mark.medium
 def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: Path, me: str) -> None:
     assert run("compress", "donor", "book.txt", "--learn", "--inner-lr", "0.5", "--out", "s.safetensors")[0] == 0
     refused(run, 76, "belongs to checkpoint ", "generate", "other donor", "x", "--memory", "s.safetensors")
@@ -513,6 +522,7 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
         donor_model(place).save("s.safetensors", donor_model(place).compress(["a"]))  # type: ignore[arg-type]
 
 
+@pytest.mark.medium
 def test_state_in_memory_with_more_waiting_tokens_than_a_chunk_is_refused(place: Path) -> None:
     other = NestedTextModel.from_pretrained(place / "donor", chunk_sizes=[32])
     config = laconic.GenerationConfig(max_tokens=1)
@@ -522,6 +532,7 @@ def test_state_in_memory_with_more_waiting_tokens_than_a_chunk_is_refused(place:
         assert other.generate(["a"], config, memory=other.compress(["a" * num_bytes]))
 
 
+@pytest.mark.medium
 def test_reading_warns_if_learning_does_harm() -> None:
     """Unclipped steps ruin a trained model; the default clipping prevents that whatever the learning rate is."""
     story = "Once upon a time there was a little girl named Lily. She loved to play with her toys in the park. " * 8
@@ -538,6 +549,7 @@ def test_reading_warns_if_learning_does_harm() -> None:
         unclipped.compress([story])
 
 
+@pytest.mark.medium
 def test_a_full_disk_leaves_what_was_there(run: RunCli, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
@@ -553,6 +565,7 @@ def test_a_full_disk_leaves_what_was_there(run: RunCli, place: Path, me: str, mo
         assert Path(me).read_bytes() == before
 
 
+@pytest.mark.medium
 def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> None:
     """Each row of a .jsonl continues the row of the state at the same place; batches change nothing."""
     assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0

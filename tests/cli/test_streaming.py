@@ -76,6 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, place: Path) -> RunCli
     return run_cli
 
 
+@pytest.mark.medium
 def test_generate_continues_with_a_run_of_method_lm(run: RunCli) -> None:
     code, out, err = run("generate", "lm", "Book", "--max-tokens", "5")
     assert code == 0, err
@@ -84,6 +85,7 @@ def test_generate_continues_with_a_run_of_method_lm(run: RunCli) -> None:
     assert out == "Book" + model.generate(["Book"], config=config)[0].text + "\n"
 
 
+@pytest.mark.medium
 def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("evaluate", "hope", "lm", "--tasks", "test,books", "--limit", "5")
     assert code == 0, err
@@ -133,6 +135,7 @@ def test_evaluate_a_language_model_of_a_synthetic_stream(run: RunCli) -> None:
     assert [(line["stream"], list(line["conditions"])) for line in json.loads(out)["streams"]] == [("mqar", ["lm"])]
 
 
+@pytest.mark.medium
 def test_report_of_a_run_in_progress_leaves_out_the_partial_line(place: Path, tmp_path: Path) -> None:
     whole = load_metric_series(place / "hope")
     assert whole
@@ -161,6 +164,7 @@ def test_evaluate_streams_refuses_in_one_line(run: RunCli, code: int, message: s
     assert message in err.strip().splitlines()[-1]
 
 
+@pytest.mark.medium
 def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"text": f"{part} {label} {i}", "label": label, "split": part}

@@ -59,6 +59,7 @@ def metrics(folder: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
+@pytest.mark.medium
 def test_train_writes_recipe_environment_and_steps(run: RunCli, tmp_path: Path) -> None:
     code, out, err = run("train", "tiny.toml", "--train.learning_rate", "2e-3", "seed=5")
     assert (code, out) == (0, "")
@@ -82,6 +83,7 @@ def test_train_writes_recipe_environment_and_steps(run: RunCli, tmp_path: Path) 
     assert (refused.code, "pass --out" in refused.err) == (2, True)
 
 
+@pytest.mark.medium
 def test_train_extends_a_run_but_does_not_shorten_it(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/long", "train.steps=6", "train.lr_schedule=constant")[0] == 0
     assert run("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant")[0] == 0
@@ -133,6 +135,7 @@ def test_train_accepts_an_answer_that_just_fits(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", *keys)[0] == 0
 
 
+@pytest.mark.medium
 def test_train_resumes_with_another_validation(run: RunCli) -> None:
     keys = ("train.lr_schedule=constant", "train.steps=2")
     assert run("train", "tiny.toml", "--out", "runs/a", *keys, "train.best_metric=accuracy")[0] == 0
@@ -159,6 +162,7 @@ def test_train_mentions_rows_left_out_of_validation(run: RunCli, tmp_path: Path)
     assert [line for line in err.splitlines() if line.startswith(expected)]
 
 
+@pytest.mark.medium
 def test_train_resumes_after_its_files_moved_and_refuses_other_rows(run: RunCli, tmp_path: Path) -> None:
     row = '{"question": "3 + %d =", "steps": ["1", "2"], "answer": 7}\n'
     (tmp_path / "old").mkdir()
@@ -269,6 +273,7 @@ def test_train_num_seeds_and_json(run: RunCli) -> None:
     assert weights("runs/tiny/seed-0", 1) != weights("runs/tiny/seed-1", 1)
 
 
+@pytest.mark.medium
 def test_train_init_from_run_with_other_methods(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "method=cot", "train.steps=1")[0] == 0
     text = TINY_RECIPE[TINY_RECIPE.index("[latents]") :]
@@ -318,6 +323,7 @@ def test_current_commit_is_that_of_laconic(tmp_path: Path, monkeypatch: pytest.M
     assert train_command.current_commit() is None
 
 
+@pytest.mark.medium
 def test_export_run_adapter_equals_peft(run: RunCli, base: Path) -> None:
     needs("transformers")
     needs("peft")
@@ -343,6 +349,7 @@ def test_export_run_adapter_equals_peft(run: RunCli, base: Path) -> None:
     assert "--adapter" in err
 
 
+@pytest.mark.medium
 def test_generate_run_answers_with_its_method_or_chain(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     question = "3 + 4 * 2 ="
@@ -412,6 +419,7 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     assert (code, '--input: row 2 has "messages"; a run answers a "question"' in err) == (2, True)
 
 
+@pytest.mark.medium
 def test_load_run_checks_recipe_and_base_weights(run: RunCli, base: Path) -> None:
     assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.rank=2")[0] == 0
     recipe = Path("runs/a/recipe.toml")
@@ -471,6 +479,7 @@ def test_train_invalid_origin_and_tokenizer(run: RunCli, base: Path) -> None:
     assert (code, "'The answer is:'" in err) == (66, True)
 
 
+@pytest.mark.medium
 def test_train_nonfinite_update_is_replayed(run: RunCli) -> None:
     code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.learning_rate=1e30", "train.max_grad_norm=1e30")
     assert code == 65

@@ -31,6 +31,7 @@ def losses(folder: str) -> list[list[float]]:
     return [[line[name] for name in ("loss", "student", "teacher")] for line in metrics(folder) if "loss" in line]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_train_on_two_ranks_as_on_one(tmp_path: Path, parallel: Any) -> None:
     assert call_cli("train", "tiny.toml", "--out", "one") == 0

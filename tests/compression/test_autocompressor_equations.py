@@ -123,6 +123,7 @@ def rows_of(batch: DocumentBatch) -> list[Any]:
     return [(text, windows, again) for text in ids]
 
 
+@pytest.mark.medium
 @pytest.mark.equation("autocompressor", "AC5")
 @pytest.mark.parametrize("memory", ["accumulate", "replace"])
 @pytest.mark.parametrize(("name", "windows"), [("llama", (3, 1)), ("opt", (2, 0))])

@@ -67,6 +67,7 @@ def test_requests_build_quote_spreads_passages_over_the_document() -> None:
     assert requests.build_quote(document, (), 0.5) == [], "a continuation follows the document"
 
 
+@pytest.mark.medium
 def test_fit_cartridge_lowers_the_held_out_loss(decoder: Decoder) -> None:
     before = decoder.fingerprint
     memory = compress(decoder)

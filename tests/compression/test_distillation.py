@@ -142,6 +142,7 @@ def test_untrained_memory_reads_as_the_last_tokens(name: str) -> None:
         assert_close(method.read_text(text, None, memory), expected)
 
 
+@pytest.mark.medium
 def test_untrained_memory_harms_less_than_raw_states(shared: Path) -> None:
     """On stories by a pretrained Llama, raw hidden states cost nats, and last tokens save some."""
     decoder, saved = Decoder.from_pretrained(shared / "models" / "stories260k"), {}
@@ -197,6 +198,7 @@ def test_untrained_vectors_get_a_gradient() -> None:
 WITH_LORA = pytest.mark.parametrize("with_lora", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
+@pytest.mark.medium
 @WITH_LORA
 def test_distillation_resumes_bit_for_bit(tmp_path: Path, with_lora: bool) -> None:
     for name, stops in (("cut", (2, 4)), ("whole", (4,))):

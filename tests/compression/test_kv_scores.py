@@ -34,6 +34,7 @@ def test_key_redundancy_equation() -> None:
     agree(kv_scores.key_redundancy, ORACLE["2"], MISREAD["2"], k)
 
 
+@pytest.mark.medium
 @pytest.mark.equation("rkv", "1")
 def test_rkv_scores_equation() -> None:
     q, k = 3 * normal(B, H, T, E), 2 * normal(B, G, 14, E)

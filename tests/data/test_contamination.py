@@ -108,6 +108,7 @@ def test_merge_deduplicated() -> None:
         merge_deduplicated(("x", "z"), (one, [ReasoningExample("a", "Five?", (), "5")]))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -79,6 +79,7 @@ def test_generate_digit_examples_is_a_function_of_the_seed() -> None:
     assert DigitsDataset(0, DigitsConfig()).fingerprint == DigitsDataset(0, DigitsConfig()).fingerprint
 
 
+@pytest.mark.medium
 def test_digits_dataset_terse_fraction() -> None:
     """A whole step is terse or not, so that no row is padded; terse questions end with a colon."""
     source = DigitsDataset(0, DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=0.4))

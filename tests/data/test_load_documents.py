@@ -174,6 +174,7 @@ def test_load_documents_refuses_overlap(row: dict[str, Any], tmp_path: Path) -> 
     assert len(load_documents(data(path, valid=held_out, allow_contamination=True), "train")[0]) == 3
 
 
+@pytest.mark.medium
 def test_load_documents_of_shipped_books() -> None:
     config = data(str(shared_dir() / "data/text/standard-ebooks.jsonl"))
     assert names(config, "valid") == ["charles-darwin_the-origin-of-species", "jane-austen_emma"]

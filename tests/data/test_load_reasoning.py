@@ -173,6 +173,7 @@ def test_load_training_examples_refuses_chain_field() -> None:
         load_training_examples(build_config(chain_field="cot"))
 
 
+@pytest.mark.medium
 def test_load_examples_hub_equals_files(hub: Hub, root: str) -> None:
     folder = Path(root)
     hub({

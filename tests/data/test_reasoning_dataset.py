@@ -133,6 +133,7 @@ def test_reasoning_dataset_counts_of_shipped_subset() -> None:
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "below", "untaught"), [("gpt2", 77, 37), ("gsm-bpe-2048", 57, 27)])
 def test_reasoning_dataset_lengths_of_the_specification(name: str, below: int, untaught: int) -> None:
     """GSM8K test without last steps: rows without a chain, rows below 24 tokens, empty slots of 24."""

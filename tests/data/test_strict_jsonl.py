@@ -202,6 +202,7 @@ FILES: list[Callable[[], st.SearchStrategy[bytes]]] = [
 ]
 
 
+@pytest.mark.medium
 @settings(max_examples=200)
 @given(st.one_of(*(make() for make in FILES)))
 def test_read_examples_of_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:

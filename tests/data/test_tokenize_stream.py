@@ -41,6 +41,7 @@ def cut(text: str, size: int) -> list[str]:
     return [text[i : i + size] for i in range(0, len(text), size)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [*FOLDERS, "bytes", "digits"])
 @given(st.lists(st.sampled_from(WORDS), max_size=200).map("".join), st.integers(1, 50), st.integers(16, 300))
 def test_iter_token_ids_equals_whole_text(name: str, text: str, size: int, window: int) -> None:
@@ -48,6 +49,7 @@ def test_iter_token_ids_equals_whole_text(name: str, text: str, size: int, windo
     assert joined(iter_token_ids(cut(text, size), inner(name), window)) == whole
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [*FOLDERS, "bytes"])
 def test_iter_token_chunks_of_a_book(name: str) -> None:
     with (shared_dir() / "data/text/tinyshakespeare.txt").open("rb") as file:

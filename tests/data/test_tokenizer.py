@@ -257,6 +257,7 @@ HOSTILE_TEMPLATES: dict[str, tuple[type[Exception], str]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("text", HOSTILE_TEMPLATES)
 def test_render_chat_template_limits(text: str, stories: Path, tmp_path: Path) -> None:
     kind, message = HOSTILE_TEMPLATES[text]

@@ -40,6 +40,7 @@ def outputs(cache: Path) -> list[str]:
     return [item["metrics"]["output"] for item in sorted(items, key=lambda item: item["item"])]
 
 
+@pytest.mark.medium
 def test_evaluate_checkpoint_plain_equals_generate(rows: Path, run_cli: RunCli) -> None:
     flags = ("--tasks", rows, "--shots", 1, "--shots-from", rows, "--limit", 2, "--batch-size", 2, "--format", "json")
     result = run_cli("evaluate", "stories260k", *flags)
@@ -56,6 +57,7 @@ def test_evaluate_checkpoint_plain_equals_generate(rows: Path, run_cli: RunCli) 
     assert json.loads(again.out) == json.loads(result.out)
 
 
+@pytest.mark.medium
 def test_evaluate_checkpoint_chat_asks_with_the_template(rows: Path, tmp_path: Path, run_cli: RunCli) -> None:
     folder = tmp_path / "chat"
     shutil.copytree(laconic.load("stories260k").decoder.source_folder, folder)
@@ -90,6 +92,7 @@ def test_prepare_checkpoint_keeps_prompts_apart(rows: Path) -> None:
     assert not is_checkpoint(rows.parent)
 
 
+@pytest.mark.medium
 def test_evaluate_checkpoint_quantize_compares_with_float_weights(rows: Path, run_cli: RunCli) -> None:
     flags = ("--quantize", "int8", "--baseline", "stories260k", "--tasks", rows, "--limit", 1)
     result = run_cli("evaluate", "stories260k", *flags, "--format", "json")

@@ -78,6 +78,7 @@ def requested(
     return inspection_dataset.inspect_dataset(subject, QUESTIONS, iterations=(0, 2), batch_size=batch)
 
 
+@pytest.mark.medium
 def test_every_question_is_counted_once_whatever_the_batches(
     subject: InspectedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_correctness_suffix() -> None:
     assert inspection_summary.correctness_suffix("The answer is: 7", replace(result, protocol=CODI)) == ", correct"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("result", [question(build_inspection(2, 2, 3, 5), build_inspection(2, 2, 3, 5, "other")), SET])
 def test_render_inspection_page_text_and_json_agree(
     result: QuestionSummary | DatasetSummary, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +162,7 @@ def test_plot_heat_maps_has_room_for_a_title_longer_than_the_map() -> None:
     assert widths[1] - widths[0] > 5 * len("kava/seed-0, not distilled")  # pixels of a letter
 
 
+@pytest.mark.medium
 def test_render_inspection_page_of_real_size_stays_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 3.2 1B: 16 layers of 8 heads, 24 thoughts, a chain of 64 tokens; beside another run."""
     images: dict[str, Markup] = {}
@@ -200,6 +202,7 @@ def test_render_inspection_page_without_a_teacher() -> None:
     assert "sequential" in inspection_summary.format_inspection(result)
 
 
+@pytest.mark.medium
 def test_render_inspection_page_says_where_all_tokens_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_images(monkeypatch)
     text = ParsedPage(inspection_page.render_inspection_page(question(build_inspection(1, 2, 4, 4)))).words

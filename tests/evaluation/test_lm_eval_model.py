@@ -51,6 +51,7 @@ def hf_model(folder: Path, **options: Any) -> Any:
     return hf(pretrained=str(folder), device="cpu", dtype="float32", batch_size=2, **options)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("max_length", [None, 24])
 def test_laconic_lm_equals_hf(max_length: int | None) -> None:
     tasks = ("stories_choice", "stories_rolling", "stories_generate")[: 3 if max_length is None else 2]
@@ -75,6 +76,7 @@ def generated_texts(model: Any, gen_kwargs: dict[str, Any]) -> list[list[str]]:
     return [row["resps"][0] for row in rows]
 
 
+@pytest.mark.medium
 def test_laconic_lm_honours_generation_options() -> None:
     """Options that laconic has change the texts as in `hf`; values that change nothing are accepted."""
     model = LaconicLM(str(STORIES), batch_size=3)
@@ -192,6 +194,7 @@ def test_laconic_lm_with_a_memory_of_selected_slots(run_cli: RunCli, tmp_path: P
     assert likelihood == pytest.approx(log_probs.sum().item(), abs=1e-3)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("overrides", [(), ("mixer.kind=attention",)])
 def test_laconic_lm_scores_a_model_that_learns(overrides: tuple[str, ...], tmp_path: Path) -> None:
     """In padded batches as one id after the other, from the run's fast weights or from those of a text."""

@@ -16,6 +16,7 @@ def answers(n: int, losses: int, gains: int) -> tuple[np.ndarray, np.ndarray]:
     return after.astype(float), before.astype(float)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("losses", "gains"), [(0, 0), (9, 0), (20, 7), (3, 40)])
 def test_compare_answers_p_is_that_of_a_binomial_test(losses: int, gains: int) -> None:
     needs("scipy")

@@ -91,6 +91,7 @@ def built(seeds: int = 1) -> ComparisonReport:
     )
 
 
+@pytest.mark.medium
 def test_render_report_is_one_self_contained_file() -> None:
     needs("matplotlib")
     html = runs_table.render_report(built(3))
@@ -111,6 +112,7 @@ def test_find_requests_sees_them() -> None:
         assert find_requests(bad), bad
 
 
+@pytest.mark.medium
 def test_render_report_shows_results_and_comparisons() -> None:
     text = check_page(runs_table.render_report(built())).words
     for text_part in (

@@ -29,6 +29,7 @@ def binomial_quantile(n: int, p: float, q: float) -> int:
     return n
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("right", "n"), [(30, 50), (180, 1000), (1960, 2000)])
 def test_estimate_proportion_of_one_run_is_binomial(right: int, n: int) -> None:
     """The bootstrap of a share of right answers is the binomial distribution itself."""
@@ -97,6 +98,7 @@ def equal_runs(trial: int, R: int, N: int, spread: float) -> tuple[np.ndarray, n
     return built[0], built[1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("R", "spread"),
     [(1, 0.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, 0.0), (3, 0.03), (5, 0.1))), (3, 0.15)],
@@ -122,6 +124,7 @@ def test_find_significant_finds_a_real_difference() -> None:
     assert statistics.describe_difference(nothing, False) == "no difference shown (3 seeds, interval +0.0 to +0.0)"
 
 
+@pytest.mark.medium
 def test_estimate_proportion_stays_inside_and_has_a_width() -> None:
     """All of n right: the least share that gives this in 2.5 of 100 tries is its n-th root."""
     whole = statistics.estimate_proportion(np.ones((3, 2000)))

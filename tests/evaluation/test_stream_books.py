@@ -76,6 +76,7 @@ def by_hand(model: Any, source: Sections, before: Sequence[int], section: int, b
     return float(loss)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("which", [0, 1])
 def test_evaluate_books_scores_every_fifth_section_against_a_loop(which: int) -> None:
     model, source = learners()[which], Sections()
@@ -89,6 +90,7 @@ def test_evaluate_books_scores_every_fifth_section_against_a_loop(which: int) ->
     assert all(n > 0 for n in rows[0].conditions["after"]["level_updates"])
 
 
+@pytest.mark.medium
 def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, source = attending(eta=2.0), Sections()
     requested = evaluate_stream(model, "books", source)
@@ -109,6 +111,7 @@ def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatc
     assert len(calls) == 3
 
 
+@pytest.mark.medium
 def test_evaluate_levels_reads_each_ablation(tmp_path: Path) -> None:
     model, source = attending(eta=2.0), Sections()
     variants = {"all levels": model} | {f"without {C}": freeze_levels(model, l) for l, C in enumerate((4, 8))}

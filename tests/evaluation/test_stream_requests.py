@@ -106,6 +106,7 @@ def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
     assert len(ids_of(near)) < 30 < 51 <= len(ids_of(far)) < 101 <= len(ids_of(farther))
 
 
+@pytest.mark.medium
 def test_build_requests_texts_and_needles(tmp_path: Path) -> None:
     result = run(tmp_path, "bytes")
     row = heard(result, build_requests(result, "ppl", None)[0])[0]

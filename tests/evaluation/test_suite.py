@@ -62,6 +62,7 @@ class NormSuite:
         return []
 
 
+@pytest.mark.medium
 def test_evaluate_runs_and_load_results(tmp_path: Path, tiny_recipe: Path) -> None:
     assert (
         TrainCommand(str(tiny_recipe), ("train.steps=1",), out=tmp_path / "kava", num_seeds=2, device="cpu").run() == 0

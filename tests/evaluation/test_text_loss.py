@@ -22,6 +22,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.medium
 def test_evaluate_loss_equals_transformers(texts: Path, run_cli: RunCli) -> None:
     needs("transformers")
     from transformers import LlamaForCausalLM

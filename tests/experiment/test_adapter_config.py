@@ -61,6 +61,7 @@ def load_with(folder: Path, changes: dict[str, Any]) -> Decoder:
     return decoder
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("changes", "message"), INVALID.values(), ids=INVALID)
 def test_load_adapter_refuses_settings(
     adapter: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str

@@ -95,6 +95,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("folder", "kind"), CASES, indirect=["folder"])
 def test_adapter_loads_in_peft_and_merges(folder: Path, kind: str) -> None:
     base = our_logits(Decoder.from_pretrained(folder))

@@ -46,6 +46,7 @@ def whole_reply(session: ChatSession, text: str, config: GenerationConfig, **opt
     return generate(session.decoder, session.tokenizer, input_ids=[ids], config=config, **options)[0].token_ids
 
 
+@pytest.mark.medium
 @settings(max_examples=10)
 @given(
     st.sampled_from([PLAIN, REWRITES]),

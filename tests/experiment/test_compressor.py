@@ -135,6 +135,7 @@ def test_compressor_has_the_calls_of_a_language_model(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
+@pytest.mark.medium
 def test_compress_arguments_override_the_run() -> None:
     run = reader(length_policy="stop_head", max_vectors=8)
     text = [TEXTS[0]]

@@ -63,6 +63,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.medium
 def test_custom_method_trains_resumes_answers_and_loads(
     place: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_custom_method_trains_resumes_answers_and_loads(
     assert run_cli("inspect", "whole", "1+2*3=").code == 2
 
 
+@pytest.mark.medium
 def test_custom_method_plan_and_frozen_decoder(place: Path, run_cli: RunCli) -> None:
     code, out, _ = run_cli("train", "pause.toml", "--plan", "--format", "json")
     assert code == 0
@@ -109,6 +111,7 @@ def test_custom_method_plan_and_frozen_decoder(place: Path, run_cli: RunCli) -> 
     assert isinstance(laconic.load("frozen", allow_code=True), Reasoner)
 
 
+@pytest.mark.medium
 def test_custom_method_that_does_not_answer_loads_as_its_decoder(
     place: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

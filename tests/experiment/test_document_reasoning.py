@@ -128,6 +128,7 @@ def test_every_summary_parameter_gets_a_gradient(name: str, batch: ReasoningBatc
     assert bool((gradient.abs().sum(1) > 0).all())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["cot", "nocot", pytest.param("pccot", marks=pytest.mark.slow), "kava"])
 def test_answers_depend_on_the_row_and_its_document_only(name: str, batch: ReasoningBatch) -> None:
     method = build_method(name, build_decoder())
@@ -191,6 +192,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.medium
 def test_run_compresses_and_answers_after_the_memory(run: Path, run_cli: RunCli, tmp_path: Path) -> None:
     reasoner: Any = laconic.load(run)
     dataset = DigitDocumentsDataset(0, DigitsConfig(num_operations=2, document_tokens=24, train_rows=200))
@@ -241,6 +243,7 @@ def test_run_reads_a_memory_of_keys_and_values(run: Path) -> None:
     assert answer.token_ids == whole.token_ids[0]
 
 
+@pytest.mark.medium
 def test_runs_are_evaluated_inspected_and_exported(run: Path, run_cli: RunCli, tmp_path: Path) -> None:
     for args in (("evaluate", run, "--tasks", "test"), ("audit", run, "--task", "test", "--limit", 10)):
         result = run_cli(*args)
@@ -283,6 +286,7 @@ def test_a_document_may_be_longer_than_the_context(tmp_path: Path) -> None:
         build_experiment(load_recipe(tmp_path / "recipe.toml", (*keys, "data.segment_tokens=80"))[0], CPU)
 
 
+@pytest.mark.medium
 def test_rows_of_files_with_documents(tmp_path: Path, run_cli: RunCli) -> None:
     facts = [
         {"document": f"a {i % 10} to b {i // 10}", "question": f"a + b * {i} =", "answer": str(i)} for i in range(40)

@@ -85,6 +85,7 @@ def widest(recipe: Recipe, micro: int = 16) -> Any:
     return config, tokenizer, make_blank_batch(recipe, rows, chosen, config.max_position_embeddings, 0, 0)
 
 
+@pytest.mark.medium
 def test_plan_run_says_rows_steps_memory_time_and_threads(tiny: Any) -> None:
     plan = plan_run(tiny("nocot"), CPU)
     assert (plan["rows"], plan["steps"], plan["steps_per_epoch"], plan["assumed"]) == (400, 4, 25, False)
@@ -103,12 +104,14 @@ def test_plan_run_says_rows_steps_memory_time_and_threads(tiny: Any) -> None:
     assert "assumed" not in text
 
 
+@pytest.mark.medium
 def test_plan_with_step_measures_a_real_update(tiny: Any) -> None:
     plan = plan_with_step(tiny("cot"), CPU)
     assert plan["measured"]["seconds"] > 0
     assert "measured     one update" in format_plan(plan)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", [pytest.param("nocot", marks=pytest.mark.slow), "kava"])
 def test_estimate_update_extrapolates_layers(tiny: Any, method: str) -> None:
     recipe = tiny(method)
@@ -118,6 +121,7 @@ def test_estimate_update_extrapolates_layers(tiny: Any, method: str) -> None:
     assert estimate.saved_bytes == pytest.approx(whole.saved_bytes, rel=0.1)
 
 
+@pytest.mark.medium
 def test_estimate_update_with_checkpointing_takes_less_memory_and_more_flops(tiny: Any) -> None:
     config, tokenizer, batch = widest(tiny("nocot"))
     plain, checkpointed = (
@@ -149,6 +153,7 @@ def test_measure_on_meta_allocates_nothing_and_counts_every_byte(tiny: Any) -> N
     assert measure_on_meta(recipe, huge, tokenizer, batch).saved_bytes > scored * 10_000_000 * 4
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("recipe", ["hope-tiny-recall", "titans-tiny-recall", "hope-tiny-parity", "read-recall-compat"])
 def test_measure_on_meta_follows_models_that_branch_on_masks(recipe: str) -> None:
     short = ["data.mqar.num_pairs=[4]", "data.mqar.row_tokens=32"] if "tiny-recall" in recipe else []
@@ -184,6 +189,7 @@ def test_meta_lora_has_the_parameters_of_peft(tiny: Any, family: str, modules: s
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.medium
 def test_plan_run_of_an_adapter_that_only_writes(tmp_path: Path) -> None:
     """The plan reads with the adapter disabled, as a run does."""
     keys = ["model.name=stories260k", "model.dtype=float32", "train.precision=float32", "data.path=none.jsonl"]

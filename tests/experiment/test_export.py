@@ -46,6 +46,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "runs/kava"))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "method",  # the slow ones are stored as nocot and kava are
     [pytest.param(m, marks=[pytest.mark.slow] if m in ("cot", "icot", "pccot") else []) for m in sorted(METHOD_TABLES)],
@@ -83,6 +84,7 @@ def test_export_is_a_run_to_start_from(tmp_path: Path) -> None:
     assert tokenizer.fingerprint == trained_tokenizer.fingerprint
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("scope", ["both", "write"])
 def test_export_adapter_of_a_compressor(scope: str, tmp_path: Path) -> None:
     """A merged adapter changes roundings only; one that is switched off for reading stays an adapter."""
@@ -170,6 +172,7 @@ def test_export_push_dry_run_writes_a_card(evaluated: Path, run_cli: RunCli, tmp
     assert str(tmp_path.parent) not in card.content
 
 
+@pytest.mark.medium
 def test_exported_run_is_evaluated_and_audited_as_the_run(evaluated: Path, run_cli: RunCli, tmp_path: Path) -> None:
     """Results are stored in the cache, not in the folder."""
     export = tmp_path / "exported"
@@ -193,6 +196,7 @@ def test_exported_run_is_evaluated_and_audited_as_the_run(evaluated: Path, run_c
     assert sorted(export.rglob("*")) == files
 
 
+@pytest.mark.medium
 def test_folder_of_exported_runs_is_averaged_as_seeds(evaluated: Path, run_cli: RunCli, tmp_path: Path) -> None:
     exports = tmp_path / "exported"
     for seed in (0, 1):
@@ -204,6 +208,7 @@ def test_folder_of_exported_runs_is_averaged_as_seeds(evaluated: Path, run_cli: 
     assert both["accuracy"]["mean"] == one["accuracy"]["mean"]
 
 
+@pytest.mark.medium
 def test_model_card_lists_results_of_other_questions_and_protocols_apart(run: Path, run_cli: RunCli) -> None:
     """As `laconic report` does: results on other questions share no table, and a run is not a control of itself."""
     for flags in (("--limit", "2"), ("--limit", "3", "--with-cot"), ("--limit", "2", "--protocol", "codi")):
@@ -236,6 +241,7 @@ def test_model_card_of_a_run_that_began_with_another(tmp_path: Path) -> None:
     assert "laconic train laconic/recipe.toml model.init_from_run=RUN --out" in build_model_card(second, "me/tiny")
 
 
+@pytest.mark.medium
 def test_export_push_uploads_the_folder(
     evaluated: Path, run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +276,7 @@ def test_export_push_uploads_the_folder(
     assert "This run has not been evaluated." in (tmp_path / "x/README.md").read_text()
 
 
+@pytest.mark.medium
 def test_load_exported_run_from_the_hub(
     run: Path, run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from tests.conftest import needs
 from tests.runs import LATENTS
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
 BATCH, UPDATES, ACCUMULATION, RATE = 4, 3, 2, 1e-2
 
 

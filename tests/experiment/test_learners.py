@@ -114,6 +114,7 @@ def save_donor(folder: Path) -> Path:
     return folder / "donor"
 
 
+@pytest.mark.medium
 def test_resumed_run_equals_uninterrupted_run_with_fast_weights(run: Run, folder: Path) -> None:
     run("train", "small.toml", "--out", "whole")
     shutil.copytree("whole", "resumed")

@@ -44,6 +44,7 @@ def undocumented_metrics(run: Path) -> set[str]:
     return {key for key in keys - names if not re.sub("_(low|high)$", "", key).endswith(groups)}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", QUESTION_METHODS)
 def test_load_answers_exactly_as_the_command(method: str, place: Path, run_cli: RunCli) -> None:
     run = train_tiny_run(method, place)
@@ -91,6 +92,7 @@ def test_load_every_method_is_tested() -> None:
     assert {*QUESTION_METHODS, *DOCUMENT_METHODS} == set(METHOD_TABLES)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
@@ -176,6 +178,7 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
             laconic.load(other)  # type: ignore[arg-type]
 
 
+@pytest.mark.medium
 def test_train_in_python_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kava.toml").write_text(TINY_RECIPE)
@@ -193,6 +196,7 @@ def test_train_in_python_as_the_page_says(tmp_path: Path, monkeypatch: pytest.Mo
         names["build_experiment"](names["load_recipe"]("kava.toml"), names["device"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_relative", [False, True])
 def test_load_of_an_adapter_finds_its_base_as_transformers_does(
     tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, is_relative: bool

@@ -53,6 +53,7 @@ def train_run(path: Path, config: Recipe, **more: Any) -> None:
         train(experiment.build_training_setup(CPU), run=run, **more)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["m3", "dgd"])
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, name: str) -> None:
     config = recipe(tmp_path, f"train.optimizer={name}")

@@ -295,6 +295,7 @@ def check_plan(name: str, root: Path, *keys: str) -> dict[str, Any]:
     return plan
 
 
+@pytest.mark.medium
 def test_plan_without_weights(tmp_path: Path) -> None:
     plan = check_plan("nocot-gpt2-aug", tmp_path, "train.precision=float32")  # bfloat16 is slow on CPUs
     assert plan["rows"] == 385_620
@@ -311,6 +312,7 @@ def test_plan_every_recipe_without_weights(name: str, tmp_path: Path) -> None:
 TINY = sorted(path.stem for path in SHIPPED_RECIPES.glob("*-tiny*.toml"))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "keys"),
     [

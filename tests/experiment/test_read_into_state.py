@@ -61,6 +61,7 @@ def assert_rows_equal(state: FastWeightState, row: int, other: FastWeightState, 
         assert_close(layer_tensors(start, row), layer_tensors(other_start, other_row))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("family", "window", "chunk_sizes"), CASES)
 def test_read_ids_beyond_the_context_equals_each_row_alone(
     family: str, window: int, chunk_sizes: tuple[int, ...]
@@ -82,6 +83,7 @@ def test_read_ids_beyond_the_context_equals_each_row_alone(
             assert_rows_equal(model.read_ids([second[row]], batch.select_rows([row])), 0, alone)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("family", "window", "chunk_sizes"), CASES)
 def test_read_ids_in_pieces_equals_reading_at_once(family: str, window: int, chunk_sizes: tuple[int, ...]) -> None:
     model, generator = build(family, window, chunk_sizes), random.Random(window)

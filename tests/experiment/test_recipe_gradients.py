@@ -72,6 +72,7 @@ def tensors_without_gradient(recipe: Recipe) -> list[str]:
     return zero
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", NESTED)
 def test_recipe_gives_every_trainable_tensor_a_gradient(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, shrink_recipe(name, tmp_path))[0]

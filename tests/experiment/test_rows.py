@@ -71,6 +71,7 @@ def test_recipe_fingerprint_ignores_data_dir(small: Path) -> None:
     assert recipe_fingerprint(files[0]) == recipe_fingerprint(files[1]), "the rows have a hash, and files may move"
 
 
+@pytest.mark.medium
 def test_load_rows_of_data_sets(small: Path) -> None:
     recipe = load_recipe(small, ['data.name=["gsm8k-aug", "gsm8k"]', "data.max_train_rows=300"])[0]
     tokenizer = load_model_tokenizer(recipe.model)
@@ -113,6 +114,7 @@ def test_choose_default_protocol_of_multiplication(small: Path) -> None:
     assert choose_default_protocol(load_recipe(small, ["data.name=mult-4:valid"])[0].data) is TEXT
 
 
+@pytest.mark.medium
 def test_train_on_gsm8k_questions(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     assert TrainCommand(recipe=str(small), out=tmp_path / "run", format="json", device="cpu").run() == 0

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 import laconic
 from laconic.experiment.text_models.reasoner import Reasoner
 from tests.conftest import RunCli
@@ -12,6 +14,7 @@ from tests.tiny_recipes import TINY_RECIPE
 POLICY = 'length_policy = "stop_head"\nlength_cost = 100.0\nhead_only_after = 0.5\nhead_lr_multiplier = 1000.0\n'
 
 
+@pytest.mark.medium
 def test_stop_head_run_trains_the_head_last_and_ends_early(tmp_path: Path, run_cli: RunCli) -> None:
     recipe, out = tmp_path / "tiny.toml", tmp_path / "run"
     text = TINY_RECIPE.replace("jacobi_iterations = 1", f"jacobi_iterations = 3\n{POLICY}")

@@ -158,6 +158,7 @@ stateful = true
 """
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("unchecked")
 def test_stateful_validation_on_two_ranks_equals_one_process(tmp_path: Path) -> None:
     books = [json.dumps({"text": f"Book {i}. " + "It was a dark and stormy night. " * 8}) for i in range(9)]

@@ -52,6 +52,7 @@ def fast_weights(state: Any) -> list[Tensor]:
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("index", [0, 1])
 def test_generate_with_fast_weights_equals_single_rows(index: int) -> None:
     model, rows = (hope(), attending())[index], ids_of(6, 3, 5)
@@ -135,6 +136,7 @@ def test_generate_continues_from_a_fast_weight_state_without_changing_it() -> No
     assert empty.passes.answer == 1
 
 
+@pytest.mark.medium
 def test_generate_with_fast_weights_streams_and_samples_like_any_decoder() -> None:
     model, tokenizer, calls = hope(), build_byte_tokenizer(), []
     prompts = ["Once", "Twice upon"]

@@ -104,6 +104,7 @@ def scripted(text: bytes) -> Decoder:
 # --- parity
 
 
+@pytest.mark.medium
 def test_generate_equals_llama2c_character_for_character() -> None:
     folder = shared_dir() / "models" / "stories260k"
     decoder, tokenizer = laconic.Decoder.from_pretrained(folder), laconic.load_tokenizer(folder)

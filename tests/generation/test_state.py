@@ -33,6 +33,7 @@ def state_of(generations: list[Generation]) -> DecodeState:
     return DecodeState.concat_rows(*states)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.medium
 @settings(max_examples=40)
 @given(
     st.sampled_from(sorted(FAMILIES)),

@@ -28,6 +28,7 @@ SHELLS = ("console", "sh", "bash", "shell", "")
 OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")"}
 
 
+@pytest.mark.medium
 @ON_PAGES
 def test_commands_of_the_page_parse(page: Path) -> None:
     wrong = []

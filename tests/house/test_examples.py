@@ -18,6 +18,7 @@ def test_there_are_examples() -> None:
 LONG = {"adapter.py", "dgd.py", "hf_trainer.py", "m3.py"}  # these train for some seconds
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "example",
     [pytest.param(path, marks=pytest.mark.slow if path.name in LONG else (), id=path.name) for path in EXAMPLES],

@@ -14,6 +14,7 @@ def test_there_are_guides() -> None:
     assert [guide.stem for guide in GUIDES] == ["compress", "documents", "learn", "optimizers", "serve", "train"]
 
 
+@pytest.mark.medium
 @pytest.mark.loopback
 @pytest.mark.parametrize(
     "guide",

@@ -21,6 +21,7 @@ def test_import_laconic_is_light(tmp_path: Path) -> None:
     assert not loaded("import laconic; laconic.__version__; dir(laconic)", tmp_path).intersection(HEAVY)
 
 
+@pytest.mark.medium
 def test_the_decoder_needs_no_extra(tmp_path: Path) -> None:
     extras = {"transformers", "peft", "datasets", "matplotlib", "huggingface_hub"}
     assert not loaded("import laconic; laconic.Decoder, laconic.generate", tmp_path).intersection(extras)

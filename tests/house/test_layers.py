@@ -26,12 +26,14 @@ ENTRY_POINTS = (
 )  # these import lazily, to start fast
 
 
+@pytest.mark.medium
 def test_layers_imports_point_down() -> None:
     command = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     done = subprocess.run([sys.executable, "-c", command], cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.medium
 def test_layers_numeric_packages_use_few_libraries() -> None:
     others = [
         f"{path}:{node.lineno} {name}"
@@ -81,6 +83,7 @@ def find_unsafe(tree: ast.AST) -> list[str]:
     return uses
 
 
+@pytest.mark.medium
 def test_no_pickle() -> None:
     uses = {str(path): find_unsafe(tree) for path, tree in syntax_trees("src", "examples", "benchmarks")}
     assert uses, "no file was read"

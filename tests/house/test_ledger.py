@@ -107,6 +107,7 @@ def edit(root: Path, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.medium
 def test_ledger_of_this_checkout_passes() -> None:
     assert [str(finding) for finding in ledger.check_ledger(REPO)] == []
 

@@ -53,6 +53,7 @@ def is_exception(node: ast.ClassDef, exceptions: set[str]) -> bool:
     return bool(bases & exceptions) or any(base.endswith(("Error", "Exception")) for base in bases)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("directory", ["src", "tests", "tools", "examples", "benchmarks"])
 def test_names_no_vague_identifiers(directory: str) -> None:
     banned_names = [

@@ -46,6 +46,7 @@ def test_commands_of_the_page_run(page: str, tmp_path: Path, monkeypatch: pytest
     assert not failed, "\n\n".join(failed)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.slow if "tour" in page else ()) for page in PAGES]
 )

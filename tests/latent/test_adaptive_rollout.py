@@ -48,6 +48,7 @@ def rollout_by_row(decoder: Decoder, question: Tensor, tolerance: float) -> tupl
     raise AssertionError
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("tolerance", [0.9, 0.5, 0.3])
 def test_run_adaptive_rollout_equals_loop_over_rows(name: str, tolerance: float) -> None:

@@ -32,6 +32,7 @@ def ours(targets_kv: Sides, state: Sides, earlier: Sides, mask: Tensor, options:
     return kv_loss(*targets_kv, *slots, mask, KVDistillationConfig(**options))  # type: ignore[arg-type]
 
 
+@pytest.mark.medium
 @pytest.mark.equation("kava", "4")
 def test_kv_loss_equation() -> None:
     """The value, and its gradient to the student's slots alone."""

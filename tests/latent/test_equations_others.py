@@ -75,6 +75,7 @@ def case(coconut: Coconut) -> Case:
     )
 
 
+@pytest.mark.medium
 @pytest.mark.equation("coconut", "1")
 def test_coconut_equation() -> None:
     coconut = method(1)

@@ -51,6 +51,7 @@ def sequential(case: Case) -> tuple[Tensor, Tensor]:
     return got.latents, got.hidden_states
 
 
+@pytest.mark.medium
 @pytest.mark.equation("pccot", "1")
 def test_initial_latents_equation() -> None:
     agree(differentiated(jacobi), rollout_pccot.ORACLE["1"], rollout_pccot.MISREAD["1"], case(1), margin=1e-2)
@@ -60,6 +61,7 @@ def test_initial_latents_equation() -> None:
     assert gradcheck(lambda x: initial_latents(x, MAP), hidden)
 
 
+@pytest.mark.medium
 @pytest.mark.equation("pccot", "2")
 def test_jacobi_update_equation() -> None:
     agree(differentiated(jacobi), rollout_pccot.ORACLE["2"], rollout_pccot.MISREAD["2"], case(2), margin=1e-2)
@@ -70,6 +72,7 @@ def test_jacobi_update_equation() -> None:
     assert gradcheck(lambda z, hidden: jacobi_update(z, hidden, MAP), (z, hidden))
 
 
+@pytest.mark.medium
 @pytest.mark.equation("codi", "1")
 def test_sequential_rollout_equation() -> None:
     agree(differentiated(sequential), rollout_codi.ORACLE["1"], rollout_codi.MISREAD["1"], case(0), margin=1e-2)

@@ -193,6 +193,7 @@ def outcome(got: LatentRollout) -> list[Tensor]:
     return [got.latents, got.hidden_states, got.begin_hidden, *got.cache.keys, *got.cache.values]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_iterations", [0, 2, None])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_finite_differences(name: str, num_iterations: int | None) -> None:

@@ -326,6 +326,7 @@ sizes_strategy = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.medium
 @given(st.sampled_from(ROTARY), sizes_strategy, st.integers(1, 4), st.integers(1, 4), st.integers(1, 8), st.data())
 def test_config_of_random_files_equals_transformers(
     family: str, keys: dict[str, Any], G: int, R: int, half: int, data: Any

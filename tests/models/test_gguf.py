@@ -33,6 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/laconic"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("family", "kinds", "D"), [("llama", MIXED, 64), ("llama", K_QUANTS, 256), ("qwen2", MIXED, 64), ("qwen3", {}, 64)]
 )

@@ -172,6 +172,7 @@ def is_converted(file: Path, out: Path) -> bool:
     return True
 
 
+@pytest.mark.medium
 def test_gguf_mutated_files_convert_or_are_refused(tiny: bytes, tmp_path: Path) -> None:
     """200 files with changed bytes, most of them in the header."""
     rng, file = random.Random(0), tmp_path / "mutated.gguf"

@@ -94,6 +94,7 @@ def test_sdpa_equals_eager(name: str, batch: EmbedBatch, biased: bool, cut: int)
     assert error(outputs["sdpa"], outputs["eager"]) <= BACKENDS
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("name", "cases"), [("llama, windows", ((True, 2), (False, 2), (False, 0))), ("gpt2", ((True, 2),))]

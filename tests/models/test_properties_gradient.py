@@ -80,6 +80,7 @@ def test_no_gradient_flows_to_padding_or_the_future(name: str, batch: EmbedBatch
 SLOW = ("mistral", "qwen2", "opt")  # their own code has separate gradient tests
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in FAMILIES]
 )

@@ -482,6 +482,7 @@ for folder in map(Path, sys.argv[2:]):
 """
 
 
+@pytest.mark.medium
 def test_load_peak_memory_equals_the_weights(tmp_path: Path) -> None:
     """Mapped as it is, turned and in shards, turned and cast."""
     if not Path("/proc/self/clear_refs").exists():

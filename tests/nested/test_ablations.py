@@ -49,6 +49,7 @@ def changed_parts(state: Any) -> tuple[bool, set[str]]:
     return any(level_has_changed(level) for level in all_levels(state)), memories
 
 
+@pytest.mark.medium
 def test_build_ablations_disables_one_part_at_a_time() -> None:
     without = ["without chunk 2", "without chunk 4", "without levels"]
     model, ids = build_hope("associative"), random_ids(1, 6)

@@ -92,6 +92,7 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
 CUTS = st.lists(st.integers(1, 11), unique=True).map(sorted)
 
 
+@pytest.mark.medium
 @settings(max_examples=20)
 @given(drawn_options(), st.integers(2, 12), CUTS)
 def test_cms_pieces_equal_the_whole(options: dict[str, Any], T: int, cuts: list[int]) -> None:
@@ -106,6 +107,7 @@ def test_cms_pieces_equal_the_whole(options: dict[str, Any], T: int, cuts: list[
     assert_close(dense_state(state), dense_state(final))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "options",
@@ -177,6 +179,7 @@ def test_cms_zero_learning_rate_is_the_static_mlp_bit_for_bit(optimizer: str, st
     assert not any(level.num_tokens.any() or level.num_updates.any() for level in require_levels(state))
 
 
+@pytest.mark.medium
 def test_cms_every_weight_gets_a_gradient() -> None:
     """If the text is longer than twice the slowest chunk."""
     for structure in STRUCTURES:
@@ -213,6 +216,7 @@ def test_cms_outer_gradient_changes_no_value(structure: str) -> None:
         assert_close([torch.cat([y, cms(x[:, 6:], state)[0]], 1)], [cms(x)[0]])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("meta_gradient", "lr_granularity"),
     [

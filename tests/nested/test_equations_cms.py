@@ -88,6 +88,7 @@ def test_chain(link: str) -> None:
     assert gradcheck(lambda x, U, V, gains: run(x, U, V, gains, link), single, fast_mode=True)
 
 
+@pytest.mark.medium
 @pytest.mark.equation("nested-learning", "71")
 def test_update() -> None:
     """Two levels over three and a half of the faster chunks, with a step size for every token."""
@@ -97,6 +98,7 @@ def test_update() -> None:
     assert gradcheck(lambda x, *w: run(x, list(w), (1, 2)), single, fast_mode=True)
 
 
+@pytest.mark.medium
 @pytest.mark.equation("nested-learning", "72")
 def test_restart() -> None:
     agree(partial(read_stream, "nested"), ORACLE["72"], MISREAD["72"], noise(0, B, T, D), random_weights(), (2, 4))
@@ -104,6 +106,7 @@ def test_restart() -> None:
     assert gradcheck(lambda x, *w: read_stream("nested", x, list(w), (1, 2)), single, fast_mode=True)
 
 
+@pytest.mark.medium
 @pytest.mark.equation("nested-learning", "72")
 def test_restart_through_the_updates() -> None:
     run = partial(read_stream, "nested", meta="full")

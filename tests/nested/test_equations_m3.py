@@ -186,6 +186,7 @@ def scaled_newton_schulz(m: Tensor, divisor: float) -> Tensor:
     return m3_equations.newton_schulz(m / divisor)
 
 
+@pytest.mark.medium
 @pytest.mark.equation("nested-learning", "75")
 @pytest.mark.parametrize("shape", [(3, 4), (4, 2)])
 def test_literal(shape: tuple[int, int]) -> None:
@@ -201,6 +202,7 @@ def test_literal(shape: tuple[int, int]) -> None:
     agree(run, ORACLE["75"], MISREAD["75"], *arguments, 0.1, (0.9, 0.99, 0.8), 0.7, 3)
 
 
+@pytest.mark.medium
 @pytest.mark.equation("nested-learning", "75e")
 @pytest.mark.parametrize("second", [False, True])
 def test_ema(second: bool) -> None:

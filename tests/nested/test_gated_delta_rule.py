@@ -61,6 +61,7 @@ def test_gated_delta_rule_chunk_equals_recurrence(momentum: bool, erase: int, an
         assert_close(results[0], results[1])
 
 
+@pytest.mark.medium
 def test_gated_delta_rule_first_and_second_gradients() -> None:
     tensors, gates, options = inputs(3, True, 1, True)
     leaves = (*tensors, *gates[:3], options["N"], options["anchor"])

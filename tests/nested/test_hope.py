@@ -69,6 +69,7 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.medium
 @settings(max_examples=20)
 @given(drawn_options(), st.integers(1, 11), st.integers(1, 10))
 def test_self_titans_chunks_equal_tokens_and_pieces(options: dict[str, Any], T: int, cut: int) -> None:
@@ -153,6 +154,7 @@ def test_self_titans_every_weight_gets_a_gradient(gate_groups: int) -> None:
             assert grad.any(), name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("memory_kind", ["linear", "mlp"])
 @pytest.mark.parametrize("decay_target", ["start", "zero"])
 def test_self_titans_outer_gradient_changes_no_value(memory_kind: str, decay_target: str) -> None:

@@ -208,6 +208,7 @@ def test_hope_in_bfloat16_keeps_changes_in_float32(objective: str, which: int) -
     assert all(bool(change.any()) for change in changes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("objective", ["task", "associative"])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_hope_padding_and_other_rows_change_nothing(objective: str, which: int) -> None:
@@ -281,6 +282,7 @@ def test_target_mask_leaves_out_targets_but_passes_gradients(which: int, cuts: t
         read(build_attention("associative"), ids, target_mask=ids > 0)
 
 
+@pytest.mark.medium
 def test_tokens_without_learning_end_the_accumulation() -> None:
     """However the text is cut; levels and their counts do not change during these tokens."""
     for model in build_models("task"):
@@ -301,6 +303,7 @@ def test_tokens_without_learning_end_the_accumulation() -> None:
         assert all(states.states_equal(a.cms, b.cms) for a, b in zip(one.layers, two.layers, strict=True))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("objective", ["task", "associative"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_hope_outer_gradient_changes_no_value(objective: str, which: int) -> None:
@@ -349,6 +352,7 @@ def test_hope_full_outer_gradient_equals_finite_differences() -> None:
     torch.testing.assert_close((up - down) / 2e-5, (grad * direction).sum(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("which", [0, 1])
 def test_hope_state_files_forks_and_resets(which: int, tmp_path: Path) -> None:
     model, path = build_models("task")[which], tmp_path / "state.safetensors"

@@ -15,6 +15,7 @@ from tests.nested.test_hope_model import MEMORY, build_hope, random_ids
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("memory", "cms"),
     [

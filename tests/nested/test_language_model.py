@@ -66,6 +66,7 @@ def test_language_model_loss_is_the_mean_over_scored_tokens() -> None:
     assert_close([method(replace(batch, labels=labels)).loss], [expected])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("objective", ["task", "associative"])
 @pytest.mark.parametrize("build", [build_hope, build_titans])
 def test_language_model_streams_equal_their_documents(build: Any, objective: str) -> None:
@@ -247,6 +248,7 @@ def test_dead_level_monitor_warns_once() -> None:
     NestedLanguageModel(build_hope(), InnerLoopConfig(enabled=False)).after_update({})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("objective", ["associative", "task"])
 def test_language_model_locates_a_nonfinite_level(objective: str) -> None:
     model = build_hope(objective)

@@ -396,6 +396,7 @@ def test_newton_schulz_in_float32_where_bfloat16_is_slow(monkeypatch: pytest.Mon
     assert error < (0.05 if is_fast else 0.004)
 
 
+@pytest.mark.medium
 @pytest.mark.loopback
 def test_m3_gathers_shards_for_newton_schulz(tmp_path: Path) -> None:
     model = build_model()

@@ -50,6 +50,7 @@ def generate_alone(text: str, config: GenerationConfig) -> laconic.Generation:
     return stories().generate(text, config)[0]
 
 
+@pytest.mark.medium
 @settings(max_examples=12)
 @given(
     st.lists(
@@ -109,6 +110,7 @@ def test_engine_reads_a_long_prompt_between_the_tokens_of_running_rows() -> None
     assert long.token_ids == alone.token_ids
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("num_rows", "slowness"), [(1, 1), (4, 3), (15, 1), (15, 3)])
 def test_engine_reads_a_long_prompt_in_steps_of_less_than_200_ms(
     num_rows: int, slowness: float, monkeypatch: pytest.MonkeyPatch

@@ -46,6 +46,7 @@ LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4", "train.learning_r
 SLOW_COT = pytest.param("cot", (), marks=pytest.mark.slow)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("codi", ()), ("coconut", ()), ("nocot", ()), SLOW_COT],
@@ -73,6 +74,7 @@ def test_engine_answers_as_reasoner_generate(
         assert error(merged.hidden_states, adapted.hidden_states) <= FLOAT32
 
 
+@pytest.mark.medium
 def test_engine_ends_jacobi_iterations_as_reasoner_generate_does(tmp_path: Path) -> None:
     loaded = cast(Reasoner, laconic.load(train_tiny_run("kava", tmp_path, "latents.jacobi_iterations=4")))
     reasoner = replace(loaded, jacobi_tolerance=1e-6)  # two latents are exact after two iterations
@@ -90,6 +92,7 @@ def test_engine_ends_jacobi_iterations_as_reasoner_generate_does(tmp_path: Path)
         set_tolerance(cast(LanguageModel, laconic.load(STORIES)), 0.1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_stock", [True, False])
 def test_engine_thinks_about_questions_together_and_between_tokens(
     is_stock: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +203,7 @@ def test_engine_reads_summary_vectors(
     assert [r.text for r in receivers] == [g.text for g in alone]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("overrides", [(), ("mixer.kind=attention",)])
 def test_engine_reads_fast_weights(overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -154,6 +154,7 @@ def test_limits_of_sizes(chat_model: LanguageModel, start_server: StartServer) -
         assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (5, "length")
 
 
+@pytest.mark.medium
 def test_deadline_ends_an_answer_with_length(
     chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def hostile_requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "POST", "/v1/completions", {"json": COMPLETION, "headers": {name: value.encode("latin-1")}}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_hostile_requests_are_answered_with_less_than_500(client: TestClient, stride: int) -> None:
     requests = list(hostile_requests())[::stride]

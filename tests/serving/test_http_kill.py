@@ -40,6 +40,7 @@ def write_memories(model: LanguageModel, folder: Path) -> list[bytes]:
     return contents
 
 
+@pytest.mark.medium
 def test_memory_is_old_or_new_or_missing_after_a_kill(chat_model: LanguageModel, tmp_path: Path) -> None:
     contents = write_memories(chat_model, tmp_path)
     folder = tmp_path / "memories"

@@ -327,6 +327,7 @@ def test_memories_of_an_autocompressor(
     assert error_of(response) == (400, "method: tiny is trained to compress; remove method")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_requests", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_memories_do_not_leak_between_requests(client: TestClient, num_requests: int) -> None:
     texts = [f"{word} was the day of the meeting, and the room was {colour}. " for word, colour in COLOURS]

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import REPO, needs
 
-pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked")]
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 

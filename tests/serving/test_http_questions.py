@@ -40,6 +40,7 @@ def thinker(reasoner: Reasoner) -> Iterator[TestClient]:
         yield start_client(stack, reasoner)
 
 
+@pytest.mark.medium
 def test_question_is_answered_with_latents(thinker: TestClient, reasoner: Reasoner) -> None:
     answers = reasoner.generate(QUESTIONS, GenerationConfig(max_tokens=6))
     body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 6}

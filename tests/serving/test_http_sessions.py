@@ -23,7 +23,7 @@ from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer, start_client
 from tests.serving.interleaving import check_no_leaks
 
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
 TEXT = "The meeting has been moved to Thursday at noon, in the red room."
 
 

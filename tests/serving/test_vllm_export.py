@@ -143,6 +143,7 @@ def test_load_of_an_exported_run_answers_as_the_run(method: str, tmp_path: Path)
         assert model.decoder.fingerprint == run.parts.decoder.fingerprint
 
 
+@pytest.mark.medium
 def test_export_run_command_keeps_what_answers_need(run_cli: RunCli, tmp_path: Path) -> None:
     run = train_tiny_run("codi", tmp_path)
     expected = answer_ids(load_reasoner(run).run)
@@ -267,6 +268,7 @@ def test_served_thoughts_find_rows_of_no_other_request() -> None:
     assert ServedThoughts(table, 4, 6).find_rows(ids, positions).tolist() == [2, 3, 6, 8]
 
 
+@pytest.mark.medium
 def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path: Path) -> None:
     run = train_tiny_run("autocompressor", tmp_path)
     (tmp_path / "a.txt").write_text("A sentence of a book. " * 3)

@@ -338,6 +338,7 @@ with RunDirectory(sys.argv[1]).lock():
 """
 
 
+@pytest.mark.medium
 def test_lock_refuses_a_second_writer(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     with subprocess.Popen([sys.executable, "-c", HOLD_LOCK, str(run.path)], stdout=subprocess.PIPE, text=True) as other:
@@ -356,6 +357,7 @@ def test_lock_refuses_a_second_writer(tmp_path: Path) -> None:
     assert not (run.path / "lock.json").exists()
 
 
+@pytest.mark.medium
 def test_lock_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(self: Any, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")

@@ -41,7 +41,7 @@ from tests.training.multi_rank import run_ranks, run_ranks_ok
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, read_metrics, run_training, runs_equal, toy_config
 
-pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked")]
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 9, 4), (6, 1, 3), (3, 5, 4), (5, 2, 5), (4, 4, 4), (2, 0, 3), (3, 7, 5))

@@ -115,6 +115,7 @@ def compare_weights(one: Path, other: Path) -> float:
     return max(error(p, q) for (_, p), q in pairs)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("world", "more"),
     [(2, {}), pytest.param(4, {"activation_checkpointing": 1}, marks=pytest.mark.slow)],
@@ -158,6 +159,7 @@ def test_fsdp_reshard_gathers_one_block_at_a_time(tmp_path: Path, world: int, mo
     assert gathered == [1] * world  # of two blocks
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "case", ["m3", "dgd", "hope", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "titans"))]
 )

@@ -46,6 +46,7 @@ def test_start_tracker_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.medium
 def test_start_tracker_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     needs("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -30,6 +30,7 @@ def megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CASES)
 def test_load_hostile_folder(tmp_path: Path, valid_model: Path, name: str) -> None:
     corrupt, code = CASES[name]

@@ -47,6 +47,7 @@ def test_run_names_lead_out_of_no_folder(root: Path) -> None:
             assert (root / check_name(name)).resolve().parent == root, repr(name)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("names", [NAMES[::20], pytest.param(NAMES, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_ids_in_requests_lead_out_of_no_folder(root: Path, names: Sequence[str]) -> None:
     with ExitStack() as stack:

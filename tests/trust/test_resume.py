@@ -83,6 +83,7 @@ def kill_and_resume(path: Path, never: Path, draw: int, settings: TrainingConfig
     assert runs_equal(path, never)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("draw", range(2))
 def test_resume_after_kill_9(tmp_path: Path, draw: int) -> None:
     settings = toy_config(save_every=1)
@@ -261,6 +262,7 @@ MAKERS: Mapping[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", MAKERS)
 def test_resume_every_latent_method(tmp_path: Path, name: str) -> None:
     settings = toy_config(steps=4, batch_size=4, micro_batch_size=3, save_every=2)

@@ -22,10 +22,12 @@ from tests.trust.children import Child
 from tests.trust.limits import LIMITS
 
 
+@pytest.mark.medium
 def test_truncations_are_detected(tmp_path: Path) -> None:
     steps.check_truncations(tmp_path / "run", LIMITS["truncations"] // 3)
 
 
+@pytest.mark.medium
 def test_bit_flips_are_detected(tmp_path: Path) -> None:
     steps.check_bit_flips(tmp_path / "run", LIMITS["flips"] // 3)
 
@@ -59,6 +61,7 @@ def test_prune_steps_keeps_valid_steps(tmp_path: Path) -> None:
     steps.check_pruning_verifies(tmp_path / "run")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("race", range(LIMITS["races"]))
 def test_lock_race(tmp_path: Path, race: int) -> None:
     """Two processes start at once; all steps belong to one of them."""

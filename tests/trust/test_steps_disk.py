@@ -15,6 +15,7 @@ from tests.trust import steps
 from tests.trust.shim import FAULTS, Shim
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", FAULTS, ids=errno.errorcode.get)
 def test_commit_step_when_any_call_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
     run = steps.commit_steps(tmp_path / "run", 1)

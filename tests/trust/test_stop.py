@@ -39,6 +39,7 @@ def start_slow_run(path: Path, settings: TrainingConfig, seconds: float = 0.05, 
     return Child(lambda tell: run_training(path, settings, method=SlowMethod(tell, seconds), **named) and None)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("number", "at"),
     [(signal.SIGTERM, 3), (signal.SIGINT, 0), (signal.SIGUSR1, 7), (signal.SIGHUP, 2)],
@@ -96,6 +97,7 @@ def test_signal_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
+@pytest.mark.medium
 def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     """Even during an operation that does not return to Python."""
     child = start_slow_run(tmp_path / "run", toy_config(micro_batch_size=8, save_every=2), 0.05)
@@ -142,6 +144,7 @@ def test_signals_outside_the_main_thread_are_ignored() -> None:
     assert done == [2]
 
 
+@pytest.mark.medium
 def test_signal_sighup_does_not_abort_and_is_ignored_under_nohup(tmp_path: Path) -> None:
     """A terminal that is closed sends it, and so does its shell."""
     settings = toy_config(micro_batch_size=8, save_every=100)

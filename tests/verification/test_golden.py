@@ -43,6 +43,7 @@ def test_bundle_tiny_models_pass(family: str):
     assert {f.case for f in report.results} == {"small", "I1", "I2", "I10", "I14"}
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("alone")
 def test_bundle_stories260k_passes(shared: Path):
     report = run_parity(str(shared / "models" / "stories260k"))
@@ -170,6 +171,7 @@ def test_bundle_long_case_detects_a_window(monkeypatch: pytest.MonkeyPatch):
     assert report.first_divergence.case == "I1"
 
 
+@pytest.mark.medium
 def test_write_bundle_round_trip(tmp_path: Path):
     needs("transformers")
     write_reference_bundle("tiny:opt", tmp_path / "new")
@@ -193,6 +195,7 @@ def test_write_bundle_refuses_a_divergence(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.medium
 def test_write_bundle_samples_wide_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs("transformers")
     monkeypatch.setattr(golden_bundle, "MAX_WHOLE_BYTES", 1000)

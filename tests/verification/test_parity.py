@@ -225,6 +225,7 @@ VARIED = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("family", "variant", "names"), VARIED)
 def test_tiny_variants_against_transformers(family: str, variant: str, names: tuple[str, ...]):
     needs("transformers")
@@ -254,6 +255,7 @@ def test_run_stories260k_compares_all_inputs(shared: Path):
     assert {i.name: i.status for i in report.inputs} == {**dict.fromkeys(REQUIRED_INPUTS, "compared"), "I4": "covered"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_ratio(dtype: str):
     needs("transformers")

@@ -62,6 +62,7 @@ def compared(decoder: Decoder, reference: TransformersReference, case: ParityCas
     return comparison
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "family",
     [

@@ -10,6 +10,7 @@ from laconic.verification.tiny_models import build_tiny_decoder
 from tests.conftest import needs
 
 
+@pytest.mark.medium
 def test_run_reports_each_case():
     needs("transformers")
     events: list[tuple[str, int, int]] = []

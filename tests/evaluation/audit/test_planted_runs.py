@@ -16,6 +16,7 @@ def check_verdicts(folder: Path, seeds: range) -> None:
         assert (other.swaps[0].changed_share > 0.1) == (seed % 4 != 0)  # some are disturbed by other thoughts
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("unchecked")
 def test_audit_tells_planted_runs_apart(tmp_path: Path) -> None:
     check_verdicts(tmp_path, range(4, 6))

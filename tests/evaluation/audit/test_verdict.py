@@ -103,6 +103,7 @@ def test_verdict_of_several_seeds_is_about_seeds() -> None:
     assert build_audit(trained, swap_vectors=one).verdict.name != "used"
 
 
+@pytest.mark.medium
 def test_verdict_claims_by_chance_are_rare() -> None:
     """Answers that change at random, as many for the better as for the worse, in every condition."""
     rng, claims, trials = np.random.default_rng(3), 0, 60

@@ -117,6 +117,7 @@ def squares(learner: FinetunedLearner, items: Sequence[LabelledUtterance], label
     return total / len(items)
 
 
+@pytest.mark.medium
 def test_fisher_information_samples_labels_from_the_model() -> None:
     learner = ewc()
     items = TASKS.train[0]

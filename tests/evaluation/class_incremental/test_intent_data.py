@@ -45,6 +45,7 @@ def written(path: Path, stream: list[LabelledText]) -> Path:
     return path
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "counts", "left_out", "classes"),
     [("clinc150", (14966, 2995, 4500), 39, 150), ("banking77", (9978, 0, 3080), 25, 77)],
@@ -61,6 +62,7 @@ def test_load_intents_of_shipped_files(name: str, counts: tuple[int, int, int], 
     assert "oos" not in {row.label for row in got.train}
 
 
+@pytest.mark.medium
 def test_build_stream_of_shipped_file() -> None:
     tokenizer = load_tokenizer(shared_dir() / "models" / "stories260k")
     got = at_hand("clinc150")

@@ -44,6 +44,7 @@ def models() -> list[StatefulLM]:
     return [CacheAsState(streamed.decoder()), sharpen(CacheAsState(streamed.decoder())), streamed.remembering()]
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("candidates", [[0], [1, 2, 5], [3, 4], [*range(7)]])

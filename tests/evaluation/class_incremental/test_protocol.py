@@ -47,6 +47,7 @@ def build_model_and_state(name: str) -> tuple[StatefulLM, Any]:
     return learner.model, learner.state
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["plain", "attention", "memory"])
 def test_score_after_matches_loop_oracle(name: str) -> None:
@@ -114,6 +115,7 @@ def test_run_stream_matrix_matches_loop_oracle() -> None:
     assert min(other.values()) > 1e-3
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("unchecked")
 def test_stateful_learner_score_changes_nothing() -> None:
     model = streamed.attending()
@@ -134,6 +136,7 @@ def test_stateful_learner_score_changes_nothing() -> None:
     assert np.abs(np.array(leaked) - once[:4]).max() > 1e-3
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("unchecked")
 def test_fork_rows_shares_expanded_rows() -> None:
     state = StatefulLearner(streamed.attending(), TASKS)

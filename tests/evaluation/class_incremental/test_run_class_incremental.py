@@ -62,6 +62,7 @@ def two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast(Any, INTENT_DATASETS), "banking77", info)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("unchecked")
 def test_plan_runs_every_method_on_two_orders(rows: Path) -> None:
     model = HopeAttention.from_decoder(decoder(), (4, 8), "grow", options=CMSOptions(associative_target="start"))

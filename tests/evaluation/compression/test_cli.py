@@ -96,6 +96,7 @@ def evaluate_json(run: RunCli, *args: object) -> list[dict[str, Any]]:
     return json.loads(out)["results"]
 
 
+@pytest.mark.medium
 def test_evaluate_fact_recall_stores_and_reuses_results(
     run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_evaluate_keeps_finished_documents_after_a_signal(
     assert len((partial / UNITS_FILE).read_text().splitlines()) == 5
 
 
+@pytest.mark.medium
 def test_evaluate_tails_and_excerpts_of_held_out_books(run: RunCli) -> None:
     results = evaluate_json(run, "books", "lm", "--tasks", "test,excerpt", "--limit", 3)
     assert [result["dataset"] for result in results if result["run"] == "books"] == [
@@ -212,6 +214,7 @@ def write_files(folder: Path) -> tuple[str, str]:
     return str(folder / "questions.jsonl"), str(folder / "labelled.jsonl")
 
 
+@pytest.mark.medium
 def test_evaluate_and_report_files_of_questions_and_labels(
     run: RunCli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +257,7 @@ def test_evaluate_files_keeps_finished_items_after_a_signal(
     assert "questions: finished items are stored" in err
 
 
+@pytest.mark.medium
 def test_report_of_stored_results(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_images(monkeypatch, only_dark=True)
     with pytest.raises(InputError, match="digits"):

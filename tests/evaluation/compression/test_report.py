@@ -106,6 +106,7 @@ def test_fact_recall_by_facts_and_soft_hard_gap() -> None:
     assert fact_recall.soft_hard_gap(book_result().pooled_items) is None
 
 
+@pytest.mark.medium
 def test_report_page_contains_the_figures() -> None:
     html = render([book_result(2), recall_result()])
     text = to_text(html)

@@ -85,6 +85,7 @@ def evaluate_json(run_cli: RunCli, *args: object) -> dict[str, Any]:
     return json.loads(result.out)
 
 
+@pytest.mark.medium
 def test_evaluate_memories_compares_all_methods_with_the_baselines(
     run_cli: RunCli, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ def test_evaluate_memories_asks_questions_alone_about_short_texts(run_cli: RunCl
     assert (result.code, "--tokens 401" in result.err, "give --tokens 400 or less" in result.err) == (2, True, True)
 
 
+@pytest.mark.medium
 def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:
     flags = ("--limit", 1, "--methods", "window", "--keep", 0.1, "--fit", 1)
     points = evaluate_json(run_cli, "tiny", *FLAGS, *flags)["comparisons"][0]["contexts"]
@@ -176,6 +178,7 @@ def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:
     assert run_cli("report", "tiny", "--out", "page.html").code == 0, "one document of fit, two of the others"
 
 
+@pytest.mark.medium
 def test_evaluate_memories_fits_from_the_selection_with_shared_heads(
     run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +194,7 @@ def test_evaluate_memories_fits_from_the_selection_with_shared_heads(
     assert configs == [("kvzip", True), ("kvzip", False)]
 
 
+@pytest.mark.medium
 def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:
     needs("matplotlib")
     (comparison,) = evaluate_json(run_cli, "compressor", *FLAGS, "--limit", 2, "--keep", 0.1)["comparisons"]
