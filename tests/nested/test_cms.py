@@ -26,7 +26,7 @@ from laconic.nested.cms.level import (
     to_dense,
 )
 from laconic.nested.cms.placement import chunk_sizes, place_levels
-from laconic.nested.state import LayerState, LowRankChange, reset_rows, where_rows
+from laconic.nested.state import FastWeightState, LayerState, LowRankChange, reset_rows, where_rows
 from laconic.nested.state_file import load_state, save_state
 from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, gradients, perturb
@@ -272,8 +272,9 @@ def test_cms_state_files_forks_and_resets(tmp_path: Path) -> None:
     cms = build((2, 4), structure="nested", inner_optimizer="momentum")
     _, state = cms(noise(9, 3, 5, D))
     path = tmp_path / "state.safetensors"
-    save_state(state, path, memory_kind="cms", model_fingerprint="m")
-    assert states.states_equal(load_state(path, memory_kind="cms", model_fingerprint="m"), states.detach(state))
+    whole = states.detach(FastWeightState((state,), torch.full((3,), 5)))
+    save_state(whole, path, model_fingerprint="m")
+    assert states.states_equal(load_state(path, model_fingerprint="m"), whole)
     row, more = states.select_rows(state, [1]), noise(10, 2, 4, D)
     y, after = cms(more, states.repeat_rows(row, 2))
     assert_close([y[1:]], [cms(more[1:], row)[0]])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
+import laconic
 from laconic.config.nested import CMSOptions, SelfModifyingOptions, TitansOptions
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.generation.config import GenerationConfig
@@ -23,6 +24,7 @@ from laconic.nested.cms.level import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState, reset_rows
+from laconic.nested.state_file import read_state_file
 from tests.models.fixtures import fresh
 from tests.nested.helpers import assert_close
 
@@ -358,6 +360,8 @@ def test_hope_state_files_forks_and_resets(which: int, tmp_path: Path) -> None:
     model, path = build_models("task")[which], tmp_path / "state.safetensors"
     _, state = read(model, random_ids(2, 7))
     model.save_state(state, path)
+    metadata = read_state_file(path).metadata
+    assert (metadata["tokens"], metadata["version"]) == (int(state.position.sum()), laconic.__version__)
     loaded = model.load_state(path)
     assert states.states_equal(loaded, states.detach(state))
     more = random_ids(4, 5, 2)
@@ -370,7 +374,6 @@ def test_hope_state_files_forks_and_resets(which: int, tmp_path: Path) -> None:
         next(model.parameters()).add_(1.0)
     with pytest.raises(CorruptArtifactError, match="use that model"):
         model.load_state(path)
-    assert states.states_equal(model.load_state(path, force=True), loaded)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -382,6 +385,8 @@ def test_hope_checkpoint_round_trip(which: int, tmp_path: Path) -> None:
     weights = dict(model.named_parameters())
     assert all(torch.equal(p, weights[name]) for name, p in loaded.named_parameters())
     assert_close([read(loaded, ids)[0]], [read(model, ids)[0]], tolerance=1e-13)  # mapped weights: other alignment
+    for dtype, expected in (("bfloat16", torch.bfloat16), ("auto", torch.float64)):
+        assert type(model).from_pretrained(folder, dtype=dtype).config.dtype == expected
     other = (Hope, HopeAttention)[1 - isinstance(model, HopeAttention)]
     with pytest.raises(InputError, match="from_pretrained"):
         other.from_pretrained(folder)

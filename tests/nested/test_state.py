@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import laconic
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.models.cache import KVCache
 from laconic.nested import state
@@ -22,7 +23,7 @@ from laconic.nested.state import (
     OpenChunk,
     reset_rows,
 )
-from laconic.nested.state_file import ARTIFACT_KIND, SCHEMA_VERSION, load_state, save_state
+from laconic.nested.state_file import ARTIFACT_KIND, load_state, save_state
 from laconic.storage import atomic
 from tests.models.fixtures import fresh
 
@@ -134,14 +135,14 @@ def test_state_reset_rows_zeroes_only_these_rows() -> None:
 
 def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:
     saved, path = full_state(), tmp_path / "state.safetensors"
-    save_state(saved, path, memory_kind="hope", model_fingerprint="f" * 64, num_tokens=9, version="0")
-    loaded = load_state(path, memory_kind="hope", model_fingerprint="f" * 64)
+    save_state(saved, path, model_fingerprint="f" * 64)
+    loaded = load_state(path, model_fingerprint="f" * 64)
     assert state.states_equal(loaded, saved)
     assert type(loaded) is FastWeightState
     assert not dict(state.named_tensors(loaded.layers[1]))
     tensors, metadata = atomic.load_artifact(path, ARTIFACT_KIND)
     assert len(tensors) == len({id(x) for _, x in state.named_tensors(saved)}), "a shared tensor is written once"
-    assert (metadata["holds"], metadata["tokens"], metadata["version"]) == ("hope", 9, "0")
+    assert (metadata["tokens"], metadata["version"]) == (3 * 9, laconic.__version__), "tokens of all rows"
 
 
 @pytest.mark.parametrize("is_cache_carried", [False, True])
@@ -167,29 +168,22 @@ def test_state_concat_rows_shares_what_is_shared() -> None:
     assert state.concat_rows(memory) is memory
 
 
-def test_state_file_refuses_other_weights_kinds_and_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_file_refuses_other_weights(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
-    save_state(full_state(), path, memory_kind="hope", model_fingerprint="3f2a" + "0" * 60)
+    save_state(full_state(), path, model_fingerprint="3f2a" + "0" * 60)
     with pytest.raises(CorruptArtifactError, match="use that model"):
-        load_state(path, memory_kind="hope", model_fingerprint="9c1b" + "0" * 60)
-    forced = [load_state(path, memory_kind="hope", model_fingerprint=x, force=True) for x in ("9c1b", "")]
-    assert state.states_equal(*forced)
-    with pytest.raises(CorruptArtifactError, match="expected titans"):
-        load_state(path, memory_kind="titans", model_fingerprint="")
-    monkeypatch.setattr("laconic.nested.state_file.SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    with pytest.raises(CorruptArtifactError, match="schema"):
-        load_state(path, memory_kind="hope", model_fingerprint="")
+        load_state(path, model_fingerprint="9c1b" + "0" * 60)
 
 
 @pytest.mark.parametrize(
     "shape", [{"is": "LayerState", "conv_tails": "y"}, {"is": "Popen", "args": None}, "z", ["x"], ["x", "y"]]
 )
 def test_state_file_refuses_a_structure_that_does_not_fit(tmp_path: Path, shape: object) -> None:
-    metadata = {"schema": SCHEMA_VERSION, "holds": "hope", "model": "", "shape": shape}
+    metadata = {"model": "", "tokens": 0, "version": "", "shape": shape}
     tensors = {"x": torch.zeros(2), "y": torch.zeros(3)}
     atomic.save_artifact(tmp_path / "state.safetensors", tensors, ARTIFACT_KIND, metadata)
     with pytest.raises(CorruptArtifactError, match="state"):
-        load_state(tmp_path / "state.safetensors", memory_kind="hope", model_fingerprint="")
+        load_state(tmp_path / "state.safetensors", model_fingerprint="")
 
 
 def test_state_functions_refuse_unknown_rows_and_mixtures() -> None:

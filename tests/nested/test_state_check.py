@@ -13,7 +13,7 @@ from laconic.errors import CorruptArtifactError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested import state_file
-from laconic.nested.hope.model import STATE_KIND, HopeAttention
+from laconic.nested.hope.model import HopeAttention
 from laconic.nested.state import FastWeightState, LayerState, map_tensors
 
 Change = Callable[[FastWeightState], Any]
@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "counts that are floats": (lambda s: replace(s, position=s.position.float()), "position is torch.float32"),
     "masks of integers": (lambda s: map_tensors(s, lambda x: x.long() if x.dtype == torch.bool else x), "torch.int64"),
     "a cache of uneven parts": (shorten_values, "the cache of layer 0 has 10 and 11 positions"),
-    "a mapping": (lambda s: {"position": s.position}, "state is dict"),
+    "a mapping": (lambda s: replace(s, layers={"0": s.layers[0]}, open_chunk=None), "state.layers is dict"),
     "ids outside": (lambda s: with_tokens(s, input_ids=torch.full((1, 3), 10**6)), "outside the vocabulary"),
     "a long chunk": (lambda s: with_tokens(s, num_tokens=torch.tensor([12])), "an open chunk of 3 tokens"),
 }
@@ -70,7 +70,7 @@ def test_load_state_refuses(
     change: Change, message: str, model: HopeAttention, state: FastWeightState, tmp_path: Path
 ) -> None:
     path, fingerprint = tmp_path / "state.safetensors", model.weights_fingerprint
-    state_file.save_state(change(state), path, memory_kind=STATE_KIND, model_fingerprint=fingerprint)
+    state_file.save_state(change(state), path, model_fingerprint=fingerprint)
     with pytest.raises(CorruptArtifactError, match=f"does not fit this model: .*{message}") as caught:
         model.load_state(path)
     assert "\n" not in str(caught.value)
@@ -96,7 +96,7 @@ def test_load_state_returns_what_was_saved(model: HopeAttention, state: FastWeig
 )
 def test_read_state_file_refuses_metadata(source: dict[str, Any], state: FastWeightState, tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
-    state_file.save_state(state, path, memory_kind=STATE_KIND, model_fingerprint="", source=source)
+    state_file.save_state(state, path, model_fingerprint="", source=source)
     with pytest.raises(CorruptArtifactError, match=rf"^state: .*: source\.{next(iter(source))}") as caught:
-        state_file.read_state_file(path, STATE_KIND)
+        state_file.read_state_file(path)
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.experiment.text_models import nested_model, read_into_state
+from laconic.experiment.text_models import read_into_state
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
 from laconic.nested import state_file
@@ -119,7 +119,7 @@ def test_state_is_uploaded_to_another_session(
     for documents in (None, [[{"name": "a", "sha256": "b", "tokens": 3, "x": 1}]]):  # both are read
         changed = tmp_path / "changed.safetensors"
         state_file.save_state(
-            model.compress([TEXT]), changed, memory_kind=nested_model.STATE_KIND, num_tokens=len(TEXT), version="0",
+            model.compress([TEXT]), changed,
             model_fingerprint=model.model.weights_fingerprint,
             source={"tokenizer": model.tokenizer.fingerprint, "documents": documents},
         )  # fmt: skip

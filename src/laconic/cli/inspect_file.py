@@ -13,7 +13,6 @@ from laconic.config.nested import CMSConfig
 from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.from_recipe.untrained_levels import read_untrained_levels, read_writer_metadata
 from laconic.experiment.state_report import format_reports, state_file_to_json
-from laconic.nested.hope.model import STATE_KIND
 from laconic.nested.state_check import translate_structure_errors
 from laconic.nested.state_file import read_state_file
 
@@ -118,7 +117,7 @@ def describe_setting(value: object) -> str:
 
 def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
-    state, metadata = read_state_file(path, STATE_KIND)
+    state, metadata = read_state_file(path)
     with translate_structure_errors(path):
         summary = state_file_to_json(state, metadata)
         data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, "state": summary}
@@ -128,14 +127,13 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
     levels = read_untrained_levels(path)
-    holds = summary["holds"] if levels is None else "levels added to a checkpoint"
+    writer = "hope" if levels is None else "levels added to a checkpoint"
     return [
-        f"{path}: fast-weight state of {holds}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
+        f"{path}: fast-weight state of {writer}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
         f"{path.stat().st_size:,} bytes",
         f"model      {abbreviate_hash(str(summary['model']))}, tokenizer "
         f"{abbreviate_hash(str(summary['tokenizer']))}{describe_levels(path, levels)}",
-        f"written    {summary['created'] or 'at an unknown time'} by laconic "
-        f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
+        f"written    {summary['created'] or 'at an unknown time'} by laconic {summary['version']}",
         *(format_reports(state, chunk_sizes) if chunk_sizes else []),
         *(
             f"text       {document['name']}: {document['tokens']:,} tokens; sha256 {document['sha256'][:12]}…"

@@ -157,7 +157,7 @@ def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict
     """Return the metadata of a state's file with reports on levels and memories, as JSON."""
     source: Mapping[str, Any] = about.get("source") or {}
     chunks = source.get("chunks") or ()
-    fields = {name: about.get(name) for name in ("holds", "schema", "model", "tokens", "version")}
+    fields = {name: about.get(name) for name in ("model", "tokens", "version")}
     levels = level_reports(state, chunks) if chunks else []
     return {
         **fields,

@@ -1,4 +1,4 @@
-"""Save and load a fast-weight state: one safetensors file with its structure, its kind and the model it belongs to.
+"""Save and load a fast-weight state: one safetensors file with its structure and the model it belongs to.
 
 A state with an open chunk refers to the layers twice, as they are and as they were at the start of the chunk. What has
 not changed since then is written once, and a KV cache of the start as its number of slots.
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from laconic import __version__
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
 from laconic.nested.state import (
@@ -33,7 +34,6 @@ from laconic.storage.tensor_tree import flatten_tree, named_tensors, unflatten_t
 
 Tree = TypeVar("Tree")
 ARTIFACT_KIND = "laconic.state"
-SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,18 @@ class LoadedState(NamedTuple):
 
 
 def save_state(
-    state: object,
+    state: FastWeightState,
     path: str | Path,
     *,
-    memory_kind: str,
     model_fingerprint: str,
-    num_tokens: int = 0,
-    version: str = "",
     source: Mapping[str, object] | None = None,
 ) -> None:
-    """Save a state; a tensor that occurs twice is written once.
+    """Save a state with the number of tokens that its rows have read; a tensor that occurs twice is written once.
 
     Args:
-        state: A tree of state classes, tuples, mappings and tensors.
+        state: The state.
         path: File to write.
-        memory_kind: Kind of the memory, such as "hope".
         model_fingerprint: Fingerprint of the trained weights.
-        num_tokens: Tokens that were read.
-        version: Version of the program.
         source: Where the text comes from.
 
     Raises:
@@ -103,28 +97,25 @@ def save_state(
     """
     tensors, spec = flatten_state(state)
     metadata = {
-        "schema": SCHEMA_VERSION, "holds": memory_kind, "model": model_fingerprint, "tokens": num_tokens,
-        "version": version, "shape": spec,
+        "model": model_fingerprint, "tokens": int(state.position.sum()), "version": __version__, "shape": spec
     }  # fmt: skip
     metadata |= {"source": dict(source)} if source else {}
     atomic.save_artifact(Path(path), tensors, ARTIFACT_KIND, metadata, is_named=True)
 
 
-def load_state(path: str | Path, *, memory_kind: str, model_fingerprint: str, force: bool = False) -> Any:
+def load_state(path: str | Path, *, model_fingerprint: str) -> Any:
     """Load a state, bit for bit.
 
     Args:
         path: File that `save_state` wrote.
-        memory_kind: Expected kind of the memory.
         model_fingerprint: Fingerprint of the trained weights.
-        force: Whether to load a state of other weights too.
 
     Raises:
-        CorruptArtifactError: For a damaged file, another schema or kind, or other weights without `force`.
+        CorruptArtifactError: For a damaged file, one of another kind, or other weights.
     """
-    state, metadata = read_state_file(path, memory_kind)
+    state, metadata = read_state_file(path)
     saved = str(metadata.get("model"))
-    if saved != model_fingerprint and not force:
+    if saved != model_fingerprint:
         raise CorruptArtifactError(
             f"state: {path} belongs to model {saved[:HASH_PREFIX]}…, this is {model_fingerprint[:HASH_PREFIX]}…; "
             "use that model (if the run was trained further: RUN/steps/STEP), or read the text again"
@@ -132,14 +123,9 @@ def load_state(path: str | Path, *, memory_kind: str, model_fingerprint: str, fo
     return state
 
 
-def read_state_file(path: str | Path, memory_kind: str) -> LoadedState:
+def read_state_file(path: str | Path) -> LoadedState:
     """Load a state of any weights with its metadata; see `load_state`."""
     tensors, metadata = atomic.load_artifact(Path(path), ARTIFACT_KIND)
-    if metadata.get("schema") != SCHEMA_VERSION or metadata.get("holds") != memory_kind:
-        raise CorruptArtifactError(
-            f"state: {path} is a {metadata.get('holds')} state of schema {metadata.get('schema')}, expected "
-            f"{memory_kind} of schema {SCHEMA_VERSION}; load it with the version and command that wrote it"
-        )
     check_metadata(metadata, path)
     unused = set(tensors)
     with translate_structure_errors(path):

@@ -8,7 +8,6 @@ from typing import cast
 
 import torch
 
-import laconic
 from laconic.config.nested import CMSConfig
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
@@ -42,7 +41,7 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
 from laconic.nested import state_file
-from laconic.nested.hope.model import STATE_KIND, Hope, HopeAttention
+from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState, LayerState
 from laconic.nested.state_check import check_cache_dtype, check_waiting_tokens
 
@@ -320,10 +319,7 @@ class NestedTextModel:
         state_file.save_state(
             values.to(values.detach(state), dtype=dtype),
             path,
-            memory_kind=STATE_KIND,
             model_fingerprint=self.model.weights_fingerprint,
-            num_tokens=int(state.position.sum()),
-            version=laconic.__version__,
             source=source,
         )
 

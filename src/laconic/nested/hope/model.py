@@ -40,8 +40,6 @@ from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
 from laconic.storage.export_record import check_weights_while_reading
 
-STATE_KIND = "hope"
-
 
 class Hope(Decoder):
     """A language model with a memory (self-modifying or Titans) and a continuum memory system in each layer.
@@ -87,11 +85,14 @@ class Hope(Decoder):
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        cls, folder_or_hub_name: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        cls,
+        folder_or_hub_name: str | Path,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
     ) -> "Hope":
         """Load a checkpoint that `save_pretrained` wrote; see `Decoder.from_pretrained`."""
         folder = weights.find_checkpoint(folder_or_hub_name)
-        config = HopeConfig.from_folder(folder)
+        config, dtype = HopeConfig.from_folder(folder), weights.resolve_dtype(dtype, folder)
         if (config.memory is None) != issubclass(cls, HopeAttention):
             name = "HopeAttention" if config.memory is None else "Hope"
             raise InputError(f"{folder_or_hub_name} is a {name} checkpoint; load it with {name}.from_pretrained")
@@ -282,27 +283,18 @@ class Hope(Decoder):
             state: State of this model.
             path: File to write.
         """
-        state_file.save_state(
-            detach(state),
-            path,
-            memory_kind=STATE_KIND,
-            model_fingerprint=self.weights_fingerprint,
-            num_tokens=int(state.position.max()),
-        )
+        state_file.save_state(detach(state), path, model_fingerprint=self.weights_fingerprint)
 
-    def load_state(self, path: str | Path, *, force: bool = False) -> FastWeightState:
+    def load_state(self, path: str | Path) -> FastWeightState:
         """Load a state, bit for bit.
 
         Args:
             path: A file that `save_state` wrote.
-            force: Whether to load a state of other weights too.
 
         Raises:
-            CorruptArtifactError: If the file is damaged, of another kind, or of other weights without `force`.
+            CorruptArtifactError: If the file is damaged, of another kind, or of other weights.
         """
-        state = state_file.load_state(
-            path, memory_kind=STATE_KIND, model_fingerprint=self.weights_fingerprint, force=force
-        )
+        state = state_file.load_state(path, model_fingerprint=self.weights_fingerprint)
         check_fits_model(state, self.initial_state(1), self.config.vocab_size, path)
         return state
 
