@@ -60,9 +60,10 @@ settings.load_profile("laconic")
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one worker more than cores, since some tests wait for child processes, sockets and deadlines."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return the number of cores, or one more with tests that wait for child processes, sockets and deadlines."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if "not medium" in config.option.markexpr else cores + 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -295,3 +295,12 @@ def test_generate_quantize(run_cli: RunCli, chat_model: Path) -> None:
     assert quantized["weights"] == plain["weights"]
     differences = [a - b for a, b in zip(*(x["generations"][0]["logprobs"] for x in (plain, quantized)), strict=True)]
     assert 0 < abs(differences[0]) < 0.1
+
+
+def test_hash_memory_files_of_a_folder_leaves_out_other_files(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    hashes = generate_batch.hash_memory_files([tmp_path])
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)  # as hf download --local-dir leaves it
+    assert len(hashes) == 2
+    assert generate_batch.hash_memory_files([tmp_path]) == hashes

@@ -63,10 +63,14 @@ def test_generate_same_seed_same_text(run_cli: RunCli, story: Path) -> None:
     assert sample(7) == sample(7) != sample(8)
 
 
-def test_generate_prompts_are_utf8_in_any_locale(run_cli: RunCli, story: Path) -> None:
-    surrogates = "é".encode().decode("ascii", "surrogateescape")  # what Python passes under LC_ALL=C
-    texts = [run_cli("generate", story, prompt, "--max-tokens", 3).out for prompt in (surrogates, "é")]
-    assert texts[0] == texts[1]
+@pytest.mark.medium
+def test_arguments_and_file_names_are_utf8_in_any_locale(run_cli: RunCli, story: Path, tmp_path: Path) -> None:
+    (tmp_path / "café.txt").write_text("Zoë", encoding="utf-8")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for arguments in (["Zoë"], ["--file", str(tmp_path / "café.txt")]):
+        command = [sys.executable, "-m", "laconic", "generate", str(story), *arguments, "--max-tokens", "3"]
+        out = subprocess.run(command, capture_output=True, env=environment, check=True).stdout
+        assert out.decode() == run_cli("generate", story, *arguments, "--max-tokens", 3).out
     invalid = run_cli("generate", story, "\udcff", "--max-tokens", 3)
     assert invalid.code == 2
     assert "not UTF-8" in invalid.err

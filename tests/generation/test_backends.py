@@ -172,8 +172,9 @@ def test_generate_refuses_states_and_options_of_the_other_kind_of_model() -> Non
         generate(model, input_ids=ids, state=cache, config=GenerationConfig(max_tokens=1))
     with pytest.raises(UsageError, match="state is fast weights"):
         generate(decoder, input_ids=ids, state=state, config=GenerationConfig(max_tokens=1))
-    with pytest.raises(UsageError, match="no fast weights"):
-        generate(decoder, input_ids=ids, config=GenerationConfig(max_tokens=1, update_on_prompt=True))
+    for option in ("update_on_prompt", "update_on_output"):
+        with pytest.raises(UsageError, match=f"{option}: a llama decoder has no fast weights"):
+            generate(decoder, input_ids=ids, config=GenerationConfig(max_tokens=1, **{option: True}))
     with pytest.raises(UsageError, match="counts its own positions"):
         generate(model, input_ids=ids, first_positions=torch.tensor([0]), config=GenerationConfig(max_tokens=1))
     with pytest.raises(UsageError, match="2 prompts on a state of 1 rows"):

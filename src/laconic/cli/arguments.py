@@ -1,6 +1,5 @@
-"""Arguments that several commands share: UTF-8 text, comma-separated lists, dtypes, the command line itself."""
+"""Arguments that several commands share, and checks of their values."""
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -41,12 +40,11 @@ def command_line() -> str:
     return shlex.join(["laconic", *sys.argv[1:]])
 
 
-def to_utf8(text: str) -> str:
-    """Decode a command-line argument as UTF-8, whatever the locale is."""
-    try:
-        return os.fsencode(text).decode("utf-8")
-    except UnicodeError:
-        raise UsageError(f"{text!r} is not UTF-8") from None
+def check_utf8(text: str) -> str:
+    """Return an argument or a line of input; raise `UsageError` (2) if it has bytes that are not UTF-8."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{text!r} is not UTF-8")
+    return text
 
 
 def split_commas(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags, to_utf8
+from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
 from laconic.compression.kv.cartridge import CartridgeConfig
@@ -38,10 +38,10 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         seed=command.seed,
     )
     check_minimum(1, fit=command.fit)
-    check_is_model(to_utf8(command.model))
-    texts = read_source_texts(to_utf8(command.source))
+    check_is_model(command.model)
+    texts = read_source_texts(command.source)
     with status(f"loading {command.model}"):
-        decoder, tokenizer = load_plain_model(to_utf8(command.model), command.device)
+        decoder, tokenizer = load_plain_model(command.model, command.device)
     dtype = parse_dtype(command.dtype)
     if config.max_loss is None:
         num_slots = sum(config.num_slots(len(encode_document(tokenizer, text, command.chat)[0])) for _, text in texts)

@@ -155,8 +155,8 @@ def batch_key(
 
 
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of each file of the memories; a peft cartridge is a folder of files."""
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    """Return the SHA-256 of each file of the memories; a peft cartridge is a folder with files."""
+    files = [file for path in paths for file in (sorted(path.glob("adapter_*")) if path.is_dir() else [path])]
     return [sha256(file.read_bytes()).hexdigest() for file in files]
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from laconic.cli.arguments import to_utf8
 from laconic.cli.files import check_file
 from laconic.console import escape_controls
 from laconic.errors import InputError, UsageError, translate_os_errors
@@ -88,7 +87,7 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
     return [
         PromptRow("standard input", read_text(Path(prompt)))
         if prompt == STANDARD_INPUT
-        else PromptRow(f"prompt {number}", to_utf8(prompt), should_echo=True)
+        else PromptRow(f"prompt {number}", prompt, should_echo=True)
         for number, prompt in enumerate(prompts, 1)
     ]
 

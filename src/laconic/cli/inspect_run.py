@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from laconic.cli.arguments import command_line, parse_ints, to_utf8
+from laconic.cli.arguments import command_line, parse_ints
 from laconic.cli.commands.inspect import InspectCommand
 from laconic.cli.files import print_json, write_file
 from laconic.config.recipe import DOCUMENT_METHODS
@@ -75,8 +75,8 @@ def build_inspected_runs(runs: Sequence[LoadedRun], question_sets: Sequence[Ques
 
 
 def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> QuestionSummary:
-    text, gold = to_utf8(str(command.question)), None if command.answer is None else to_utf8(command.answer)
-    first, steps = runs[0], [to_utf8(step) for step in command.chain]
+    text, gold = str(command.question), command.answer
+    first, steps = runs[0], list(command.chain)
     protocol = choose_protocol(first.recipe, command.protocol)
     question_sets = [single_question(run, text, steps, gold, protocol) for run in runs]
     inspected = build_inspected_runs(runs, question_sets)
@@ -109,7 +109,7 @@ def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> 
 
 
 def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetSummary:
-    name, num_questions = to_utf8(str(command.task)), command.limit or DEFAULT_QUESTIONS
+    name, num_questions = str(command.task), command.limit or DEFAULT_QUESTIONS
     limit = max(num_questions, NUM_REFERENCE_QUESTIONS)
     protocol = choose_protocol(runs[0].recipe, command.protocol)
     question_sets = [

@@ -21,6 +21,7 @@ from tyro.conf import subcommand
 
 import laconic
 from laconic import __version__
+from laconic.cli.arguments import check_utf8
 from laconic.cli.commands.audit import AuditCommand
 from laconic.cli.commands.chat import ChatCommand
 from laconic.cli.commands.compress import CompressCommand
@@ -117,7 +118,10 @@ def parse_command(args: list[str]) -> Any:
 
     Raises:
         SystemExit: 0 after `--help`; 2, with one line on standard error, for arguments that cannot be parsed.
+        UsageError: For arguments that are not UTF-8.
     """
+    for argument in args:
+        check_utf8(argument)
     if args == ["--version"]:
         print(__version__)
         sys.exit(0)
@@ -219,6 +223,8 @@ def find_user_code(error: BaseException) -> str | None:
 
 def main() -> None:
     """Run one command and exit with its code."""
+    if sys.getfilesystemencoding() != "utf-8":  # a locale with another encoding, in which é would not be found
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     run_and_exit(lambda: parse_command(sys.argv[1:]).run())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import laconic
-from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
+from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
 from laconic.cli.files import check_output_path, check_replaceable
@@ -41,7 +41,7 @@ def load_model(
     Raises:
         UsageError: For a run that does not learn while it reads (2).
     """
-    name = to_utf8(command.model)
+    name = command.model
     if is_nested(name):
         flags = {"inner_lr": command.inner_lr, "dtype": dtype, "revision": revision}
         refuse_flags(flags, f"not available for a trained model such as {command.model}")

@@ -171,7 +171,8 @@ def resolve_update_flags(
         kinds = ("a KV cache", "fast weights")
         raise UsageError(f"state is {kinds[not is_stateful]}, the model has {kinds[is_stateful]}; pass a matching one")
     if not is_stateful and (config.update_on_prompt or config.update_on_output):
-        raise UsageError(f"update_on_prompt: a {decoder.config.family} decoder has no fast weights; use a Hope model")
+        name = "update_on_prompt" if config.update_on_prompt else "update_on_output"
+        raise UsageError(f"{name}: a {decoder.config.family} decoder has no fast weights; use a Hope model")
     if is_stateful and first_positions is not None:
         raise UsageError("first_positions: a model with fast weights counts its own positions; remove first_positions")
     default = False

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import Device, OptionalProtocol, OptionalStr, OutputFormat, check_minimum, to_utf8
+from laconic.cli.arguments import Device, OptionalProtocol, OptionalStr, OutputFormat, check_minimum
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class AuditCommand:
         from laconic.training.signals import handle_signals
 
         suite = AuditSuite()
-        runs = tuple(resolve_run(to_utf8(run)) for run in (self.run_path, *self.control))
+        runs = tuple(resolve_run(run) for run in (self.run_path, *self.control))
         with handle_signals() as stop:
             request = EvalRequest(
                 runs,
-                (to_utf8(self.task),),
+                (self.task,),
                 select_device(self.device),
                 stop,
                 limit=self.limit,

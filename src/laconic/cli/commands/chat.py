@@ -18,8 +18,8 @@ from laconic.cli.arguments import (
     OptionalQuantization,
     OptionalStr,
     check_minimum,
+    check_utf8,
     parse_dtype,
-    to_utf8,
 )
 from laconic.cli.files import check_memories, check_system_message, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
@@ -125,7 +125,7 @@ class ChatCommand(SamplingFlags):
         import laconic
         from laconic.experiment.text_models.chat_session import ChatSession
 
-        system = None if self.system is None else to_utf8(self.system)
+        system = self.system
         dtype = parse_dtype(self.dtype)
         model = laconic.load(
             self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
@@ -174,7 +174,7 @@ def read_turns(is_terminal: bool) -> Iterator[str]:
             import readline  # noqa: F401 - input() then edits lines and keeps a history
     while True:
         try:
-            text = to_utf8(input(PROMPT if is_terminal else "")).strip()
+            text = check_utf8(input(PROMPT if is_terminal else "")).strip()
         except EOFError:
             if is_terminal:
                 write_text("\n")

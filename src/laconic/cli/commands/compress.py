@@ -20,7 +20,6 @@ from laconic.cli.arguments import (
     check_minimum,
     parse_dtype,
     refuse_flags,
-    to_utf8,
 )
 from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
 from laconic.console import log_message, progress, status
@@ -144,12 +143,12 @@ class CompressCommand:
         self.validate()
         from laconic.experiment.text_models.nested_model import is_nested
 
-        if is_nested(to_utf8(self.model)) or self.learn or self.memory is not None:
+        if is_nested(self.model) or self.learn or self.memory is not None:
             from laconic.cli.nested import compress_text
 
             return compress_text(self)
         refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
-        if is_plain_model(to_utf8(self.model)):
+        if is_plain_model(self.model):
             from laconic.cli.compress_kv import compress_with_checkpoint
 
             return compress_with_checkpoint(self)
@@ -159,7 +158,7 @@ class CompressCommand:
         from laconic.experiment.text_models.compressor import load_compressor
 
         with status(f"loading {self.model}"):
-            compressor = load_compressor(to_utf8(self.model), self.device)
+            compressor = load_compressor(self.model, self.device)
         length = SummaryLength(
             stop_rule=self.stop_rule,
             quantile=self.quantile,
@@ -189,13 +188,13 @@ class CompressCommand:
         """Raise `UsageError` (2) or `InputError` (66) for invalid flags, before anything is loaded."""
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
         if self.source != "-":
-            check_file(Path(to_utf8(self.source)), "a text, a .jsonl, or - for standard input")
+            check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
         check_replaceable("--out", self.out)
         check_output_path("--out", self.out)
         if (self.save_every is not None or self.resume) and is_device_or_pipe(self.out):
             raise UsageError(f"--out {self.out} is not a regular file; --save-every and --resume need one")
         if self.source != "-":
-            check_text_format(Path(to_utf8(self.source)))
+            check_text_format(Path(self.source))
 
     @property
     def partial_path(self) -> Path:
@@ -224,7 +223,7 @@ class CompressCommand:
         Standard input and pipes can be read only once.
         """
         segment_tokens, method = self.segment_tokens or compressor.segment_tokens, compressor.method
-        if self.source == "-" or Path(to_utf8(self.source)).is_fifo():
+        if self.source == "-" or Path(self.source).is_fifo():
             return
         if segment_tokens > method.max_segment_tokens:
             context = compressor.decoder.config.max_position_embeddings
@@ -300,7 +299,7 @@ class CompressCommand:
 
         if not self.is_jsonl:
             return 1
-        path = Path(to_utf8(self.source))
+        path = Path(self.source)
         with translate_os_errors(path), path.open("rb") as file:
             return sum(1 for _ in iter_texts(file, path.name))
 
@@ -311,7 +310,7 @@ class CompressCommand:
         from laconic.data.documents.load import iter_texts
         from laconic.data.documents.tokenize import decode_utf8
 
-        path = None if self.source == "-" else Path(to_utf8(self.source))
+        path = None if self.source == "-" else Path(self.source)
         name = "standard input" if path is None else path.name
         with (
             translate_os_errors(Path(name)),

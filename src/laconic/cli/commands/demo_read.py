@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.cli.arguments import Device, OutputFormat, command_line, to_utf8
+from laconic.cli.arguments import Device, OutputFormat, command_line
 from laconic.cli.files import print_json, write_file
 from laconic.console import log_message, progress, status
 
@@ -36,7 +36,7 @@ class DemoReadCommand:
         from laconic.experiment.from_recipe.cost import pluralize
 
         start = time.monotonic()
-        model = to_utf8(self.model)
+        model = self.model
         with status(f"loading {model}"):
             decoder = laconic.Decoder.from_pretrained(model, device=self.device)
             tokenizer = laconic.load_tokenizer(decoder.source_folder or model)

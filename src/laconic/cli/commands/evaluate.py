@@ -18,7 +18,6 @@ from laconic.cli.arguments import (
     parse_ints,
     refuse_flags,
     split_commas,
-    to_utf8,
 )
 from laconic.cli.files import print_json
 from laconic.errors import UsageError
@@ -113,8 +112,8 @@ class EvaluateCommand:
         from laconic.training.signals import handle_signals
 
         device = select_device(self.device)
-        tasks = split_commas(to_utf8(self.tasks))
-        runs = tuple(self.resolve(to_utf8(run), self.quantize) for run in self.runs)
+        tasks = split_commas(self.tasks)
+        runs = tuple(self.resolve(run, self.quantize) for run in self.runs)
         suite = choose_suite(runs, tasks)
         for name, users in OPTION_USERS.items():
             if name not in suite.options:
@@ -137,7 +136,7 @@ class EvaluateCommand:
                 with_cot=self.with_cot,
                 jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
                 jacobi_tolerance=parse_tolerances(self.jacobi_tolerance),
-                baseline=None if self.baseline is None else self.resolve(to_utf8(self.baseline)),
+                baseline=None if self.baseline is None else self.resolve(self.baseline),
                 latency=self.latency or 0,
                 memories=self.memory_options(),
             )

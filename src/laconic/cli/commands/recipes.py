@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalStr, OutputFormat, to_utf8
+from laconic.cli.arguments import OptionalStr, OutputFormat
 from laconic.cli.files import print_json
 from laconic.errors import UsageError
 
@@ -100,7 +100,7 @@ class RecipesKeysCommand:
         from laconic.config.load import closest_key
         from laconic.config.recipe_keys import known_keys
 
-        wanted = to_utf8(self.text or "").lower()
+        wanted = (self.text or "").lower()
         keys = [
             key._replace(values=key.values.replace("`", ""), default=key.default.replace("`", ""))
             for table in iter_tables()

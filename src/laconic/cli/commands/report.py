@@ -6,7 +6,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import to_utf8
 from laconic.cli.files import check_output_path, write_file
 from laconic.errors import UsageError
 
@@ -34,6 +33,6 @@ class ReportCommand:
         from laconic.evaluation.checkpoints import find_results
         from laconic.evaluation.report.build import build_report
 
-        paths = [str(folder) for run in map(to_utf8, self.runs) for folder in find_results(run)]
+        paths = [str(folder) for run in self.runs for folder in find_results(run)]
         write_file(self.out, build_report(list(dict.fromkeys(paths))))
         return 0

@@ -19,7 +19,6 @@ from laconic.cli.arguments import (
     OptionalStr,
     parse_dtype,
     refuse_flags,
-    to_utf8,
 )
 from laconic.cli.files import check_memories
 from laconic.errors import UsageError
@@ -124,7 +123,7 @@ class ServeCommand:
         from laconic.serving.http.limits import ServerLimits
         from laconic.serving.http.server import ServerOptions, serve
 
-        model = to_utf8(self.model)
+        model = self.model
 
         def load() -> "LoadedModel":
             if self.learn:
@@ -142,14 +141,14 @@ class ServeCommand:
             host=self.host,
             port=self.port,
             api_key=key,
-            allowed_origins=tuple(map(to_utf8, self.allowed_origin)),
+            allowed_origins=self.allowed_origin,
             log_requests=self.log_requests,
             limits=ServerLimits(**limits),
             shutdown_seconds=self.shutdown_seconds,
             memory_folder=self.memory_dir,
             memory_files=memory_files,
         )
-        serve(to_utf8(self.served_model_name) if self.served_model_name else choose_model_name(model), load, options)
+        serve(self.served_model_name or choose_model_name(model), load, options)
         return 0
 
     def load_learner(self, model: str) -> "LoadedModel":

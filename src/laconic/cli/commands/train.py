@@ -23,7 +23,6 @@ from laconic.cli.arguments import (
     OutputFormat,
     check_minimum,
     command_line,
-    to_utf8,
 )
 from laconic.cli.files import print_json
 from laconic.cli.usage_errors import find_hint
@@ -93,7 +92,7 @@ class TrainCommand:
             )
         if self.track is not None:
             import_tracker(self.track)  # on every rank, before training starts
-        recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())
+        recipe, notes = load_recipe(self.recipe, self.overrides, flag_names())
         for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
             log_note(text)
         if recipe.is_custom_method:
