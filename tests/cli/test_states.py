@@ -16,7 +16,6 @@ from laconic.compression.memory_file import abbreviate_hash
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, DiskError, UsageError
-from laconic.experiment.resumable_stream import ResumableReading
 from laconic.experiment.text_models import nested_model
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob
@@ -187,22 +186,6 @@ def test_compress_resume_equals_uninterrupted(
     assert values.states_equal(model.load_memory("whole.safetensors"), model.load_memory("part.safetensors"))
     assert nested_model.load_read_documents("whole.safetensors") == nested_model.load_read_documents("part.safetensors")
     assert not Path("part.safetensors.part").exists()
-
-
-@pytest.mark.medium
-def test_compress_resume_from_a_file_of_an_earlier_version_has_the_loss_of_the_rest(
-    run: RunCli, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = learner(place)
-    job, key = model.start_reading(), {"batch_size": None, "weights": model.model.weights_fingerprint}
-    next(job.run([[model.token_stream("book.txt", [BOOK])]]))
-    with monkeypatch.context() as patch:
-        patch.setattr(StateReadingJob, "counters", ResumableReading.counters)
-        job.save(tmp_path / "x.safetensors.part", key | {"tokenizer": model.tokenizer.fingerprint})
-    code, out, err = run("compress", "hope", "book.txt", "--out", "x.safetensors", "--resume")
-    assert code == 0, err
-    assert "x.safetensors.part has no loss; the loss below is that of the remaining text" in err
-    assert " nats per token while reading" in out
 
 
 def test_compress_resume_checks_text_and_weights(run: RunCli, tmp_path: Path, place: Path) -> None:

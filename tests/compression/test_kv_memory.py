@@ -180,13 +180,13 @@ def test_kv_memory_load_refuses_inconsistent_tensors(
         KVMemory.load(tmp_path / FILE)
 
 
-@pytest.mark.parametrize(("field", "value"), [("schema", 99), ("chat", "yes"), ("settings", 3), ("documents", [3])])
+@pytest.mark.parametrize(("field", "value"), [("chat", "yes"), ("settings", 3), ("documents", [3])])
 def test_kv_memory_load_refuses_malformed_metadata(tmp_path: Path, field: str, value: Any) -> None:
     decoder = make_decoder()
     memory = KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder))
     memory.save(tmp_path / FILE)
     rewrite(tmp_path / FILE, {}, {field: value})
-    with pytest.raises(CorruptArtifactError, match="version 99" if field == "schema" else field):
+    with pytest.raises(CorruptArtifactError, match=field):
         KVMemory.load(tmp_path / FILE)
 
 

@@ -68,5 +68,5 @@ def test_positions_spent_equal_decoder_positions(cell: dict[str, Any], monkeypat
 
     monkeypatch.setattr(Decoder, "forward", count_positions)
     job = CompressionJob(run.method, SummaryLength(num_vectors=n))
-    run.finish(job, [[run.token_stream("a text", [TEXT])]])
+    job.finish([[run.token_stream("a text", [TEXT])]])
     assert job.positions_spent == num_positions

@@ -39,7 +39,7 @@ def document_rows(memory: SummaryMemory) -> list[dict[str, Any]]:
 
 def memory_to_json(path: Path, memory: SummaryMemory) -> dict[str, Any]:
     assert memory.metadata is not None
-    metadata = memory.metadata.to_json()
+    metadata = asdict(memory.metadata)
     del metadata["documents"]
     counts = {"texts": memory.B, "vectors": int(memory.valid.sum()), "tokens": int(memory.num_tokens.sum())}
     sizes = {"bytes": path.stat().st_size, "vector_bytes": memory.num_bytes}

@@ -77,8 +77,6 @@ def compress_text(command: CompressCommand) -> int:
     key = compress_resume_key(command, model)
     if command.resume:
         command.resume_from_partial(job, key)
-    if job.is_loss_of_rest:
-        log_message(f"{command.partial_path} has no loss; the loss below is that of the remaining text")
     command.run_job(job, partial(model.token_stream, is_new=before is None), key)
     assert job.done is not None
     earlier = spread_documents(documents, len(job.documents))

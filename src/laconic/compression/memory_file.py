@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from laconic.console import to_html_table
-from laconic.errors import CorruptArtifactError, InputError, NonFiniteError, UsageError
+from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
 from laconic.storage.atomic import check_finite, load_artifact, save_artifact
 from laconic.storage.strict_json import MAX_JSON_PARTS, to_canonical_json
 
-FORMAT_VERSION = 2
 FILE_KIND = "memory"
 INDEPENDENT_FIELDS = ("laconic", "dtype", "documents", "created")  # may differ between memories that are concatenated
 OVERWRITING_POLICIES = ("replace", "budgeted")  # memory policies by which a segment can overwrite older ones
 STRING_FIELDS = ("laconic", "reader", "writer", "family", "positions", "bos", "dtype", "tokenizer", "created")
-INT_FIELDS = ("schema", "layers", "width", "vocab")
+INT_FIELDS = ("layers", "width", "vocab")
 RECOMPRESS_HINT = "load the run that wrote it or compress again"
 
 
@@ -78,7 +76,6 @@ class MemoryMetadata:
         tokenizer: SHA-256 of tokenizer.json.
         created: Time of writing.
         documents: The compressed texts of each row.
-        schema: Format version of the file.
     """
 
     laconic: str
@@ -95,12 +92,6 @@ class MemoryMetadata:
     tokenizer: str
     created: str
     documents: tuple[tuple[SourceDocument, ...], ...] = ()
-    schema: int = FORMAT_VERSION
-
-    @property
-    def method_digest(self) -> str:
-        """SHA-256 of `method`."""
-        return sha256(to_canonical_json(self.method).encode()).hexdigest()
 
     @property
     def summary(self) -> str | None:
@@ -182,44 +173,31 @@ class MemoryMetadata:
                     f"{format_setting(theirs)}; compress both with one run"
                 )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object, including the SHA-256 of the method's settings."""
-        return {**asdict(self), "settings": self.method_digest}
-
     @classmethod
     def from_json(cls, file: str, data: Mapping[str, Any]) -> "MemoryMetadata":
-        """Parse the result of `to_json`.
+        """Parse the metadata of a file.
 
         Raises:
-            CorruptArtifactError: If the format is newer or a field is malformed.
+            CorruptArtifactError: If a field is malformed.
         """
         types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int), "method": dict}
-        metadata = cls(**parse_metadata(file, data, FORMAT_VERSION, types))
+        metadata = cls(**parse_metadata(file, data, types))
         if not isinstance(metadata.method.get("compression"), dict):
             raise bad_field_error(file, "method")
-        if data.get("settings") != metadata.method_digest:
-            raise bad_field_error(file, "settings")
         return metadata
 
 
-def parse_metadata(file: str, data: Mapping[str, Any], version: int, types: Mapping[str, type]) -> dict[str, Any]:
+def parse_metadata(file: str, data: Mapping[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
     """Check the metadata of a memory file, and return its fields.
 
     Args:
         file: Name of the file, for messages.
         data: The JSON object in the file.
-        version: Format version that this version of laconic reads.
         types: Type of each field but `documents`.
 
     Raises:
-        CorruptArtifactError: If the format is another one or a field is malformed.
+        CorruptArtifactError: If a field is malformed.
     """
-    schema = data.get("schema")
-    if type(schema) is int and schema != version:
-        raise CorruptArtifactError(
-            f"memory: {file} has format version {schema}, this version of laconic reads {version}; "
-            f"{'update laconic' if schema > version else 'compress again'}"
-        )
     bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
     if bad is not None:
         raise bad_field_error(file, bad)
@@ -276,12 +254,6 @@ def check_file_path(path: Path) -> None:
         raise UsageError(f"{path} is a folder; give the name of a file, such as {path / 'memory.safetensors'}")
 
 
-def check_is_file(path: Path) -> None:
-    """Raise `InputError` if a memory is to be loaded from a folder; an empty path is the current one."""
-    if path.is_dir():
-        raise InputError(f"memory: {path} is a folder; give a file that laconic compress wrote")
-
-
 def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:
     """Write tensors and metadata.
 
@@ -289,7 +261,7 @@ def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetad
         UsageError: If `path` is a folder, or there are more documents than a header can hold.
     """
     check_file_path(path)
-    data = metadata.to_json()
+    data = asdict(metadata)
     text = to_canonical_json(data)
     if sum(map(text.count, ",[{")) > MAX_JSON_PARTS // 2:
         raise UsageError(
@@ -305,7 +277,6 @@ def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
         CorruptArtifactError: If tensors are missing, inconsistent or not finite.
         InputError: If there is no such file.
     """
-    check_is_file(path)
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = MemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})

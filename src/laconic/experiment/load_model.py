@@ -53,8 +53,8 @@ def load(
     folder of a peft adapter that names its base
     run of cot, nocot, icot, coconut, codi, pccot,      `Reasoner`            `think(question)`
     kava, or a method of one's own that answers
-    run of autocompressor, published AutoCompressor     `TextCompressor`      `compress(texts)`, `save`, `load`
-    run of hope, saved nested model                     `NestedTextModel`     `compress(texts)`, `save`, `load`
+    run of autocompressor, published AutoCompressor     `TextCompressor`      `compress`, `save`, `load_memory`
+    run of hope, saved nested model                     `NestedTextModel`     `compress`, `save`, `load_memory`
     ==================================================  ===========================  ==============================
 
     All have `generate(prompts)`, `decoder`, `tokenizer` and `recipe`. What `laconic export RUN` wrote opens as the run.

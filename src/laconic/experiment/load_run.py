@@ -104,7 +104,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     Raises:
         InputError: If the path is not a run directory or the step does not exist.
         CorruptArtifactError: If the step belongs to another recipe, tokenizer or base model.
-        UsageError: If an older version of laconic wrote the run, or its method is code that is not allowed.
+        UsageError: If its method is code that is not allowed.
     """
     folder = Path(path)
     if is_export(folder):

@@ -197,7 +197,6 @@ class ResumableReading(ABC, Generic[Value]):
         for part, spec in metadata["specs"].items():
             setattr(self, part, self.from_tensors(spec, tensors, f"{part}."))
         for name in self.counters:
-            if name in metadata:  # files of earlier versions have fewer
-                setattr(self, name, metadata[name])
+            setattr(self, name, metadata[name])
         self.group_started, self.previous_tokens = (self.group, self.next_piece), self.tokens
         self.expected_digest = metadata["digest"]

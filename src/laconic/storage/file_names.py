@@ -40,7 +40,9 @@ def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise InputError if there is no such file."""
+    """Raise InputError if there is no such file, or a folder; an empty path is the current one."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give a file")
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
 

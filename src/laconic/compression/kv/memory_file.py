@@ -12,7 +12,6 @@ from laconic.compression.memory_file import (
     SourceDocument,
     abbreviate_hash,
     check_file_path,
-    check_is_file,
     check_reader_type,
     check_tensors,
     parse_metadata,
@@ -20,10 +19,9 @@ from laconic.compression.memory_file import (
 from laconic.errors import CorruptArtifactError
 from laconic.storage.atomic import load_artifact, save_artifact
 
-FORMAT_VERSION = 1
 FILE_KIND = "kv-memory"
 STRING_FIELDS = ("laconic", "model", "family", "tokenizer", "method", "dtype", "created")
-INT_FIELDS = ("schema", "layers", "kv_heads", "head_size", "vocab")
+INT_FIELDS = ("layers", "kv_heads", "head_size", "vocab")
 MAPPING_FIELDS = ("settings", "measured")
 
 
@@ -47,7 +45,6 @@ class KVMemoryMetadata:
         measured: What was measured when the memory was written, for example losses in nats per token.
         documents: The texts of each row.
         dtype: dtype of the stored keys and values.
-        schema: Format version of the file.
     """
 
     laconic: str
@@ -65,7 +62,6 @@ class KVMemoryMetadata:
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
     documents: tuple[tuple[SourceDocument, ...], ...] = ()
     dtype: str = "float32"
-    schema: int = FORMAT_VERSION
 
     @property
     def origin(self) -> tuple[object, ...]:
@@ -134,11 +130,11 @@ class KVMemoryMetadata:
         """Parse the metadata of a file.
 
         Raises:
-            CorruptArtifactError: If the format is newer or a field is malformed.
+            CorruptArtifactError: If a field is malformed.
         """
         types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int)}
         types |= {"chat": bool, **dict.fromkeys(MAPPING_FIELDS, dict)}
-        return cls(**parse_metadata(file, data, FORMAT_VERSION, types))
+        return cls(**parse_metadata(file, data, types))
 
 
 def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocument, ...]:
@@ -160,7 +156,6 @@ def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
         CorruptArtifactError: If tensors are missing, inconsistent or not finite.
         InputError: If there is no such file.
     """
-    check_is_file(path)
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = KVMemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), tensors)

@@ -130,7 +130,9 @@ class TextCompressor:
         if not isinstance(length, SummaryLength | None):
             raise UsageError(f"length: give length=laconic.SummaryLength(num_vectors=…), not {type(length).__name__}")
         group = [self.token_stream(name, [text], segment_tokens) for name, text in name_texts(texts, names)]
-        return self.finish(CompressionJob(self.method, length), [group])
+        job = CompressionJob(self.method, length)
+        job.finish([group])
+        return self.with_metadata(job)
 
     def stream(
         self, chunks: Iterable[str], *, name: str = "stream", segment_tokens: int | None = None
@@ -146,7 +148,9 @@ class TextCompressor:
             InputError: If the text is empty.
             UsageError: If the memory does not fit the model.
         """
-        return self.finish(CompressionJob(self.method), [[self.token_stream(name, chunks, segment_tokens)]])
+        job = CompressionJob(self.method)
+        job.finish([[self.token_stream(name, chunks, segment_tokens)]])
+        return self.with_metadata(job)
 
     def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
         """Return a text as a stream of segments, by default as long as in training.
@@ -159,16 +163,6 @@ class TextCompressor:
         if segment_tokens is not None and segment_tokens < 1:
             raise UsageError(f"segment_tokens {segment_tokens}: give 1 or more")
         return TokenStream(name, chunks, self.tokenizer, segment_tokens or self.segment_tokens)
-
-    def finish(self, job: CompressionJob, groups: Iterable[Sequence[TokenStream]]) -> SummaryMemory:
-        """Run a job on groups of texts and return the memory.
-
-        Args:
-            job: From `start_compression`.
-            groups: Groups of streams that are read together.
-        """
-        job.finish(groups)
-        return self.with_metadata(job)
 
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
         """Return the memory of a finished job with its metadata.

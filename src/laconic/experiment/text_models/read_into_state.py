@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from laconic.nested.hope.model import Hope
 from laconic.nested.nan_check import ReadOutput
 from laconic.nested.state import FastWeightState, LayerState
 
-HARM = 0.1  # nats per token above the loss without learning that are worth a warning
+MIN_HARMFUL_INCREASE = 0.1  # nats per token above the loss without learning that are worth a warning
 
 
 class ReadDocument(NamedTuple):
@@ -70,7 +69,7 @@ class ReadingLoss:
         """Warn if the model would predict a segment better without anything that it has learned."""
         output = read_piece(self.model, forget(self.model, state), piece, self.window, update_weights=False)
         baseline = float(masked_cross_entropy(self.model.logits, output.hidden_states, targets).loss)
-        if not loss <= baseline + HARM:  # also for NaN
+        if not loss <= baseline + MIN_HARMFUL_INCREASE:  # also for NaN
             self.has_warned = True
             warnings.warn(
                 f"learning does harm: {loss:.2f} nats per token in segment {self.num_segments:,}, {baseline:.2f} "
@@ -90,7 +89,6 @@ class StateReadingJob(ResumableReading[FastWeightState]):
 
     Attributes:
         loss: Loss of the tokens that were read, before a resumption too.
-        is_loss_of_rest: Whether it is the loss since a resumption alone, from a file that has no loss.
 
     Raises:
         UsageError: If a chunk, which is read at once to learn from it, exceeds a table of learned positions.
@@ -103,7 +101,7 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         super().__init__(model.token_embedding.weight.device)
         check_chunk_fits(model)
         self.model, self.window, self.initial_state = model, window, initial_state
-        self.loss, self.is_loss_of_rest = ReadingLoss(model, window), False
+        self.loss = ReadingLoss(model, window)
 
     @property
     def loss_sums(self) -> tuple[float, float, int]:
@@ -144,10 +142,6 @@ class StateReadingJob(ResumableReading[FastWeightState]):
             piece = pad_segments([row[start : start + segment_tokens] for row in rows], self.device)
             self.current = self.advance(piece)
             yield min(T, start + segment_tokens)
-
-    def load(self, path: Path, key: Mapping[str, Any]) -> None:
-        super().load(path, key)
-        self.is_loss_of_rest = not self.loss.num_segments
 
     def append_rows(self, before: FastWeightState | None, done: FastWeightState) -> FastWeightState:
         return done if before is None else values.concat_rows(before, done)
