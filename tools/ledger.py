@@ -30,7 +30,7 @@ from tools import equation_markers
 from tools.paper_ledger import Equation, PaperLedger, PaperTable, SilentPoint, SourceTree, load_ledger
 
 ROOT = Path(__file__).resolve().parents[1]
-EQUATION_LINE = re.compile(r"Eq\. (\S+): ")
+EQUATION_LINE = re.compile(r"Eq\. (\S+?)(?:, (\w+) Eq\. (\S+))?: ")  # Eq. 2: or Eq. 2, PCCoT Eq. 3:
 TABLE_SOURCE = re.compile(r"(\S+) table (\S+)")
 OWN_TABLE = "ours"  # `paper_table` of a recipe that is not a paper's
 MarkedTests = Mapping[tuple[str, str], tuple[equation_markers.MarkedTest, ...]]
@@ -107,13 +107,18 @@ def implemented_equations(tree: SourceTree) -> Iterator[tuple[str, str, Equation
 
 def check_functions(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 1: every listed function exists and names its equation."""
-    for _, subject, equation in implemented_equations(tree):
+    for paper, subject, equation in implemented_equations(tree):
         for function in equation.functions:
             path, name = tree.locate_function(function)
             docstrings = equation_markers.function_docstrings(path) if path.is_file() else {}
             if name not in docstrings:
                 yield LedgerFinding(1, subject, f"{function} does not exist")
-            elif not docstrings[name].startswith(f"Eq. {equation.id}: "):
+                continue
+            match = EQUATION_LINE.match(docstrings[name])
+            ids = (
+                set[str]() if match is None else {match[1], *([match[3]] if (match[2] or "").lower() == paper else [])}
+            )
+            if equation.id not in ids:
                 message = f"the docstring of {function} must begin with `Eq. {equation.id}: `"
                 yield LedgerFinding(1, subject, message)
 

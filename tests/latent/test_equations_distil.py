@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.config.methods import DistillationConfig
-from laconic.latent import codi, pccot
+from laconic.config.methods import DistillationConfig, ScaleKind
+from laconic.latent import codi
 from laconic.models.decoder import DecoderOutput
 from tests.oracles import codi as oracle
 from tests.oracles import pccot as blocks
@@ -19,6 +19,7 @@ from tests.oracles.compare import agree
 
 L, B, D, Nc, Na = 3, 4, 5, 4, 5
 COLUMN, HAS_TARGET = torch.tensor([1, 2, 0, 1]), torch.tensor([True, True, False, True])
+SIGMA: dict[bool, ScaleKind] = {True: "layer", False: "global"}  # the flag of PCCoT's code
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -80,22 +81,22 @@ def test_codi_combine_losses_equation() -> None:
 
 @pytest.mark.equation("pccot", "3")
 @pytest.mark.parametrize("sigma", [True, False])
-def test_kd_loss_equation(sigma: bool) -> None:
+def test_pccot_hidden_loss_equation(sigma: bool) -> None:
     def ours(h_t: Tensor, h_s: Tensor, at: oracle.Places, sigma: bool) -> Tensor:
-        return gathered(partial(pccot.kd_loss, per_layer=sigma))(h_t[1:], h_s[1:], at)
+        return gathered(partial(codi.hidden_loss, scale=SIGMA[sigma]))(h_t[1:], h_s[1:], at)
 
     agree(differentiated(ours), blocks.ORACLE["3"], blocks.MISREAD["3"], *hidden(), (COLUMN, HAS_TARGET, Nc), sigma)
     h_t, h_s = (h[:, :, 0] for h in hidden())
-    assert gradcheck(lambda h_s: pccot.kd_loss(h_t, h_s, HAS_TARGET, sigma), h_s.requires_grad_())
-    assert not pccot.kd_loss(h_t.requires_grad_(), h_s.detach(), HAS_TARGET, sigma).requires_grad
+    assert gradcheck(lambda h_s: codi.hidden_loss(h_t, h_s, HAS_TARGET, scale=SIGMA[sigma]), h_s.requires_grad_())
+    assert not codi.hidden_loss(h_t.requires_grad_(), h_s.detach(), HAS_TARGET, scale=SIGMA[sigma]).requires_grad
 
 
 @pytest.mark.equation("pccot", "4")
 def test_pccot_combine_losses_equation() -> None:
     weights = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
-    agree(with_gradient(pccot.combine_losses), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, weights)
-    assert gradcheck(lambda *x: pccot.combine_losses(*x, weights), terms)
+    agree(with_gradient(codi.combine_losses), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, weights)
+    assert gradcheck(lambda *x: codi.combine_losses(*x, weights), terms)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -76,7 +76,7 @@ def hidden_loss(
     scale: ScaleKind = "layer",
     denominator: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Eq. 2: L = 1/n sum over l of 1/sigma_l mean_{b,d} d(h_s,l - sg h_t,l).
+    """Eq. 2, PCCoT Eq. 3: L = 1/n sum over l of 1/sigma_l mean_{b,d} d(h_s,l - sg h_t,l).
 
     Args:
         h_t: Hidden states of the teacher in n layers; gradients stop here.
@@ -93,7 +93,7 @@ def hidden_loss(
 
 
 def combine_losses(student: Tensor, teacher: Tensor, hidden: Tensor, config: DistillationConfig) -> Float[Tensor, ""]:
-    """Eq. 3: L = CE_s + gamma L_CODI + CE_t; the cross-entropies have weights, 1 in the paper."""
+    """Eq. 3, PCCoT Eq. 4: L = CE_s + gamma L_CODI + CE_t; the cross-entropies have weights, 1 in the paper."""
     weighted = config.student_ce_weight * student + config.teacher_ce_weight * teacher
     return weighted + config.hidden_weight * hidden
 

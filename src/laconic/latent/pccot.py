@@ -1,30 +1,12 @@
 """PCCoT: CODI's distillation with all latents computed in parallel by Jacobi iteration; pause tokens with none.
 
 PCCoT arXiv:2506.18582, pause tokens arXiv:2310.02226. Equations 1 and 2 are `rollout.initial_latents` and
-`rollout.jacobi_update`.
-
-Symbols: CE_s, CE_t cross-entropies of student and teacher, alpha and beta their weights; gamma that of L_KD.
+`rollout.jacobi_update`; equations 3 and 4, the losses, are `codi.hidden_loss` and `codi.combine_losses`.
 """
 
 from typing import ClassVar
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
-from laconic.config.methods import DistillationConfig
 from laconic.latent import codi
-
-
-def kd_loss(
-    h_t: Float[Tensor, "L B D"], h_s: Float[Tensor, "L B D"], has_target: Bool[Tensor, " B"], per_layer: bool
-) -> Float[Tensor, ""]:
-    """Eq. 3: L_KD = 1/L sum over blocks l of mean smooth_l1(h_s,l - sg h_t,l) / sigma_l, or / one sigma of all."""
-    return codi.hidden_loss(h_t, h_s, has_target, scale="layer" if per_layer else "global")
-
-
-def combine_losses(student: Tensor, teacher: Tensor, kd: Tensor, config: DistillationConfig) -> Float[Tensor, ""]:
-    """Eq. 4: L = alpha CE_t + beta CE_s + gamma L_KD."""
-    return codi.combine_losses(student, teacher, kd, config)
 
 
 class Pccot(codi.Codi):
