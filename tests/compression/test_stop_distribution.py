@@ -17,8 +17,8 @@ from laconic.halting.stop_distribution import (
     attention_gate_bias,
     draw_uniforms,
     expected_length,
+    first_stop,
     length_by_quantile,
-    length_by_sampling,
     length_by_threshold,
     length_probs,
     log_survival,
@@ -26,6 +26,7 @@ from laconic.halting.stop_distribution import (
     mask_disallowed_stops,
     scale_by_survival,
     solve_initial_bias,
+    stop_by_sampling,
     stop_logit,
     uniform_length,
     vocabulary_stop_logit,
@@ -171,8 +172,9 @@ def test_length_by_quantile(index: StopPosition, q: float) -> None:
 
 @pytest.mark.equation("halting", "VL16")
 @EVERY
-def test_length_by_sampling(index: StopPosition) -> None:
-    agree(length_by_sampling, ORACLE["VL16"], MISREAD["VL16"], logits(40, 5), torch.rand(40, 5).double(), index)
+def test_stop_by_sampling(index: StopPosition) -> None:
+    length = lambda a, u, index: first_stop(stop_by_sampling(a, u), index)  # noqa: E731
+    agree(length, ORACLE["VL16"], MISREAD["VL16"], logits(40, 5), torch.rand(40, 5).double(), index)
 
 
 @pytest.mark.equation("halting", "VL17")
@@ -319,7 +321,7 @@ def test_mask_disallowed_stops_excludes_lengths(index: StopPosition) -> None:
     result = {n + least for n in range(6 + 1 - least) if bool((length_probs(a, index)[:, n] > 0).any())}
     assert result == set(stop_distribution.length_support(lengths, index))
     N = torch.cat([length_by_quantile(a, q, index) for q in (0.01, 0.3, 0.6, 0.99)])
-    sampled = length_by_sampling(a.repeat(200, 1), torch.rand(600, 6), index)
+    sampled = first_stop(stop_by_sampling(a.repeat(200, 1), torch.rand(600, 6)), index)
     assert {*N.tolist(), *sampled.tolist()} <= result
     (slope,) = torch.autograd.grad(expected_length(a, index).sum(), a)
     assert slope.isfinite().all()

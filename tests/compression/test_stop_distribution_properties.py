@@ -22,8 +22,8 @@ from laconic.halting.estimators import (
 from laconic.halting.stop_distribution import (
     StopPosition,
     expected_length,
+    first_stop,
     length_by_quantile,
-    length_by_sampling,
     length_by_threshold,
     length_log_probs,
     length_probs,
@@ -31,6 +31,7 @@ from laconic.halting.stop_distribution import (
     log_survival,
     log_survival_gate,
     mask_disallowed_stops,
+    stop_by_sampling,
 )
 from tests import tolerances
 from tests.oracles.compare import distance
@@ -65,11 +66,11 @@ def test_length_probs_sum_to_one_and_match_survival(a: Tensor, index: StopPositi
 
 
 @EVERY_STOP_POSITION
-def test_length_by_sampling_follows_the_distribution(index: StopPosition) -> None:
+def test_stop_by_sampling_follows_the_distribution(index: StopPosition) -> None:
     """10^5 samples of N: mean within 4 standard errors, each share within 5; "mixture" keeps by s_{t+1}."""
     a = torch.tensor([[-1.5, -0.4, 0.3, -2.0, 0.1]]).double()
     selected: StopPosition = "before" if index == "mixture" else index
-    N = length_by_sampling(a.expand(100_000, -1), torch.rand(100_000, 5).double(), index).double()
+    N = first_stop(stop_by_sampling(a.expand(100_000, -1), torch.rand(100_000, 5).double()), index).double()
     error = float(N.std()) / len(N) ** 0.5
     assert abs(float(N.mean()) - expected_length(a, selected).item()) < 4 * error
     P = length_probs(a, index)[0]
@@ -84,7 +85,7 @@ def test_stop_rules_are_per_row_and_final(a: Tensor, q: float, index: StopPositi
     for compute in (
         lambda a, u: length_by_quantile(a, q, index),
         lambda a, u: length_by_threshold(a, q, index),
-        lambda a, u: length_by_sampling(a, u, index),
+        lambda a, u: first_stop(stop_by_sampling(a, u), index),
     ):
         N = compute(a, u)
         assert torch.equal(N, torch.cat([compute(a[b : b + 1], u[b : b + 1]) for b in range(len(a))]))
@@ -208,7 +209,7 @@ def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) 
 
 
 def test_sample_column_follows_the_distribution() -> None:
-    """`sample_column` and `length_by_sampling` follow the same distribution over allowed lengths."""
+    """`sample_column` and `stop_by_sampling` follow the same distribution over allowed lengths."""
     a = mask_disallowed_stops(torch.randn(1, 6).double(), (1, 3, 6))
     u = (torch.arange(50_000).double() + 0.5) / 50_000
     result = sample_column(length_probs(a).expand(len(u), -1), u) + 1

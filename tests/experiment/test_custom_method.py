@@ -21,7 +21,7 @@ from laconic.errors import UsageError
 from laconic.experiment.from_recipe.build import build_experiment
 from laconic.experiment.from_recipe.custom_method import describe_method_source, import_method_class
 from laconic.experiment.text_models.reasoner import Reasoner
-from laconic.interfaces import StepOutput
+from laconic.interfaces import StepOutput, ThinksInLatents
 from laconic.latent.kava import Kava
 from laconic.latent.thoughts import LatentThoughts
 from laconic.training.ranks import Ranks
@@ -94,7 +94,7 @@ def test_custom_method_trains_resumes_answers_and_loads(
     out = run_cli("generate", "whole", "1+2*3=", "--max-tokens", 4, "--format", "json").out
     assert json.loads(out)["generations"][0]["ids"] == list(answer.token_ids)
     assert run_cli("evaluate", "whole", "--tasks", "valid", "--limit", "4").code == 0
-    assert not model.has_latents
+    assert not isinstance(model.method, ThinksInLatents)
     assert run_cli("inspect", "whole", "1+2*3=").code == 2
 
 
@@ -209,7 +209,7 @@ def test_custom_method_selects_kv(place: Path, run_cli: RunCli) -> None:
     assert run_cli("train", "pause.toml", "--out", "norms", *flags).code == 0
     model = laconic.load("norms", allow_code=True)
     assert isinstance(model, Reasoner)
-    assert model.has_latents
+    assert isinstance(model.method, ThinksInLatents)
 
 
 @pytest.mark.parametrize(

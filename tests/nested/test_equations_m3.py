@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.nested.optim import m3_equations
-from laconic.nested.optim.m3_equations import CUBIC, M3Hyperparameters, M3Memories
+from laconic.nested.optim.m3_equations import M3Hyperparameters, M3Memories
 from tests.oracles.compare import agree
 from tests.oracles.m3 import MISREAD, ORACLE, newton_schulz, proximal
 from tests.reference import gradient_memories as reference
 from tests.reference.gradient_memories import MLPGradientMemory
 
 o, i, N = 3, 4, 5
+CUBIC = (1.5, -0.5, 0.0)  # gradient descent on |O'O - I|^2 with step 1/8
 
 
 def normal(*shape: int) -> Tensor:

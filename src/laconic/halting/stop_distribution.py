@@ -219,7 +219,7 @@ def stop_by_quantile(a: Float[Tensor, "B t"], q: float) -> Bool[Tensor, "B t"]:
 
 
 def stop_by_sampling(a: Float[Tensor, "B t"], u: Float[Tensor, "B t"]) -> Bool[Tensor, "B t"]:
-    """Test u_t < lam_t at each position."""
+    """Eq. VL16: u_t < lam_t at each position; u uniform in [0, 1). N is the first such t, else K (`first_stop`)."""
     return u < upcast(a).sigmoid()
 
 
@@ -233,13 +233,6 @@ def length_by_threshold(
 def length_by_quantile(a: Float[Tensor, "B K"], q: float, stop_position: StopPosition = "after") -> Int[Tensor, " B"]:
     """Eq. VL15: N = first t with 1 - s_{t+1} >= q, else K."""
     return first_stop(stop_by_quantile(a, q), stop_position)
-
-
-def length_by_sampling(
-    a: Float[Tensor, "B K"], u: Float[Tensor, "B K"], stop_position: StopPosition = "after"
-) -> Int[Tensor, " B"]:
-    """Eq. VL16: N = first t with u_t < lam_t, else K; u uniform in [0, 1)."""
-    return first_stop(stop_by_sampling(a, u), stop_position)
 
 
 def uniform_length(u: Float[Tensor, " B"], allowed_lengths: tuple[int, ...]) -> Int[Tensor, " B"]:

@@ -130,11 +130,6 @@ class Reasoner:
         """The recipe of the run."""
         return self.run.recipe
 
-    @property
-    def has_latents(self) -> bool:
-        """Whether the method thinks in latents, so that `think` works."""
-        return isinstance(self.method, ThinksInLatents)
-
     def generate(
         self,
         questions: Sequence[str] | str,

@@ -25,7 +25,6 @@ Step = float | int | Tensor
 ScaledMatrixMap = Callable[[Tensor, float], Tensor]  # maps a matrix, after division by the number
 foreach = cast(Any, torch)  # its `_foreach` functions are documented as a beta API, but have no types
 QUINTIC = (3.4445, -4.7750, 2.0315)  # brings singular values into [.7, 1.2] in five steps
-CUBIC = (1.5, -0.5, 0.0)  # gradient descent on |O'O - I|^2 with step 1/8
 
 
 def momentum(W: Weight, m: Weight, g: Weight, beta: float, step: Step) -> tuple[Weight, Weight]:
