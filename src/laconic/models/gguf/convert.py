@@ -27,6 +27,7 @@ from laconic.storage.strict_json import read_json
 
 CONVERTER_VERSION = 1  # increase it when the converted folder of a file changes
 SOURCE_FILE = "gguf_source.json"  # name, SHA-256 and quantisations of the file that a folder was converted from
+MAX_SHARD_BYTES = 5e9  # of one safetensors file; about as much memory is needed
 HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -35,7 +36,6 @@ def convert_gguf(
     folder: Path,
     dtype: torch.dtype | None = None,
     *,
-    max_shard_bytes: float = 5e9,
     on_progress: ProgressFn | None = None,
 ) -> None:
     """Convert a GGUF file to a Hugging Face folder with weights, tokenizer and chat template; write nothing on errors.
@@ -45,7 +45,6 @@ def convert_gguf(
         folder: Target folder; must be empty or not exist.
         dtype: Type of the stored weights. None: float16 or bfloat16 if all matrices in the file have it, else float32;
             vectors are then float32.
-        max_shard_bytes: Size limit of one safetensors file; about as much memory is needed.
         on_progress: Receives (tensor name, tensors written, number of tensors).
 
     Raises:
@@ -79,7 +78,7 @@ def convert_gguf(
     def write(target: Path) -> None:
         for name, text in texts.items():
             (target / name).write_text(text, encoding="utf-8")
-        save_shards(target, sizes, load, max_shard_bytes)
+        save_shards(target, sizes, load, MAX_SHARD_BYTES)
         write_export_record(target)
 
     write_folder_atomically(folder, write, sum(sizes.values()))

@@ -79,40 +79,35 @@ class HopeConfig:
         num_layers: int,
         *,
         chunk_sizes: Sequence[int] = (16, 64, 256),
-        intermediate_size: int | None = None,
         num_heads: int = 4,
         head_dim: int | None = None,
         memory: SelfModifyingOptions | TitansOptions | None = None,
         memory_chunk_size: int = 64,
         cms: CMSOptions | None = None,
-        tie_word_embeddings: bool = True,
     ) -> "HopeConfig":
         """Build the configuration of a model without attention, with Llama's norms and gated MLPs.
+
+        The inner width of the MLPs is twice the width, and the output embedding is the input embedding.
 
         Args:
             vocab_size: Number of tokens.
             hidden_size: Width of the model.
             num_layers: Number of layers, all with the same levels.
             chunk_sizes: Chunk sizes of the levels, fastest first.
-            intermediate_size: Inner width of the MLPs, by default twice the width.
             num_heads: Heads of the memory.
             head_dim: Head width of a self-modifying memory.
             memory: Options of the memory, by default a self-modifying one.
             memory_chunk_size: Chunk size of a Titans memory.
             cms: Options of the levels.
-            tie_word_embeddings: Whether the output embedding is the input embedding.
         """
         sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "vocab_size": vocab_size}
-        sizes |= {
-            "intermediate_size": intermediate_size or 2 * hidden_size,
-            "max_position_embeddings": UNLIMITED_POSITIONS,
-        }
+        sizes |= {"intermediate_size": 2 * hidden_size, "max_position_embeddings": UNLIMITED_POSITIONS}
         unused_attention = {
             "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden_size + hidden_size % 2
         }  # fmt: skip
         decoder = DecoderConfig.tiny("llama", **sizes, **unused_attention)
         return cls(
-            replace(decoder, tie_word_embeddings=tie_word_embeddings),
+            replace(decoder, tie_word_embeddings=True),
             (tuple(chunk_sizes),) * num_layers,
             cms or CMSOptions(),
             memory or SelfModifyingOptions(),

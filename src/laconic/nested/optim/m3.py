@@ -256,11 +256,11 @@ def orthogonalize(m: Tensor, divisor: float, steps: int) -> Tensor:
     return replicated.redistribute(placements=sharded.placements)
 
 
-def fused_newton_schulz(m: Tensor, divisor: float, steps: int, eps: float = 1e-7) -> Tensor:
+def fused_newton_schulz(m: Tensor, divisor: float, steps: int) -> Tensor:
     """Apply Newton-Schulz (Eq. 44) to m / divisor, with each addition part of a product."""
     a, b, c = QUINTIC
     norm = cast(Tensor, cast(Any, torch.linalg).vector_norm(m))
-    x = m.to(product_dtype(m)) / (norm + divisor * eps)
+    x = m.to(product_dtype(m)) / (norm + divisor * 1e-7)
     is_tall = x.shape[0] > x.shape[1]
     x = x.mT if is_tall else x
     for _ in range(steps):
