@@ -13,6 +13,7 @@ from typing import NamedTuple
 from laconic.errors import BusyError, CorruptArtifactError, UnsafeFileError, UsageError, translate_os_errors
 from laconic.storage import atomic, lock, manifest
 from laconic.storage.manifest import Manifest, ManifestWriter, UnsupportedFormatError
+from laconic.storage.temporary import create_temporary_folder
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED_NAMES = {"CON", "PRN", "AUX", "NUL"} | {f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10)}
@@ -128,18 +129,14 @@ class RunDirectory:
         final = self.step_path(step)
         with translate_os_errors(final, expected_bytes):
             atomic.check_free_space(self.steps_folder, expected_bytes)
-            temporary = self.steps_folder / f".tmp-{final.name}-{uuid.uuid4().hex}"
-            try:
-                temporary.mkdir()
+            with create_temporary_folder(final) as temporary:
                 writer = ManifestWriter(temporary)
                 write(writer)
                 new = writer.finish("step", step, fingerprints)
-                if not self._is_committed(final, new):
+                if self._is_committed(final, new):
+                    shutil.rmtree(temporary, ignore_errors=True)
+                else:
                     os.rename(temporary, final)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
-            shutil.rmtree(temporary, ignore_errors=True)
             atomic.fsync_path(self.steps_folder)
         self._write_latest(final)
         return final

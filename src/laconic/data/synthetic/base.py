@@ -1,6 +1,5 @@
 """Shared by the synthetic document tasks: rows that are a function of seed and index, and a word tokenizer."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
@@ -14,7 +13,7 @@ from laconic.batches import DocumentBatch
 from laconic.config.data import SplitName
 from laconic.data.tokenizer import Tokenizer, wrap_backend
 from laconic.rng import uniform
-from laconic.storage.strict_json import to_canonical_json
+from laconic.storage.manifest import hash_json
 
 SPECIAL_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 IntArray = NDArray[np.int64]
@@ -72,7 +71,7 @@ class SyntheticDataset(Generic[SyntheticConfigT]):
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the rows."""
         source = {"task": self.config.model_dump(), "seed": self.seed, "words": self.vocabulary}
-        return hashlib.sha256(to_canonical_json(source).encode()).hexdigest()
+        return hash_json(source)
 
     @property
     def max_length(self) -> int:

@@ -5,7 +5,6 @@ into its split, so whatever the seed, no problem is in two splits or twice in on
 row i has the (i mod n)-th of the n numbers.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple, get_args
@@ -22,7 +21,7 @@ from laconic.data.synthetic.base import SPECIAL_TOKENS, BoolArray, IntArray
 from laconic.data.tokenizer import Tokenizer, wrap_backend
 from laconic.errors import InputError
 from laconic.rng import permuted_index, uniform
-from laconic.storage.strict_json import to_canonical_json
+from laconic.storage.manifest import hash_json
 
 OPERATORS = "+-*"
 VOCABULARY = [*"0123456789+-*=;", "<bos>", "<eos>", "ans", "<<", ">>", "<unk>", "<", ">", ":"]
@@ -198,7 +197,7 @@ class DigitsDataset:
             "order": SPLIT_ORDER_SEED,
             "words": list(self.vocabulary),
         }
-        return hashlib.sha256(to_canonical_json(source).encode()).hexdigest()
+        return hash_json(source)
 
     @property
     def max_length(self) -> int:
