@@ -64,7 +64,7 @@ def test_job_reports_the_share_of_a_batch(tmp_path: Path) -> None:
         return items
 
     calls = list[tuple[int, int]]()
-    job = EvalJob(METADATA, 5, evaluate, 3, reports_share=True)
+    job = EvalJob(METADATA, 5, evaluate, 3, reports_fraction=True)
     run_resumable(job, tmp_path, progress=lambda name, done, total: calls.append((done, total)))
     assert calls == [(n, 5) for n in (0, 1, 2, 3, 3, 4, 5, 5)]
 

@@ -4,13 +4,14 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, TextConfig
+from laconic.console import ProgressFn
 from laconic.data.documents.load import read_documents
 from laconic.data.documents.tokenize import tokenize_texts
 from laconic.data.reasoning.answer_matching import CODI
@@ -22,7 +23,6 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
 PART_NAMES = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
-ProgressCallback = Callable[[str, int, int], None]
 AUDIT_CONFIG = DataConfig(path="", chain_steps="all")  # whole chains
 
 
@@ -97,7 +97,7 @@ class DocumentAudit:
 
 
 def audit_documents(
-    path: Path, tokenizer: Tokenizer | None, row_tokens: int | None, progress: ProgressCallback
+    path: Path, tokenizer: Tokenizer | None, row_tokens: int | None, progress: ProgressFn
 ) -> DocumentAudit:
     """Audit a text file or rows of texts. Raises `InputError` with all problems."""
     documents, notes = read_documents(str(path), TextConfig())
@@ -128,7 +128,7 @@ def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> ScannedFile:
 
 
 def audit_examples(
-    scanned: ScannedFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressCallback
+    scanned: ScannedFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressFn
 ) -> AuditResult:
     """Audit reasoning examples as training reads them; without a tokenizer, token lengths are left out.
 
@@ -164,7 +164,7 @@ def add_token_lengths(
     examples: Sequence[ReasoningExample],
     tokenizer: Tokenizer,
     max_tokens: int | None,
-    progress: ProgressCallback,
+    progress: ProgressFn,
     config: DataConfig,
 ) -> AuditResult:
     """Add token lengths, and the problems of rows that cannot be encoded."""

@@ -15,6 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from laconic.console import ProgressFn
 from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
 from laconic.storage.atomic import check_not_link, write_folder_atomically, write_text_atomically
@@ -31,8 +32,7 @@ REMOVE_HINT = "remove it to evaluate again, or give your file another name"
 EvalKind = Literal[
     "reasoning", "audit", "compression", "context_qa", "memories", "loss", "streams", "class_incremental"
 ]
-ProgressCallback = Callable[[str, int, int], None]  # name, done, total
-ReportShare = Callable[[float], None]
+ReportFraction = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class EvalMetadata:
         return self.kind, self.task, tuple(sorted(self.variant.items()))
 
     @property
-    def rank(self) -> tuple[int, float, float]:
-        """Sort key: the latest step first, then the most items, then the most training examples."""
+    def sort_key(self) -> tuple[int, float, float]:
+        """Step, number of items and number of training examples; the largest is the latest and most complete."""
         return self.step, inf if self.limit is None else self.limit, inf if self.shots is None else self.shots
 
 
@@ -108,8 +108,8 @@ class EvalJob:
 
     A stored evaluation with other metadata under the same name is refused. `evaluate` returns the items of each of the
     given units of work, usually items, `batch_size` per call on each rank, in this `order`; records are stored in order
-    of the units all the same. With `reports_share`, `evaluate` takes a second argument: a function to call with the
-    share of these units that is done. `summarize` returns the figures that are stored in `result.json`; `notes` are
+    of the units all the same. With `reports_fraction`, `evaluate` takes a second argument: a function to call with the
+    fraction of these units that is done. `summarize` returns the figures that are stored in `result.json`; `notes` are
     remarks beside them, and `source` is data that a report on the results needs besides.
     """
 
@@ -121,11 +121,11 @@ class EvalJob:
     summarize: Callable[[Sequence[EvalItem]], Mapping[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     source: Any = None
-    reports_share: bool = False
+    reports_fraction: bool = False
 
-    def evaluate_units(self, indices: Sequence[int], report: ReportShare) -> Sequence[Sequence[EvalItem]]:
-        """Return the items of each unit; `report` is called with the share that is done, if the job reports it."""
-        return self.evaluate(indices, report) if self.reports_share else self.evaluate(indices)
+    def evaluate_units(self, indices: Sequence[int], report: ReportFraction) -> Sequence[Sequence[EvalItem]]:
+        """Return the items of each unit; `report` is called with the fraction that is done, if the job reports it."""
+        return self.evaluate(indices, report) if self.reports_fraction else self.evaluate(indices)
 
 
 class StoredEvaluation(NamedTuple):
@@ -146,14 +146,14 @@ def run_resumable(
     folder: Path,
     *,
     extra_files: Mapping[str, str] | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressFn | None = None,
     before_batch: Callable[[], None] | None = None,
     ranks: Ranks | None = None,
 ) -> list[EvalItem]:
     """Evaluate every unit, or load what an earlier call with the same metadata stored in the `evaluations` folder.
 
     `extra_files` are further text files to store, by name. `progress` is called before the first batch and after each,
-    and within it if the job reports its share, with an empty name, the number of finished units and their total.
+    and within it if the job reports its fraction, with an empty name, the number of finished units and their total.
     `before_batch` may raise to interrupt. The first rank writes.
 
     Returns:
@@ -180,9 +180,9 @@ def run_resumable(
             indices = order[len(lines) : len(lines) + job.batch_size * ranks.world_size]
             rank_indices = indices[ranks.rank :: ranks.world_size]
 
-            def report(share: float, num_before: int = len(lines), num_units: int = len(indices)) -> None:
+            def report(fraction: float, num_before: int = len(lines), num_units: int = len(indices)) -> None:
                 if progress:
-                    progress("", num_before + int(share * num_units), job.num_units)
+                    progress("", num_before + int(fraction * num_units), job.num_units)
 
             units = job.evaluate_units(rank_indices, report) if rank_indices else []
             parts = ranks.all_gather([_format_unit(job.metadata, items) for items in units])
@@ -277,7 +277,7 @@ def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], St
     for stored in list_evaluations(folder, kind):
         metadata = stored.metadata
         current = latest.get(metadata.group)
-        if metadata.kind == kind and (current is None or metadata.rank > current.metadata.rank):
+        if metadata.kind == kind and (current is None or metadata.sort_key > current.metadata.sort_key):
             latest[metadata.group] = stored
     return latest
 

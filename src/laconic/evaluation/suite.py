@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from laconic.config.recipe import Recipe
-from laconic.console import progress, status
+from laconic.console import ProgressFn, progress, status
 from laconic.errors import InputError, PreemptedError, translate_os_errors
 from laconic.evaluation.checkpoints import load_checkpoint_run, read_prompt
 from laconic.evaluation.report.page import PageSection
@@ -34,7 +34,6 @@ from laconic.evaluation.results_store import (
     EvalJob,
     EvalKind,
     EvalMetadata,
-    ProgressCallback,
     StoredEvaluation,
     latest_evaluations,
     load_items,
@@ -271,7 +270,7 @@ def evaluate_job(
     *,
     ranks: Ranks | None = None,
     stop: StopSignal | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressFn | None = None,
 ) -> list[EvalItem]:
     """Evaluate one job of a run at one of its checkpoints and store its results in the run.
 

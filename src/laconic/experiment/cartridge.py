@@ -1,10 +1,10 @@
 """Fit the selected keys and values of a text by self-study, with a plain checkpoint."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
 from laconic.compression.self_study import Requests
+from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.text_models.kv_compressor import (
     MARK,
@@ -47,7 +47,7 @@ def fit_text(
     selection: TextCompression,
     config: CartridgeConfig,
     *,
-    on_progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+    on_progress: ProgressFn = lambda label, done, total: None,
 ) -> TextCompression:
     """Train a selection of a text's keys and values so that the model answers as with the whole text.
 

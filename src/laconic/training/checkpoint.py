@@ -88,7 +88,6 @@ class Progress:
         row_offset: Rows of that epoch already used.
         micro_batch_size: Micro-batch in use.
         skipped_steps: Updates skipped because they were not finite.
-        num_overflows: Updates skipped because the loss scale was too high.
         reset_pending: The optimizer state must be cleared before the next applied update.
         metrics_bytes: Length of metrics.jsonl that belongs to the step.
         metrics_sha256: Hash of that part; empty before the first save.
@@ -99,7 +98,6 @@ class Progress:
     row_offset: int = 0
     micro_batch_size: int = 0
     skipped_steps: list[int] = field(default_factory=list)
-    num_overflows: int = 0
     reset_pending: bool = False
     metrics_bytes: int = 0
     metrics_sha256: str = ""

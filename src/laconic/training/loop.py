@@ -7,12 +7,12 @@ from typing import Any, cast
 import torch
 
 from laconic.config.training import TrainingConfig
-from laconic.console import log_note
+from laconic.console import ProgressFn, log_note
 from laconic.errors import InputError
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import nonfinite_report
 from laconic.training.row_order import compute_update_index
-from laconic.training.run import ProgressFn, Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
+from laconic.training.run import Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
 from laconic.training.setup import TrainingSetup
 from laconic.training.signals import StopSignal, handle_signals
 from laconic.training.step import get_random_state

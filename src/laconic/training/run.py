@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from laconic import rng
+from laconic.console import ProgressFn
 from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError
 from laconic.interfaces import CarriesState
 from laconic.models.decoder import Decoder
@@ -36,7 +37,6 @@ CHANGED_INPUTS = {"data": "training rows", "recipe": "recipe keys", "base": "wei
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 8  # on the progress line, all losses of KaVa; metrics.jsonl has the gradient norm too
 MAX_ERROR_METRICS = 4  # named in an error message
-ProgressFn = Callable[[str, int, int], None]  # text, updates done, updates in all
 ValidateFn = Callable[[int], Mapping[str, float]]  # from the epoch of the last update to metrics
 Resume = Literal["auto", "never"] | int
 
@@ -171,7 +171,6 @@ class TrainingRun:
         progress.step += 1
         progress.epoch, batches = divmod(progress.step, self.config.updates_per_epoch(len(self.data)))
         progress.row_offset = batches * self.config.batch_size
-        progress.num_overflows += result.status == "overflow"
         progress.micro_batch_size, progress.reset_pending = self.updater.micro_batch_size, self.updater.reset_pending
         return result
 

@@ -3,7 +3,7 @@
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.console import ProgressFn
 from laconic.errors import UsageError
 from laconic.models.checkpoints.weights import resolve_device
 from laconic.models.decoder import Decoder
@@ -32,7 +33,6 @@ from laconic.verification.traces import (
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CaseCallback = Callable[[str, int, int], None]
 GOLDEN_REFERENCE = "golden"
 VARIANT_INPUTS = ("I1", "I2", "I8", "I10", "I14", "I15")  # for the variants of a tiny model; the plain one reads all
 
@@ -45,7 +45,7 @@ def run_parity(
     inputs: str = "all",
     device: str = "cpu",
     command: str = "",
-    on_case: CaseCallback = lambda name, done, total: None,
+    on_case: ProgressFn = lambda name, done, total: None,
 ) -> ParityReport:
     """Compare a model with a reference implementation, stage by stage.
 
@@ -123,7 +123,7 @@ class ParityRun:
     dtype: str
     input_names: tuple[str, ...]
     is_all_inputs: bool
-    on_case: CaseCallback
+    on_case: ProgressFn
     inputs_by_case: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def covered_inputs(self, report: ParityReport) -> set[str]:

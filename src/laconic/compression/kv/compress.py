@@ -1,7 +1,7 @@
 """Compress the KV cache of a document of any length without training (`compress_kv`)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from numbers import Real
@@ -24,6 +24,7 @@ from laconic.compression.kv.selection import (
     rank_document,
     repeat_tokens,
 )
+from laconic.console import ProgressFn
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
 from laconic.generation.prompt import check_ids, check_is_decoder
@@ -157,7 +158,7 @@ def compress_document(
     config: KVCompressionConfig,
     repeat_prompt: RepeatPrompt,
     prefix_tokens: int = 0,
-    on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    on_progress: ProgressFn = lambda name, done, total: None,
 ) -> DocumentCompression:
     """Compress as `compress_kv` does, and also report the cost.
 

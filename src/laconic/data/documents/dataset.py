@@ -1,6 +1,6 @@
 """Documents as training rows of fixed length; all rows of a batch are cut into segments at the same columns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from laconic import rng
 from laconic.batches import DocumentBatch
 from laconic.batches.padding import pad_rows
 from laconic.config.data import TextConfig
+from laconic.console import ProgressFn
 from laconic.data.documents.load import Document
 from laconic.data.documents.segments import SegmentBoundaries
 from laconic.data.documents.token_cache import tokenize_with_cache
@@ -18,7 +19,7 @@ from laconic.errors import InputError
 
 
 def tokenize_documents(
-    documents: Sequence[Document], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
+    documents: Sequence[Document], tokenizer: Tokenizer, progress: ProgressFn | None = None
 ) -> list[TokenArray]:
     """Tokenize documents without special tokens; ids of a large corpus are cached on disk."""
     return tokenize_with_cache([document.text for document in documents], tokenizer, progress)

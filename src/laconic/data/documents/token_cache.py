@@ -1,13 +1,14 @@
 """Token ids of large corpora on disk, so that a corpus is tokenized once and not at every start."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 import tokenizers
 import torch
 
+from laconic.console import ProgressFn
 from laconic.data.documents.tokenize import TokenArray, tokenize_texts
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import LaconicError
@@ -19,7 +20,7 @@ KIND = "tokens"
 
 
 def tokenize_with_cache(
-    texts: Sequence[str], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
+    texts: Sequence[str], tokenizer: Tokenizer, progress: ProgressFn | None = None
 ) -> list[TokenArray]:
     """Tokenize texts as `tokenize_texts` does, or read their ids from the cache.
 

@@ -6,7 +6,7 @@ where both have the same tokens on either side. Where they disagree, the window 
 
 import codecs
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer, translate_tokenizer_errors
 from laconic.errors import InputError
 from laconic.storage.strict_json import to_canonical_json
@@ -48,9 +49,7 @@ class TokenizedWindow(NamedTuple):
 # --- many texts at once
 
 
-def tokenize_texts(
-    texts: Sequence[str], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
-) -> list[TokenArray]:
+def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, progress: ProgressFn | None = None) -> list[TokenArray]:
     """Tokenize texts in parallel, without special tokens.
 
     Windows are tokenized without offsets, which is faster; only the overlap of two windows is tokenized again with

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.batches.padding import pad_rows
 from laconic.config.data import DataConfig
+from laconic.console import ProgressFn
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder
 from laconic.data.strict_jsonl import RowProblem, format_problems, is_within_skip_limit
 from laconic.data.tokenizer import Tokenizer
@@ -112,7 +113,7 @@ class ReasoningDataset:
         num_latents: int = 0,
         min_rows: int = 1,
         count_memory_positions: Callable[[int], int] | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: ProgressFn | None = None,
     ) -> None:
         self.config, self.max_positions, self.num_latents = config, max_positions, num_latents
         self.count_memory_positions = count_memory_positions

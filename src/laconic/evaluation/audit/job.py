@@ -17,9 +17,10 @@ from laconic.evaluation.inspection.interventions import InterventionInputs, Inte
 from laconic.evaluation.paired_proportions import min_questions
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.reasoning.run import budget_warnings, bytes_per_position, decoding_for, gold_hash
-from laconic.evaluation.results_store import EvalItem, EvalJob, ReportShare
+from laconic.evaluation.reasoning.run import budget_warnings, decoding_for, gold_hash
+from laconic.evaluation.results_store import EvalItem, EvalJob, ReportFraction
 from laconic.evaluation.suite import describe_evaluation, run_name
+from laconic.experiment.from_recipe.cost import count_cache_bytes
 from laconic.experiment.load_run import LoadedRun
 from laconic.latent.rollout import LatentRollout
 
@@ -93,14 +94,14 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         )
     donors = interventions.choose_donors(len(questions.examples), AUDIT_SEED).tolist()
     audited = AuditedQuestions(inspected, questions, conditions, donors)
-    figures = {"protocol": questions.protocol.name, "bytes_per_position": bytes_per_position(run)}
+    figures = {"protocol": questions.protocol.name, "bytes_per_position": count_cache_bytes(run.parts.decoder, 1)}
 
     @cache
     def means() -> ReferenceMeans:
         return reference_means_of(inspected, questions.source, batch_size)
 
     @torch.no_grad()
-    def evaluate(indices: Sequence[int], report: ReportShare) -> list[list[EvalItem]]:
+    def evaluate(indices: Sequence[int], report: ReportFraction) -> list[list[EvalItem]]:
         return [[item] for item in audit_batch(audited, list(indices), means(), report)]
 
     key = {
@@ -119,12 +120,12 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         lambda _: figures,
         (*questions.notes, *budget_warnings(run, questions)),
         questions,
-        reports_share=True,
+        reports_fraction=True,
     )
 
 
 def audit_batch(
-    audited: AuditedQuestions, rows: list[int], means: ReferenceMeans, report: ReportShare
+    audited: AuditedQuestions, rows: list[int], means: ReferenceMeans, report: ReportFraction
 ) -> list[EvalItem]:
     """Return the answers to some questions as trained and under each condition; `report` the share that is done.
 

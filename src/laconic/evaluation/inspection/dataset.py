@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from laconic.batches import ReasoningBatch
+from laconic.console import ProgressFn
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.inspected_run import InspectedRun
@@ -17,7 +18,6 @@ from laconic.evaluation.inspection.interventions import InterventionInputs, Inte
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.results_store import ProgressCallback
 from laconic.interfaces import TrainingData
 
 NUM_REFERENCE_QUESTIONS = 256  # for the mean of a latent
@@ -63,7 +63,7 @@ def inspect_dataset(
     iterations: Sequence[int] = (),
     seed: int = 0,
     batch_size: int = 64,
-    progress: ProgressCallback | None = None,
+    progress: ProgressFn | None = None,
 ) -> DatasetInspection:
     """Ask every question as trained, under each intervention, and with other numbers of Jacobi iterations.
 

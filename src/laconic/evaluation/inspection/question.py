@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from laconic.batches import ReasoningBatch
+from laconic.console import ProgressFn
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, mark_results
 from laconic.evaluation.inspection import dataset as inspection_dataset
@@ -20,7 +21,6 @@ from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, 
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import decoding_for
-from laconic.evaluation.results_store import ProgressCallback
 from laconic.experiment.from_recipe.methods import answer_questions
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
@@ -137,9 +137,8 @@ def inspect_question(
     batch: ReasoningBatch,
     others: TrainingData | None = None,
     *,
-    top: int = 5,
     seed: int = 0,
-    progress: ProgressCallback | None = None,
+    progress: ProgressFn | None = None,
 ) -> QuestionInspection:
     """Inspect a run on one question with its chain; without other questions, "mean" and "swap" are left out.
 
@@ -155,7 +154,7 @@ def inspect_question(
     rollout = run.think(batch, record_passes=True)
     total = 4 + len(interventions.list_interventions(rollout.latents.shape[1]))
     answer = run.answer(batch, rollout).texts[0]
-    lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token, top)
+    lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
     n = int(batch.chain_mask.sum())
     if run.has_teacher and n:

@@ -17,7 +17,7 @@ from laconic.compression.kv.selection import DocumentReader, KVMethod
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
-from laconic.experiment.from_recipe.cost import kv_bytes_per_position
+from laconic.experiment.from_recipe.cost import count_cache_bytes
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -56,11 +56,6 @@ def read_after_cache(
     """Read ids after a cache of one row."""
     state = None if cache is None else cache.repeat_rows(len(ids))
     return decoder(decoder.embed(ids), state, attention_mask=mask).hidden_states
-
-
-def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
-    """Return the bytes of the keys and values of a KV cache."""
-    return num_positions * kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)
 
 
 def build_kv_context(decoder: Decoder, name: str, memory: KVMemory) -> ProbeContext:

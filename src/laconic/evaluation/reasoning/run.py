@@ -20,13 +20,13 @@ from laconic.evaluation.results_store import (
     EVALUATIONS_FOLDER,
     EvalItem,
     EvalJob,
-    ReportShare,
+    ReportFraction,
     latest_evaluations,
     load_items,
 )
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.from_recipe.build_data import choose_default_protocol
-from laconic.experiment.from_recipe.cost import kv_bytes_per_position
+from laconic.experiment.from_recipe.cost import count_cache_bytes
 from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions
 from laconic.experiment.load_run import LoadedRun
 from laconic.generation.config import OnFinish
@@ -155,11 +155,11 @@ def build_question_job(
             f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
         )
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
-    cache_bytes = bytes_per_position(run)
+    cache_bytes = count_cache_bytes(run.parts.decoder, 1)
     key = {"data": source.fingerprint, "gold": gold_hash(questions), "max_tokens": str(decoding.max_tokens)}
     variant = {"protocol": protocol.name} | ({"condition": condition.name} if condition.name else {})
 
-    def evaluate(indices: Sequence[int], report: ReportShare) -> list[list[EvalItem]]:
+    def evaluate(indices: Sequence[int], report: ReportFraction) -> list[list[EvalItem]]:
         num_finished = count(1)
         answer = answer_function(run, decoding, condition, lambda *_: report(next(num_finished) / len(indices)))
         answers = match_answers(answer(source.batch(indices, 0, 0)), [examples[i] for i in indices], protocol)
@@ -174,7 +174,7 @@ def build_question_job(
         lambda _: {"protocol": protocol.name, "bytes_per_position": cache_bytes},
         (*questions.notes, *budget_warnings(run, questions, condition)),
         questions,
-        reports_share=True,
+        reports_fraction=True,
     )
 
 
@@ -213,9 +213,3 @@ def with_iterations(run: LoadedRun, iterations: int | None) -> Iterator[None]:
         yield
     finally:
         latents.num_iterations = trained
-
-
-def bytes_per_position(run: LoadedRun) -> int:
-    """Return the bytes of one position of the KV cache."""
-    decoder = run.parts.decoder
-    return kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)

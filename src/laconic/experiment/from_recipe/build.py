@@ -13,9 +13,10 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.config.training import TrainingConfig
+from laconic.console import ProgressFn
 from laconic.errors import InputError, UsageError
 from laconic.experiment.from_recipe import build_model, build_nested
-from laconic.experiment.from_recipe.build_data import ProgressCallback, load_training_rows
+from laconic.experiment.from_recipe.build_data import load_training_rows
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import check_code_allowed
 from laconic.experiment.from_recipe.methods import build_method
@@ -115,7 +116,7 @@ def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters
     target.load_state_dict(source.state_dict())
 
 
-def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCallback | None = None) -> Experiment:
+def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn | None = None) -> Experiment:
     """Build a run from its recipe.
 
     Raises:

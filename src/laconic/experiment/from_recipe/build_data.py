@@ -8,6 +8,7 @@ from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.config.data import DataConfig, SplitName, TextConfig
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
+from laconic.console import ProgressFn
 from laconic.data.documents.dataset import DocumentDataset, permute_vocabulary, tokenize_documents
 from laconic.data.documents.load import Document, load_documents
 from laconic.data.documents.stateful_batches import StatefulBatches
@@ -31,7 +32,6 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.models.config import DecoderConfig
 
-ProgressCallback = Callable[[str, int, int], None]
 SPLIT_NAMES = get_args(SplitName)
 SyntheticData = (
     FactRecallDataset | MQARDataset | SelectiveCopyingDataset | ContinualTranslationDataset | FormalLanguageDataset
@@ -63,7 +63,7 @@ class RowSet(NamedTuple):
 
 
 def load_training_rows(
-    recipe: Recipe, tokenizer: Tokenizer, context: int, progress: ProgressCallback | None = None
+    recipe: Recipe, tokenizer: Tokenizer, context: int, progress: ProgressFn | None = None
 ) -> RowSet:
     """Load the training rows of a recipe for a decoder with `context` positions.
 
@@ -94,7 +94,7 @@ def encode_examples(
     examples: Sequence[ReasoningExample],
     context: int,
     min_rows: int = 1,
-    progress: ProgressCallback | None = None,
+    progress: ProgressFn | None = None,
 ) -> ReasoningDataset:
     """Encode examples as the recipe says, for a decoder with `context` positions."""
     return ReasoningDataset(
@@ -177,7 +177,7 @@ def load_documents_split(
     context: int,
     part: SplitName,
     max_rows: int | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressFn | None = None,
 ) -> RowSet:
     """Load the documents of a split; held-out documents have fixed segment lengths."""
     data, is_train = recipe.data, part == "train"
@@ -214,7 +214,7 @@ def load_documents_split(
 
 
 def encode_documents(
-    recipe: Recipe, tokenizer: Tokenizer, part: SplitName, progress: ProgressCallback | None = None
+    recipe: Recipe, tokenizer: Tokenizer, part: SplitName, progress: ProgressFn | None = None
 ) -> tuple[list[Document], list[TokenArray], list[str]]:
     """Return the documents of a split, their token ids with vocabulary drift, and notes."""
     documents, notes = load_documents(recipe.data, part)

@@ -8,6 +8,7 @@ import torch
 
 from laconic.compression.memory import SummaryMemory
 from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ def compute_cost(
 def kv_bytes_per_position(config: DecoderConfig, dtype: torch.dtype) -> int:
     """Return the bytes of one position of a KV cache: 2 L G E numbers, the keys and values of all layers and heads."""
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+
+
+def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
+    """Return the bytes of a KV cache in the dtype of a decoder's weights."""
+    return num_positions * kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)
 
 
 def pluralize(n: int, noun: str) -> str:

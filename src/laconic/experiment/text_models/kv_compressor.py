@@ -1,6 +1,6 @@
 """Compress texts into KV memories with a plain checkpoint, and prompt the model that holds one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.kv.selection import RepeatPrompt
 from laconic.compression.memory_file import SourceDocument, abbreviate_hash
+from laconic.console import ProgressFn
 from laconic.data.messages import Message
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
@@ -187,7 +188,7 @@ def compress_text(
     *,
     name: str = "text",
     chat: bool = False,
-    on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    on_progress: ProgressFn = lambda name, done, total: None,
 ) -> TextCompression:
     """Compress one text, and describe the memory so that it can be saved.
 
