@@ -19,18 +19,15 @@ B = [[0.7, None], [0.3, 0.5]]
 ONCE = [[None, None], [0.8, 0.6]]
 
 
-def criterion(*matrices: list[list[float | None]]) -> dict[str, Any]:
-    return {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": list(matrices)}
+def result(*matrices: list[list[float | None]], notes: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": list(matrices), "notes": notes}
 
 
 RESULTS = {
     "set": "four",
     "methods": {
-        "learner": {
-            "criteria": {"seen": criterion(A, B)},
-            "notes": [{"updates": [1200, 3], "state_bytes": 12345}],
-        },
-        "joint": {"criteria": {"seen": criterion(ONCE, ONCE)}, "notes": [{}]},
+        "learner": result(A, B, notes=[{"updates": [1200, 3], "state_bytes": 12345}]),
+        "joint": result(ONCE, ONCE, notes=[{}]),
     },
 }
 

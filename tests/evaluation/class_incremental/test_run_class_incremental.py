@@ -72,7 +72,7 @@ def test_plan_runs_every_method_on_two_orders(rows: Path) -> None:
     assert result["tasks"] == [2, 2]
     assert (result["train_examples"], result["test_examples"], result["dropped"]) == (12, 4, 0)
     for name, method in result["methods"].items():
-        A = method["criteria"]["seen"]["matrices"]
+        A = method["matrices"]
         assert len(A) == 2
         assert [x is None for x in A[0][0]] == [name == "joint", True]
     assert result["methods"]["learner"]["notes"][0]["updates"][0] > 0

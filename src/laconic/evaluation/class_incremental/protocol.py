@@ -46,8 +46,8 @@ class StreamResult(NamedTuple):
     notes: dict[str, Any]
 
     def to_metrics(self) -> dict[str, Any]:
-        """Return the result as it is stored; "seen" is the criterion, the classes seen so far."""
-        return {"order": self.order, "matrices": {"seen": self.matrix}, "notes": self.notes}
+        """Return the result as it is stored."""
+        return {"order": self.order, "matrix": self.matrix, "notes": self.notes}
 
 
 def score_after(

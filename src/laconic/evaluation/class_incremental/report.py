@@ -44,7 +44,7 @@ def format_metric(metric: Mapping[str, Any] | None) -> str:
 COLUMNS = (
     Column("method", lambda row: row[0], is_text=True),
     *(
-        Column(name, lambda row, name=name: format_metric(row[1]["criteria"]["seen"]["metrics"].get(name)))
+        Column(name, lambda row, name=name: format_metric(row[1]["metrics"].get(name)))
         for name in ForgettingMetrics._fields
     ),
     Column("updates", lambda row: ", ".join(f"{n:,}" for n in first_notes(row).get("updates", ())) or "–"),
@@ -64,7 +64,7 @@ def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
     """Return the plots of the accuracy after each task, and of the accuracy matrices."""
     name = results["set"]
     methods = [method for method in METHODS if method in results["methods"]]
-    matrices = {x: mean_matrix(results["methods"][x]["criteria"]["seen"]["matrices"]) for x in methods}
+    matrices = {x: mean_matrix(results["methods"][x]["matrices"]) for x in methods}
     text = "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders."
     plots = [PagePlot(f"{name}, task after task", text, plot_curves(name, matrices))]
     text = "Accuracy on a task (across) after a task (down), mean over orders."

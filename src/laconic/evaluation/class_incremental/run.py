@@ -177,6 +177,5 @@ def build_learner(
 
 def summarise_orders(orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the metrics and matrices of a method, and the notes of every order."""
-    matrices = [order["matrices"]["seen"] for order in orders]
-    seen = {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": matrices}
-    return {"criteria": {"seen": seen}, "notes": [order["notes"] for order in orders]}
+    matrices, notes = [order["matrix"] for order in orders], [order["notes"] for order in orders]
+    return {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": matrices, "notes": notes}
