@@ -81,7 +81,7 @@ class UnsafeFileError(LaconicError):
 
 @contextmanager
 def translate_os_errors(path: Path, required_bytes: int = 0) -> Generator[None]:
-    """Turn an OSError while writing `path` into DiskError or BusyError; a full disk is reported with sizes."""
+    """Turn an OSError on reading or writing `path` into DiskError or BusyError; a full disk is reported with sizes."""
     try:
         yield
     except OSError as error:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import laconic
-from laconic.evaluation.text_loss import load_windows
+from laconic.evaluation.text_loss import load_excerpts
 from tests.conftest import RunCli, needs
 
 SECTIONS = [f"Once upon a time there was a {animal}. It had a big red ball and a friend. " * 12 for animal in "ab"]
@@ -32,7 +32,7 @@ def test_evaluate_loss_equals_transformers(texts: Path, run_cli: RunCli) -> None
     assert result.code == 0, result.err
     int8, float32 = json.loads(result.out)["results"]
     model = laconic.load("stories260k")
-    windows = load_windows(model.tokenizer, str(texts), TOKENS, None)
+    windows = load_excerpts(model.tokenizer, str(texts), TOKENS, None)
     assert list(windows) == ["animals 1", "animals 2"]
     reference = LlamaForCausalLM.from_pretrained(str(model.decoder.source_folder), dtype=torch.float32)
     with torch.no_grad():

@@ -20,7 +20,7 @@ from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from laconic.serving import served_model
-from laconic.serving.engine import Engine, Segment
+from laconic.serving.engine import Engine, StepInput
 from laconic.serving.ragged import RaggedDecoder
 from laconic.serving.requests import ErrorEvent, PromptEvent
 from laconic.serving.thinking import count_question_tokens
@@ -104,7 +104,7 @@ def test_engine_thinks_about_questions_together_and_between_tokens(
     engine, passes, limit = Engine(reasoner), list[list[tuple[bool, int]]](), [10**6]
     forward = engine.forward
 
-    def forward_and_log(segments: Sequence[Segment]) -> Sequence[Tensor | Exception]:
+    def forward_and_log(segments: Sequence[StepInput]) -> Sequence[Tensor | Exception]:
         passes.append([(s.next_id is not None, len(inputs)) for s, inputs in segments])
         return forward(segments)
 

@@ -64,8 +64,8 @@ def prepare_export(export: Path, name: str | None = None) -> Path:
     """Create the folder in laconic's cache in which the results of an exported run are stored, as those of a run are.
 
     The folder has the run's recipe, and is named after the last part of `name`, by default the exported folder's path;
-    one called seed-0, seed-1, … lies in a folder named after the part before. After the run is exported again, it is
-    another one.
+    one called seed-0, seed-1, … lies in a folder named after the part before. A new export of the run gets a new
+    folder.
     """
     key = hash_json([str(export.resolve()), hash_export(export)])[:8]
     path = Path(name or export.resolve())

@@ -77,24 +77,24 @@ class TextLossSuite:
         num_tokens = options.document_tokens(context)
         if num_tokens > context:
             raise UsageError(f"--tokens {num_tokens}: the model has {context:,} positions; lower it")
-        windows = load_windows(run.parts.tokenizer, options.documents, num_tokens, request.limit)
+        excerpts = load_excerpts(run.parts.tokenizer, options.documents, num_tokens, request.limit)
         variant = {"data": Path(options.documents).stem, "tokens": f"{num_tokens}"}
-        key = {"data": hash_json(windows)}
+        key = {"data": hash_json(excerpts)}
         metadata = describe_evaluation(run, "loss", TASK, limit=request.limit, variant=variant, key=key)
-        names = list(windows)
+        names = list(excerpts)
 
         @torch.no_grad()
         def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
             items: list[list[EvalItem]] = []
             for name in (names[i] for i in indices):
-                ids = torch.tensor([windows[name]], device=decoder.token_embedding.weight.device)
+                ids = torch.tensor([excerpts[name]], device=decoder.token_embedding.weight.device)
                 hidden_states = decoder(decoder.embed(ids)).hidden_states[0, :-1]
                 nll, is_correct = score_rows_in_chunks(decoder.logits, hidden_states, ids[0, 1:])
                 metrics = {"nats": float(nll.mean()), "correct": float(is_correct.float().mean())}
                 items.append([EvalItem(name, {CONDITION: metrics})])
             return items
 
-        yield EvalJob(metadata, len(windows), evaluate)
+        yield EvalJob(metadata, len(excerpts), evaluate)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return a table of all models, with differences from the baseline if there is one."""
@@ -109,7 +109,7 @@ class TextLossSuite:
         return [PageSection("Loss", [render_table(build_table(COLUMNS[:5], rows))])] if rows else []
 
 
-def load_windows(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | None) -> dict[str, list[int]]:
+def load_excerpts(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | None) -> dict[str, list[int]]:
     """Return ids from the middle of sections by name; the first section of each text comes first, then the second.
 
     Raises:
@@ -117,17 +117,17 @@ def load_windows(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | 
     """
     documents = read_documents(file, TextConfig())[0]
     sections = [(i, j) for i, document in enumerate(documents) for j in range(len(document.sections))]
-    windows: dict[str, list[int]] = {}
+    excerpts: dict[str, list[int]] = {}
     for i, j in sorted(sections, key=lambda section: section[::-1]):
         text = documents[i].sections[j]
         ids = tokenizer.encode(text[len(text) // 2 :][: CHARACTERS_PER_TOKEN * num_tokens])[:num_tokens]
         if len(ids) == num_tokens:
-            windows[f"{documents[i].name} {j + 1}"] = ids
-        if len(windows) == limit:
+            excerpts[f"{documents[i].name} {j + 1}"] = ids
+        if len(excerpts) == limit:
             break
-    if not windows:
+    if not excerpts:
         raise InputError(f"{file}: no text has {num_tokens} tokens after its middle; lower --tokens")
-    return windows
+    return excerpts
 
 
 def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> list[LossRow]:

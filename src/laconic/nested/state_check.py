@@ -98,9 +98,11 @@ def check_waiting_tokens(state: FastWeightState, chunk_sizes: Sequence[Sequence[
     waiting = 0 if state.open_chunk is None else state.open_chunk.num_tokens
     for layer, sizes in zip(state.layers, chunk_sizes, strict=False):
         for level, C in zip(() if layer.cms is None else layer.cms.levels, sizes, strict=False):
-            if bool((level.num_tokens + waiting > C).any()):
+            most = int((level.num_tokens + waiting).max())
+            if most > C:
                 raise UsageError(
-                    f"state: it was read by a model with other chunk sizes, this one has {C}; set the same chunk_sizes"
+                    f"state: it was read by a model with other chunk sizes, this one has {C}, and {most} tokens wait "
+                    "for an update; set the same chunk_sizes"
                 )
 
 

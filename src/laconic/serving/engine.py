@@ -21,7 +21,7 @@ from laconic.serving.scheduler import ChunkSizer, share_positions
 from laconic.serving.sequence import OnEvent, RunningSequence
 from laconic.serving.served_model import ServableModel, ServedModel
 
-Segment = tuple[RunningSequence, Tensor]  # ids [n] or embeddings [n, D] that a sequence reads in a step
+StepInput = tuple[RunningSequence, Tensor]  # ids [n] or embeddings [n, D] that a sequence reads in a step
 
 
 class QueueFullError(LaconicError):
@@ -207,31 +207,31 @@ class Engine:
         active = [s for s in self.running if not s.has_ended]
         decoding, prefilling = [s for s in active if s.next_id is not None], [s for s in active if s.next_id is None]
         ids = torch.tensor([s.next_id for s in decoding], dtype=torch.long, device=self.served.device).split(1)
-        segments = list(zip(decoding, ids, strict=False))
+        step_inputs = list(zip(decoding, ids, strict=False))
         shares = share_positions([s.num_unread_prompt for s in prefilling], self.chunk_sizer.choose(len(decoding)))
-        segments += [(s, s.take_prompt(n)) for s, n in zip(prefilling, shares, strict=True) if n]
-        outputs = [output for output in map(self.read_segment, segments, self.forward(segments)) if output is not None]
+        step_inputs += [(s, s.take_prompt(n)) for s, n in zip(prefilling, shares, strict=True) if n]
+        outputs = [x for x in map(self.take_output, step_inputs, self.forward(step_inputs)) if x is not None]
         if outputs:
             logits = self.served.executor.logits(torch.cat([hidden for _, hidden in outputs]))
             for (sequence, _), row_logits in zip(outputs, logits.split(1), strict=True):
                 with sequence.fail_on_error():
                     sequence.choose_next(row_logits)
         self.running = [s for s in self.running if not s.has_ended]
-        num_positions = sum(len(inputs) for _, inputs in segments[len(decoding) :])
+        num_positions = sum(len(inputs) for _, inputs in step_inputs[len(decoding) :])
         self.chunk_sizer.record(time.perf_counter() - start, len(decoding), num_positions)
         self.publish_stats(num_steps=1)
 
-    def forward(self, segments: Sequence[Segment]) -> Sequence[Tensor | Exception]:
+    def forward(self, step_inputs: Sequence[StepInput]) -> Sequence[Tensor | Exception]:
         """Run the model; every row gets an error that cannot be attributed to one row."""
         try:
-            rows: list[Any] = [(s.row, inputs) for s, inputs in segments]
+            rows: list[Any] = [(s.row, inputs) for s, inputs in step_inputs]
             return self.served.executor.forward(rows)
         except Exception as error:  # out of memory, for example: the engine goes on with other requests
-            return [error] * len(segments)
+            return [error] * len(step_inputs)
 
-    def read_segment(self, segment: Segment, hidden: Tensor | Exception) -> tuple[RunningSequence, Tensor] | None:
-        """Take the hidden states of a segment; return the last one [1, D] if an id is to be chosen from it."""
-        sequence, inputs = segment
+    def take_output(self, step_input: StepInput, hidden: Tensor | Exception) -> tuple[RunningSequence, Tensor] | None:
+        """Take the hidden states that a sequence gets; return the last one [1, D] if an id is to be chosen from it."""
+        sequence, inputs = step_input
         with sequence.fail_on_error():
             if isinstance(hidden, Exception):
                 raise hidden

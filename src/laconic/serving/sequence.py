@@ -46,7 +46,7 @@ class RunningSequence:
         thinking: The reads of a question and its latents, until the last one is done.
         num_outputs: Number of hidden states that the current one of these reads sends back.
         hidden_states: Those of its chunks so far.
-        num_unread: How many of the first prompt ids belong to the state that is continued.
+        num_state_ids: How many of the first prompt ids belong to the state that is continued.
         num_prompt_tokens: Tokens of the prompt as they are counted for the user.
         state: What the prompt continues.
         row: State of the sequence in the model, once it runs.
@@ -61,7 +61,7 @@ class RunningSequence:
     request: EngineRequest
     on_event: OnEvent
     prompt: Tensor | None = None
-    num_unread: int = 0
+    num_state_ids: int = 0
     num_prompt_tokens: int = 0
     state: KVCache | RecurrentState | None = None
     row: CacheRow | StateRow | None = None
@@ -157,10 +157,10 @@ class RunningSequence:
         """Add the log probabilities of the prompt ids that follow the positions of the chunk just read."""
         assert self.prompt is not None
         start = self.num_read - num_tokens
-        if start == 0 and self.num_unread == 0:
+        if start == 0 and self.num_state_ids == 0:
             self.prompt_logprobs.append(TokenLogprob(int(self.prompt[0]), None))
         following = self.prompt[start + 1 : start + 1 + len(hidden_states)]
-        skipped = max(0, self.num_unread - 1 - start)  # ids of the state, which the user has not sent
+        skipped = max(0, self.num_state_ids - 1 - start)  # ids of the state, which the user has not sent
         for i in range(skipped, len(following), LOGPROB_ROWS):
             ids = following[i : i + LOGPROB_ROWS]
             scores = logits(hidden_states[i : i + len(ids)])

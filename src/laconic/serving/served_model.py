@@ -86,7 +86,7 @@ class ServedModel:
             raise UsageError(str(error)) from error
         assert prompt.input_ids is not None
         sequence.prompt, sequence.state = prompt.input_ids[0], cache
-        sequence.num_unread = state.unread_ids.shape[1] if isinstance(state, DecodeState) else 0
+        sequence.num_state_ids = state.unread_ids.shape[1] if isinstance(state, DecodeState) else 0
         sequence.num_prompt_tokens = len(request.token_ids)
         sequence.update_flags = prompt.update_flags
         eos = resolve_eos(self.decoder, config)

@@ -25,7 +25,7 @@ def is_device_or_pipe(path: Path) -> bool:
 
 
 def follow_link(path: Path) -> Path:
-    """Return the file that a link leads to, for a file that a user names; a device, a pipe or a file is itself."""
+    """Return the target of a symbolic link; any other path, and a link to a device or pipe, is returned as it is."""
     return path.resolve() if path.is_symlink() and not is_device_or_pipe(path) else path
 
 

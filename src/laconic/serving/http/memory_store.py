@@ -198,12 +198,18 @@ class MemoryStore:
             if name in self.entries:
                 raise ApiError(409, f"name: {name!r} is the id of another memory; choose another name", "name")
 
-    def check_space(self, id: str | None = None) -> None:
-        """Raise ApiError (400) if a new memory would be one too many; (409) if the id is one of the command line."""
+    def check_changeable(self, id: str) -> None:
+        """Raise ApiError (409) if the id is that of a memory of the command line."""
         with self.lock:
-            if id is not None and id in self.entries:
-                if self.entries[id].is_pinned:
-                    raise ApiError(409, f"memory {id} was given when the server started; it cannot be changed", "id")
+            if id in self.entries and self.entries[id].is_pinned:
+                raise ApiError(409, f"memory {id} was given when the server started; it cannot be changed", "id")
+
+    def check_space(self, id: str | None = None) -> None:
+        """Raise ApiError if a memory cannot be added: (400) a new one would be one too many; (409) its id is pinned."""
+        if id is not None:
+            self.check_changeable(id)
+        with self.lock:
+            if id in self.entries:
                 return
             count = sum(not entry.is_pinned for entry in self.entries.values())
         if count >= self.max_memories:
@@ -236,7 +242,7 @@ class MemoryStore:
             ApiError: 404 if there is none, 409 if it was given on the command line.
         """
         self.get(id)
-        self.check_space(id)
+        self.check_changeable(id)
         with self.lock:
             entry = self.forget(id)
             if entry is not None:
