@@ -270,7 +270,7 @@ class SequenceState:
         text = "" if self.detokenizer is None else self.detokenizer.text
         is_last_id_read = isinstance(state, RecurrentState)
         passes = PassCounts(prefill_passes, 0, 0, len(self.token_ids) - (not is_last_id_read))
-        return Generation(text, self.token_ids, self.logprobs, passes, self.stop_reason, state, last_hidden, 0)
+        return Generation(text, self.token_ids, self.logprobs, passes, self.stop_reason, state, last_hidden)
 
 
 def decode_loop(
@@ -332,5 +332,4 @@ def decode_loop(
             sampler.select_rows(running)
             sequences, ids = [sequences[row] for row in running], ids[running]
         hidden, logits = backend.step(ids)
-    calls = prefill_passes + max(g.passes.answer for g in finished.values())
-    return [replace(finished[b], decoder_calls=calls) for b in sorted(finished)]
+    return [finished[b] for b in sorted(finished)]

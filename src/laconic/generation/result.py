@@ -26,7 +26,6 @@ class Generation:
         stop_reason: "eos", "stop" (a stop string), "length" or "cancelled" (`on_token` returned True).
         final_state: `state`, or None if the options had `return_state=False`.
         last_hidden: Hidden state [D] that the last id was chosen from.
-        decoder_calls: Decoder calls of the whole batch.
         num_prompt_tokens: Prompt tokens that were read, including the unread id of a `state`.
 
     Examples:
@@ -45,7 +44,6 @@ class Generation:
     stop_reason: StopReason
     final_state: DecodeState | RecurrentState | None
     last_hidden: Tensor
-    decoder_calls: int
     num_prompt_tokens: int = 0
 
     @property
