@@ -175,9 +175,9 @@ def test_resolve_inside(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a").write_text("1")
     (tmp_path / "link").symlink_to("deep/a")
     for name in ("deep/a", "deep//a", "./deep/a", "link"):
-        assert file_names.resolve_inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
+        assert file_names.resolve_inside(tmp_path, name) == tmp_path / name, "a link keeps its own name"
     for name in ("none", "%2e%2e/a", "\u2024\u2024/a", "~", "é", "CON"):
-        assert file_names.resolve_inside(tmp_path, name).is_relative_to(tmp_path.resolve())
+        assert file_names.resolve_inside(tmp_path, name) == tmp_path / name
     (tmp_path / "out").symlink_to(tmp_path.parent)
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UnsafeFileError, match="leads out of its folder"):

@@ -8,7 +8,7 @@ MAX_NAME_LENGTH = 1000
 
 
 def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
-    """Return the path of a file name that was read from a file inside `root`.
+    """Return `root / name`, after a check that neither the name nor a link leads out of the folder.
 
     Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository, and
     those to a file of the same name, as in a folder of links to a checkpoint on another disk.
@@ -36,7 +36,7 @@ def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
         )
     if is_special:
         raise UnsafeFileError(f"{root / name} is not a regular file; not opened")
-    return path
+    return root / name  # with its own name: a hub snapshot links tokenizer.json to a blob that is named after its hash
 
 
 def check_is_file(path: Path) -> None:

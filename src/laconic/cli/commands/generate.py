@@ -183,8 +183,9 @@ class GenerateCommand(SamplingFlags):
     def read_plain_prompts(self, *, reads_rows: bool = False) -> list[PromptRow]:
         """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints."""
         names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
-        names = names if reads_rows else (*names, "input", "output")
         refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
+        if not reads_rows:
+            refuse_flags({"input": self.input}, "not available for a run of autocompressor")
         return self.read_prompts() if reads_rows else read_texts(self.prompts, self.file)
 
     def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
