@@ -1,14 +1,16 @@
 """Compare right and wrong answers to the same questions: McNemar's test, an interval, and the detectable loss.
 
 Of n questions, `losses` are answered correctly only before a change and `gains` only after it. McNemar's binomial test
-(1947) uses these two counts alone. The interval is the adjusted Wald interval of Bonett and Price (2012), which keeps
-its level for few losses and gains, where a bootstrap interval has no width. The detectable loss solves the sample size
-formula of Connor (1987) for the difference; without gains it is a little larger than the test needs.
+(1947) uses these two counts alone, and is exact for few of them, where a bootstrap claims too much. The interval is the
+adjusted Wald interval of Bonett and Price (2012), which keeps its level for few losses and gains, where a bootstrap
+interval has no width. The detectable loss solves the sample size formula of Connor (1987) for the difference; without
+gains it is a little larger than the test needs.
 """
 
 import math
 from statistics import NormalDist
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from laconic.evaluation import statistics
@@ -21,14 +23,16 @@ BISECTIONS = 40
 def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     """Return the change of the accuracy, paired by seed and question, from scores [N] or [seeds, N] of 0 and 1.
 
-    The interval and the two-sided p-value of one seed are by McNemar's binomial test, which is about this run; those of
-    several by `statistics.paired_difference`, which is about other seeds too.
+    For one seed the p-value is that of McNemar's binomial test, and the interval Bonett and Price's; both are about
+    this run. Several seeds are compared by `statistics.paired_difference`, which is about other seeds too, and so are
+    scores other than 0 and 1.
 
     Raises:
         ValueError: The shapes differ.
     """
     after, before = statistics.to_matrix(changed), statistics.to_matrix(original)
-    if len(after) > 1 or after.shape != before.shape:
+    is_binary = bool(np.isin(after, (0, 1)).all() and np.isin(before, (0, 1)).all())
+    if len(after) > 1 or not is_binary or after.shape != before.shape:
         return statistics.paired_difference(after, before)
     n, gains, losses = after.shape[1], int((after > before).sum()), int((after < before).sum())
     gain_share, loss_share = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
@@ -36,6 +40,11 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
     p = statistics.mcnemar_p_value(after[0], before[0])
     return Difference((gains - losses) / n, max(center - half, -1.0), min(center + half, 1.0), p, 1, n)
+
+
+def describe_test(num_seeds: int) -> str:
+    """Return where the p-value of `compare_answers` comes from."""
+    return "McNemar's binomial test" if num_seeds == 1 else "bootstrap over seeds and questions"
 
 
 def min_questions(num_tests: int) -> int:

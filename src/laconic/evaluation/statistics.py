@@ -134,7 +134,11 @@ def bisect_share(is_below: Callable[[float], bool]) -> float:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:
-    """Return A minus B, paired by seed and item. `ValueError` for scores of different shapes."""
+    """Return A minus B, paired by seed and item, by the bootstrap. `ValueError` for scores of different shapes.
+
+    Its p is too small if few of the items of one seed differ; `paired_proportions.compare_answers` is exact for scores
+    of 0 and 1.
+    """
     first, second = to_matrix(a), to_matrix(b)
     if first.shape != second.shape:
         raise ValueError(f"scores of shapes {first.shape} and {second.shape}; compare the same items and seeds")
@@ -162,13 +166,20 @@ def find_significant(differences: Sequence[Difference]) -> list[bool]:
 
 
 def describe_difference(difference: Difference, is_significant: bool) -> str:
-    """Return a difference of shares as text, in percentage points."""
+    """Return a difference of shares as text, in percentage points.
+
+    If there is none although the interval excludes 0, the text says why: Holm's correction, or an uncorrected p-value
+    above 5 %, which is then given.
+    """
     interval = f"interval {format_points(difference.low)} to {format_points(difference.high)}"
     inside = f"{format_seeds(difference.num_seeds)}, {interval}"
     if is_significant:
         return f"{format_points(difference.mean)} points ({inside})"
-    corrected = "" if difference.low <= 0 <= difference.high else " after Holm's correction"
-    return f"no difference shown{corrected} ({inside})"
+    if difference.low <= 0 <= difference.high:
+        return f"no difference shown ({inside})"
+    if difference.p > 1 - CONFIDENCE:
+        return f"no difference shown ({inside}, p {difference.p:.3f})"
+    return f"no difference shown after Holm's correction ({inside})"
 
 
 def format_seeds(n: int) -> str:

@@ -8,6 +8,7 @@ from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.audit.job import build_audit_job
 from laconic.evaluation.audit.verdict import AS_TRAINED, ControlComparison, ThoughtAudit, audit_to_json
+from laconic.evaluation.paired_proportions import describe_test
 from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import build_question_job
@@ -129,7 +130,7 @@ def comparison_cells(comparison: ControlComparison) -> list[str]:
 
 
 def explain_columns(audit: ThoughtAudit) -> list[str]:
-    test = "McNemar's binomial test" if audit.row.accuracy.num_seeds == 1 else "bootstrap over seeds and questions"
+    test = describe_test(audit.row.accuracy.num_seeds)
     return [
         "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished "
         "cache",

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.summary import DatasetSummary, chain_word_rates, effects_per_run
+from laconic.evaluation.paired_proportions import describe_test
 from laconic.evaluation.statistics import Estimate, format_difference
 from laconic.evaluation.tables import Table, format_interval, format_percent
 
@@ -19,7 +20,7 @@ class TitledTable(NamedTuple):
 def dataset_tables(summary: DatasetSummary) -> list[TitledTable]:
     """Return accuracy under interventions and by Jacobi iterations, and tokens of the chain; without empty tables."""
     interventions = (
-        "Changes are paired by question, with a 95 % bootstrap interval and Holm's correction over the interventions "
+        f"Changes are paired by question: 95 % interval; {describe_test(1)}, Holm's correction over the interventions "
         "of a run. Donor's: of the questions whose donor has another answer, the share that gives it; without a swap "
         "that is chance."
     )

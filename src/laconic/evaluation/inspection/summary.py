@@ -12,6 +12,7 @@ from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_similarity import CHAIN, SELECTED
 from laconic.evaluation.inspection.question import QuestionInspection
+from laconic.evaluation.paired_proportions import compare_answers
 from laconic.evaluation.reasoning.evaluate import MajorityBaseline
 from laconic.evaluation.statistics import Difference, Estimate
 from laconic.evaluation.tables import figures_to_json, format_percent
@@ -81,7 +82,7 @@ def compute_effects(
 ) -> list[InterventionEffect]:
     """Return the effects of all interventions on a run, with Holm's correction, and how they differ from `first`'s."""
     baseline = run.baseline.correct
-    changes = [statistics.paired_difference(log.correct, baseline) for log in run.by_intervention.values()]
+    changes = [compare_answers(log.correct, baseline) for log in run.by_intervention.values()]
     significant = statistics.find_significant(changes)
     effects: list[InterventionEffect] = []
     for (spec, log), change, is_clear in zip(run.by_intervention.items(), changes, significant, strict=True):

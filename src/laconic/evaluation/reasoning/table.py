@@ -13,6 +13,7 @@ from laconic.data.reasoning.answer_matching import describe_protocol, require_on
 from laconic.errors import InputError
 from laconic.evaluation import statistics
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
+from laconic.evaluation.paired_proportions import compare_answers, describe_test
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency
 from laconic.evaluation.reasoning.run import COT_CONDITION
@@ -89,7 +90,7 @@ class ReasoningRow:
 
 
 class RunComparison(NamedTuple):
-    """A run minus the baseline on one set; `mcnemar_p` is given for single runs."""
+    """A run minus the baseline on one set; `mcnemar_p` is the p-value of single runs, None for several seeds."""
 
     dataset: str
     run: str
@@ -176,18 +177,18 @@ def changed_subset(row: ReasoningRow, is_changed: Sequence[bool]) -> ReasoningRo
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
     """Compare every run as trained with the baseline on every set, with Holm's correction over all."""
     trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
-    compared: list[tuple[str, str, Difference, float | None]] = []
+    compared: list[tuple[str, str, Difference]] = []
     for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline):
         for name in table.datasets:
             if {(name, run), (name, table.baseline)} <= trained.keys():
                 a, b = pair_seeds(trained[name, run], trained[name, str(table.baseline)])
-                p = statistics.mcnemar_p_value(a[0], b[0]) if len(a) == 1 else None
-                compared.append((name, run, statistics.paired_difference(a, b), p))
-    significant = statistics.find_significant([difference for _, _, difference, _ in compared])
-    return [
-        RunComparison(name, run, str(table.baseline), d, is_clear, statistics.describe_difference(d, is_clear), p)
-        for (name, run, d, p), is_clear in zip(compared, significant, strict=True)
-    ]
+                compared.append((name, run, compare_answers(a, b)))
+    significant = statistics.find_significant([difference for _, _, difference in compared])
+    rows: list[RunComparison] = []
+    for (name, run, d), is_clear in zip(compared, significant, strict=True):
+        text, p = statistics.describe_difference(d, is_clear), d.p if d.num_seeds == 1 else None
+        rows.append(RunComparison(name, run, str(table.baseline), d, is_clear, text, p))
+    return rows
 
 
 def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatrix]:
@@ -251,7 +252,8 @@ def format_footnotes(table: ReasoningTable) -> str:
         "the answer's end"
     ]
     if compared := compare_to_baseline(table):
-        lines += ["", "differences, with Holm's correction over all"]
+        tests = dict.fromkeys(describe_test(c.difference.num_seeds) for c in compared)
+        lines += ["", f"differences: 95 % interval; p: {' or '.join(tests)}, Holm's correction over all"]
         for c in compared:
             p = "" if c.mcnemar_p is None else f"; McNemar p {c.mcnemar_p:.3g}"
             lines.append(f"  {c.dataset}: {c.run} against {c.baseline}: {c.text}{p}")

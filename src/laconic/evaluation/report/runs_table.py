@@ -10,6 +10,7 @@ from laconic.batches import PassCounts
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
+from laconic.evaluation.paired_proportions import compare_answers, describe_test
 from laconic.evaluation.reasoning.table import ReasoningRow, pair_seeds
 from laconic.evaluation.report.page import (
     NO_PLOTS,
@@ -115,7 +116,7 @@ def compare_to_focus(report: ComparisonReport) -> list[FocusComparison]:
     others = [result for result in report.results if result.name != report.focus]
     if focus is None:
         return []
-    differences = [statistics.paired_difference(*pair_seeds(focus.row, other.row)) for other in others]
+    differences = [compare_answers(*pair_seeds(focus.row, other.row)) for other in others]
     rows = zip(others, differences, statistics.find_significant(differences), strict=True)
     return [FocusComparison(x, d, is_clear, statistics.describe_difference(d, is_clear)) for x, d, is_clear in rows]
 
@@ -234,10 +235,11 @@ def render_report(report: ComparisonReport) -> str:
     focus = report.find_result(report.focus)
     sections = [PageSection("Results", results_blocks(report))]
     if focus and (compared := compare_to_focus(report)):
-        pairs = "problems" if len(report.seeds) == 1 else "problems and seeds"
+        pairs, test = "problems" if len(report.seeds) == 1 else "problems and seeds", describe_test(len(report.seeds))
         about = (
-            f"{focus.title} minus the other, on the same {pairs}: 95 % paired bootstrap, Holm's correction over the "
-            f"{len(compared)} comparisons. Where the interval contains 0, nothing is claimed."
+            f"{focus.title} minus the other, on the same {pairs}: 95 % interval; p: {test}, "
+            f"Holm's correction over the {len(compared)} comparisons. Where p is above 5 % or the interval contains 0, "
+            "nothing is claimed."
         )
         table = render_facts([(f"over {c.other.title}", c.text) for c in compared])
         sections.append(PageSection(f"Differences from {focus.title}", [about, table]))
