@@ -143,6 +143,20 @@ def test_run_resumable_loads_what_is_stored_and_refuses_other_or_damaged_results
         run(Squares(), tmp_path)
 
 
+def test_run_resumable_of_a_renamed_run_continues_and_loads_what_is_stored(tmp_path: Path) -> None:
+    renamed, rest = replace(METADATA, run="other"), Squares()
+    with pytest.raises(KeyboardInterrupt):
+        run(Squares(calls=2), tmp_path)
+    records = run(rest, tmp_path, renamed)
+    assert rest.units == list(range(10, 23))
+    lines = (tmp_path / METADATA.folder_name / RECORDS_FILE).read_text().splitlines()
+    assert {json.loads(line)["run"] for line in lines} == {"other"}
+    assert run(Squares(calls=0), tmp_path) == run(Squares(calls=0), tmp_path, renamed) == records
+    for other in (replace(renamed, seed=4), replace(renamed, key={"data": "2"})):
+        with pytest.raises(BusyError, match="other data"):
+            run(Squares(), tmp_path, other)
+
+
 def test_run_resumable_follows_an_order_and_stores_in_order_of_the_units(tmp_path: Path) -> None:
     order = sorted(range(23), key=lambda i: (i * 7) % 23)
     first, second = Squares(), Squares()

@@ -106,7 +106,8 @@ class EvalMetadata:
 class EvalJob:
     """One evaluation of one checkpoint: the contents of one results folder.
 
-    A stored evaluation with other metadata under the same name is refused. `evaluate` returns the items of each of the
+    A stored evaluation with other metadata under the same name is refused, unless only the name of the run differs: it
+    may be renamed or copied. `evaluate` returns the items of each of the
     given units of work, usually items, `batch_size` per call on each rank, in this `order`; records are stored in order
     of the units all the same. With `reports_fraction`, `evaluate` takes a second argument: a function to call with the
     fraction of these units that is done. `summarize` returns the figures that are stored in `result.json`; `notes` are
@@ -152,6 +153,8 @@ def run_resumable(
 ) -> list[EvalItem]:
     """Evaluate every unit, or load what an earlier call with the same metadata stored in the `evaluations` folder.
 
+    The name of the run may be another one by now.
+
     `extra_files` are further text files to store, by name. `progress` is called before the first batch and after each,
     and within it if the job reports its fraction, with an empty name, the number of finished units and their total.
     `before_batch` may raise to interrupt. The first rank writes.
@@ -195,7 +198,7 @@ def run_resumable(
             if progress:
                 progress("", len(lines), job.num_units)
     by_unit = sorted(zip(order, lines, strict=True), key=lambda unit: unit[0])
-    records = [EvalRecord(**record) for _, line in by_unit for record in json.loads(line)]
+    records = [EvalRecord(**{**record, "run": job.metadata.run}) for _, line in by_unit for record in json.loads(line)]
     ranks.run_on_rank_zero(lambda: _commit(target, job, records, extra_files or {}))
     return group_items(records)
 
@@ -286,14 +289,15 @@ def _format_unit(metadata: EvalMetadata, items: Sequence[EvalItem]) -> str:
     return to_canonical_json([asdict(record) for record in to_records(metadata, items)]) + "\n"
 
 
-def _metadata_text(metadata: EvalMetadata) -> str:
-    return to_canonical_json(asdict(metadata))
+def _identity(metadata: Mapping[str, Any]) -> str:
+    """Return what tells evaluations apart as JSON: the metadata without the name of the run, which may change."""
+    return to_canonical_json({key: value for key, value in metadata.items() if key != "run"})
 
 
 def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     """Return the finished units of an interrupted evaluation, after dropping a half-written last line."""
     units, mark = partial / UNITS_FILE, partial / METADATA_FILE
-    text = _metadata_text(metadata)
+    text = _identity(asdict(metadata))
     if not mark.exists():
         partial.mkdir(parents=True, exist_ok=True)
         write_text_atomically(mark, text)
@@ -319,7 +323,7 @@ def _read_committed(folder: Path, metadata: EvalMetadata) -> bytes:
         return b""
     manifest.verify_folder(folder, "evaluation")
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
-    if to_canonical_json(result.get("metadata")) != _metadata_text(metadata):
+    if _identity(result.get("metadata") or {}) != _identity(asdict(metadata)):
         raise BusyError(f"{folder} is the evaluation of another checkpoint or of other data; {REMOVE_HINT}")
     return (folder / RECORDS_FILE).read_bytes()
 
