@@ -25,6 +25,8 @@ from tests.tolerances import FLOAT32, error
 
 TEXTS = ("the cat in the hat", "a  12\n\n  thin <|user|>x", "Ünïcode 😀", "", "\n\n1. the")
 
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -133,6 +135,30 @@ def test_gguf_llama3_scaling_is_read_from_its_tensor(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not Llama 3's"):
         convert_gguf(write_gguf(tmp_path / "b.gguf", decoder, rope_factors=divisors * 1.01), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.medium
+def test_gguf_yarn_logits_equal_transformers(tmp_path: Path) -> None:
+    """With betas, as llama.cpp's converter writes them, and factors that change nothing in llama.cpp."""
+    needs("transformers")
+    from transformers import AutoModelForCausalLM
+
+    rope = RopeConfig("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.5, beta_slow=0.3)
+    decoder = random_decoder("llama", rope=rope)
+    decoder.save_pretrained(tmp_path / "original")
+    keys = YARN | {"yarn_beta_fast": 8.5, "yarn_beta_slow": 0.3, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0}
+    extra = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
+    ours = Decoder.from_pretrained(convert(tmp_path, decoder, quantizations={}, extra=extra))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "original", dtype=torch.float32).eval()
+    ids = torch.arange(1, 61)[None]
+    assert error(ours.logits(ours(ours.embed(ids)).hidden_states), theirs(ids).logits) < FLOAT32
+
+
+@pytest.mark.parametrize("key", ["attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"])
+def test_gguf_factors_of_rope_scaling_are_refused(key: str, tmp_path: Path) -> None:
+    extra = {f"llama.rope.scaling.{name}": value for name, value in (YARN | {key: 0.5}).items()}
+    with pytest.raises(InputError, match=rf"^tiny\.gguf: llama\.rope\.scaling\.{key}=0\.5 is not supported"):
+        convert(tmp_path, random_decoder("llama"), extra=extra)
 
 
 def test_gguf_eos_lists_the_end_of_a_turn(tmp_path: Path) -> None:

@@ -31,6 +31,14 @@ NEUTRAL_KEYS = {
     "use_parallel_residual": (True,),
     "attention.causal": (True,),
 }
+# llama.cpp's converter writes attention_factor of config.json as yarn_attn_factor, but llama.cpp multiplies it by
+# 1 + 0.1 ln f or ignores it, depending on its version. Only 1 changes nothing there.
+NEUTRAL_ROPE_SCALING = {
+    "attn_factor": 1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_ext_factor": 1.0,
+    "yarn_log_multiplier": 0.0,
+}
 MAX_CONTEXT = 2**31 - 1
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 LLAMA3_CONTEXTS = (8192, 2048, 4096, 16384, 32768)  # candidates for Llama 3's original_max_position_embeddings
@@ -147,6 +155,7 @@ def build_rope(header: GGUFHeader, family: str, E: int, rope_factors: Tensor | N
     prefix = f"{family}.rope."
     theta = 10000.0 if header.get(f"{prefix}freq_base", float) is None else read_float(header, f"{prefix}freq_base")
     rope: dict[str, Any] = {"rope_theta": theta, "rope_type": "default"}
+    check_rope_scaling(header, f"{prefix}scaling.")
     kind = header.get(f"{prefix}scaling.type", str) or "none"
     if rope_factors is not None:
         return llama3_scaling(header, E, theta, rope_factors)
@@ -157,8 +166,21 @@ def build_rope(header: GGUFHeader, family: str, E: int, rope_factors: Tensor | N
         return rope | {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         original = header.require(f"{prefix}scaling.original_context_length", int)
-        return rope | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        keys = {name: f"{prefix}scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+        return rope | {name: read_float(header, key) for name, key in keys.items() if key in header.metadata}
     raise InputError(f"{header.path.name}: {prefix}scaling.type={kind!r} is not supported; supported: linear, yarn")
+
+
+def check_rope_scaling(header: GGUFHeader, prefix: str) -> None:
+    """Raise InputError for a factor of RoPE's scaling that is not implemented; `prefix` begins the keys."""
+    for name, neutral in NEUTRAL_ROPE_SCALING.items():
+        value = header.get(f"{prefix}{name}", float)
+        if value not in (None, neutral):
+            raise InputError(
+                f"{header.path.name}: {prefix}{name}={value:g} is not supported, only {neutral:g}; load the original "
+                "checkpoint instead"
+            )
 
 
 def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tensor) -> dict[str, Any]:

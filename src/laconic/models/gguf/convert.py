@@ -25,7 +25,7 @@ from laconic.storage.export_record import hash_file, write_export_record
 from laconic.storage.file_names import check_is_file
 from laconic.storage.strict_json import read_json
 
-CONVERTER_VERSION = 1  # increase it when the converted folder of a file changes
+CONVERTER_VERSION = 2  # increase it when the converted folder of a file changes
 SOURCE_FILE = "gguf_source.json"  # name, SHA-256 and quantisations of the file that a folder was converted from
 MAX_SHARD_BYTES = 5e9  # of one safetensors file; about as much memory is needed
 HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
