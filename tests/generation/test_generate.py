@@ -219,6 +219,30 @@ def test_generate_prompt_forms_are_equivalent(family: str) -> None:
     assert ids_of(from_tensor) == ids_of(continue_ids(decoder, full.tolist(), max_tokens=9))
 
 
+@pytest.mark.filterwarnings("ignore:position 128 exceeds")
+@pytest.mark.parametrize(("kind", "original"), [("dynamic", 128), ("longrope", 64)])
+def test_generate_length_dependent_rope_needs_no_equal_chunks(kind: str, original: int) -> None:
+    """Other rows, chunk sizes and callbacks do not change a row, on an empty cache and after a state."""
+    decoder = decoder_of(f"llama, {kind}")
+    assert decoder.config.rope is not None
+    assert original in (decoder.config.rope.max_position_embeddings, decoder.config.rope.pretrained_positions)
+    long, short = [1 + i * 7 % 90 for i in range(original + 23)], ROWS[0]
+    (alone,), (short_alone,) = free(decoder, [long], 12), free(decoder, [short], 12)
+    for options in ({}, {"prefill_chunk_size": 16}, {"prefill_chunk_size": 16, "on_prefill": lambda *args: None}):
+        assert ids_of(free(decoder, [long], 12, **options)) == [alone.token_ids]
+        batch = free(decoder, [short, long], 12, **options)
+        assert ids_of(batch) == [short_alone.token_ids, alone.token_ids]
+        assert [g.passes.prompt for g in batch] == [1, 1]
+    cache = decoder(decoder.embed(torch.tensor([long[:20]]))).cache
+    config = GenerationConfig(max_tokens=12, eos_token_ids=())
+    (expected,) = generate(decoder, input_ids=[long], state=cache, config=config)
+    config = replace(config, prefill_chunk_size=16)
+    batch = generate(decoder, input_ids=[short, long], state=cache.repeat_rows(2), config=config)
+    assert batch[1].token_ids == expected.token_ids
+    (within,) = free(decoder, [long[:original]], 1, prefill_chunk_size=16, on_prefill=lambda *args: None)
+    assert within.passes.prompt == original // 16
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generate_continues_from_a_state(family: str) -> None:
     decoder = decoder_of(family, torch.float32)

@@ -53,7 +53,8 @@ class GenerationConfig:
         suppress_token_ids: Ids that are never generated.
         seed: Seed of every row, or a sequence with one seed per row. A row's samples depend on its own seed alone.
         prefill_chunk_size: Prompt positions per forward pass. The first pass of an unpadded prompt reads eight chunks,
-            unless `on_prefill` is set.
+            unless `on_prefill` is set. With dynamic RoPE or LongRoPE, prompts beyond the original context are read in
+            one pass.
         return_state: Whether each result holds the state after its row, for continuing.
         update_on_prompt: For models with fast weights: whether reading the prompt updates them. None: only if the
             model has no attention, and so could not condition on the prompt otherwise.

@@ -301,7 +301,8 @@ def decode_loop(
     warning = f"position {Pmax:,} exceeds the {Pmax:,} positions that this {model.family} was trained on"
     if model.position_encoding == "rope" and not num_fitting:
         warnings.warn(warning)  # before a long prompt is read
-    hidden, state_after, prefill_passes = prefill(decoder, prompt, state, config.prefill_chunk_size, config.on_prefill)
+    chunk_size, on_prefill = config.prefill_chunk_size, config.on_prefill
+    hidden, state_after, prefill_passes = prefill(decoder, prompt, state, chunk_size, on_prefill, first_new_position)
     logits = decoder.logits(hidden)
     backend = choose_backend(decoder, state_after, config.max_tokens - 1, prompt.update_flags[1])
     finished, prompt_lengths = dict[int, Generation](), [int(n) for n in prompt.attention_mask.sum(1)]

@@ -18,6 +18,7 @@ from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput, check_inputs_embeds
 from laconic.models.next_token import last_valid
+from laconic.models.ops.rope_scaling import has_fixed_frequencies
 
 FIRST_PASS_CHUNKS = 8  # read at once on an empty cache, where attention needs no mask: a tenth faster on 2,048 tokens
 InputIds = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
@@ -211,13 +212,18 @@ def prefill(
     state: KVCache | RecurrentState | None,
     chunk_size: int,
     on_prefill: OnPrefill | None = None,
+    first_new_position: int = 0,
 ) -> PrefillResult:
     """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only.
 
-    A first pass on an empty cache reads more, unless `on_prefill` is to follow the progress.
+    A first pass on an empty cache reads more, unless `on_prefill` is to follow the progress. If RoPE's frequencies
+    change before `first_new_position`, that of the longest row, one pass reads all: the keys of a pass are rotated for
+    the length at its end, so a result would depend on the chunks, and thus on padding and callbacks.
     """
     last_hidden: Tensor | None = None
     all_valid, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
+    if not isinstance(decoder, StatefulLM) and not has_fixed_frequencies(decoder.config.rope, first_new_position):
+        chunk_size = T
     needs_no_mask = all_valid and state is None and not isinstance(decoder, StatefulLM)
     first_chunks = FIRST_PASS_CHUNKS if needs_no_mask and on_prefill is None else 1
     chunks = split_prompt(T, chunk_size, first_chunks * chunk_size)

@@ -95,6 +95,13 @@ ROPE_SCALINGS: dict[str, Callable[[RopeConfig, int, Tensor], ScaledFrequencies]]
 FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")  # scalings that do not depend on the text's length
 
 
+def has_fixed_frequencies(rope: RopeConfig | None, length: int) -> bool:
+    """Return whether the frequencies of a row are the same at every length up to `length`."""
+    if rope is None or rope.kind in FIXED_FREQUENCIES:
+        return True
+    return length <= (rope.max_position_embeddings if rope.kind == "dynamic" else rope.pretrained_positions)
+
+
 def get_movable_rope(rope: RopeConfig | None, family: str, hint: str) -> RopeConfig:
     """Return the rotation of a model whose cached keys can be rotated on to other positions.
 
