@@ -16,6 +16,7 @@ from laconic.cli import generate_batch
 from laconic.cli.threads import apply_cpu_quota, count_cores, read_cpu_quota
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
+from laconic.experiment.text_models.text_model import find_stop_token_ids
 from laconic.generation.published import read_published_sampling
 from tests.conftest import CliResult, RunCli
 
@@ -304,3 +305,14 @@ def test_hash_memory_files_of_a_folder_leaves_out_other_files(tmp_path: Path) ->
     (tmp_path / ".cache/huggingface").mkdir(parents=True)  # as hf download --local-dir leaves it
     assert len(hashes) == 2
     assert generate_batch.hash_memory_files([tmp_path]) == hashes
+
+
+def test_generate_ignores_end_tokens_beyond_the_vocabulary(run_cli: RunCli, tmp_path: Path) -> None:
+    """As transformers does: small and pruned models often keep GPT-2's 50256."""
+    config = laconic.DecoderConfig.tiny("gpt2", vocab_size=257, eos_token_ids=(50256, 256))
+    model = laconic.LanguageModel(laconic.Decoder(config), build_byte_tokenizer())
+    model.save(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Hello"}\n')
+    for arguments in (("Hello",), ("--input", tmp_path / "rows.jsonl")):
+        assert run_cli("generate", tmp_path / "model", *arguments, "--max-tokens", 3).code == 0
+    assert find_stop_token_ids(model.tokenizer, config, is_reply=True) == (256,)

@@ -16,6 +16,7 @@ import torch
 from laconic.cli import generate_batch
 from laconic.cli.commands import train as train_command
 from laconic.cli.commands.train import describe_size, normalise_args
+from laconic.cli.generate_answers import read_question_column
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
@@ -414,6 +415,17 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     assert run(*resumed, "--with-cot")[0] == 2, "begun with other flags"
     assert "2 of 4 rows are done; continuing" in run(*resumed)[2]
     assert Path("answers.jsonl").read_text() == out
+    Path("renamed.jsonl").write_text(Path("rows.jsonl").read_text().replace('"question"', '"problem"'))
+    err = run("generate", "runs/a", "--input", "renamed.jsonl")[2]
+    assert 'expected one of "prompt", "messages" and "question"' in err
+    recipe = Path("runs/a/recipe.toml")
+    text = recipe.read_text()
+    recipe.write_text(text.replace("[data.columns]\n", '[data.columns]\nquestion = "problem"\n'))
+    assert read_question_column("runs/a") == "problem"
+    recipe.write_text(text)
+    Path("empty.jsonl").write_text(Path("rows.jsonl").read_text() * 5 + '{"question": ""}\n')
+    code, _, err = run("generate", "runs/a", "--input", "empty.jsonl", "--output", "empty.out")
+    assert (code, "question 21" in err, Path("empty.out.part").exists()) == (66, True, False)
     Path("chat.jsonl").write_text('{"prompt": "1 + 1 ="}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     code, _, err = run("generate", "runs/a", "--input", "chat.jsonl")
     assert (code, '--input: row 2 has "messages"; a run answers a "question"' in err) == (2, True)

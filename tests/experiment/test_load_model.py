@@ -238,3 +238,27 @@ def test_load_looks_a_name_on_the_hub_up_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(weights, "download_checkpoint", download)
     assert laconic.load("org/model").decoder.name_or_path == "org/model"
     assert names == ["org/model"]
+
+
+def test_stream_answers_equals_generate_and_checks_its_arguments(place: Path) -> None:
+    model = laconic.load(train_tiny_run("kava", place))
+    assert isinstance(model, Reasoner)
+    questions = ["1+2*3=", "4*5-6=", "7-1=", "2+2="]
+    config = replace(SHORT, temperature=2.0, seed=5)
+    answers = [answer.text for answer in model.generate(questions, config)]
+    assert [answer.text for answer in model.stream_answers(questions, config, batch_size=3)] == answers
+    assert [answer.text for answer in model.stream_answers(questions, config, start=3)] == answers[3:]
+    assert list(model.stream_answers(questions, start=4)) == []
+    cases: tuple[tuple[Any, dict[str, Any], str], ...] = (
+        ("1+2=", {}, "questions"),
+        ([1], {}, "questions"),
+        (questions, {"start": -1}, "start: question -1 of 4"),
+        (questions, {"start": 5}, "start: question 5 of 4"),
+        (questions, {"batch_size": 0}, "batch_size"),
+        (questions, {"batch_size": 2.5}, "batch_size"),
+    )
+    for invalid, options, message in cases:
+        with pytest.raises(UsageError, match=message):
+            model.stream_answers(invalid, **options)
+    with pytest.raises(InputError, match="question 2: "):
+        model.stream_answers(["1+2=", ""])

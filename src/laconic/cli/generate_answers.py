@@ -10,9 +10,11 @@ from laconic.cli.arguments import refuse_flags
 from laconic.cli.files import print_json
 from laconic.cli.generate_batch import hash_memory_files, write_rows
 from laconic.cli.generate_prompts import PromptRow
+from laconic.config.load import load_recipe
 from laconic.console import log_message, status
 from laconic.errors import UsageError
-from laconic.experiment.load_run import read_run_method
+from laconic.experiment.from_recipe.methods import encode_questions
+from laconic.experiment.load_run import RECIPE_FILE, find_run, is_run_dir, read_run_method
 from laconic.experiment.text_models.reasoner import Answer, Reasoner
 from laconic.models.checkpoints.weights import weights_fingerprint
 from laconic.storage.manifest import hash_json
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 def answer_prompts(command: "GenerateCommand") -> int:
     """Answer questions with a run's method or its chain of thought; return the exit code."""
-    rows = command.read_plain_prompts(reads_rows=True)
+    rows = command.read_plain_prompts(question_column=read_question_column(command.model))
     check_are_texts(rows)
     command.refuse_checkpoint_flags({"stop_string": command.stop_string, "min_tokens": command.min_tokens or None})
     reasoner = load_reasoner(command)
@@ -50,6 +52,14 @@ def answer_prompts(command: "GenerateCommand") -> int:
     num_tokens = sum(len(answer.token_ids) for answer in answers)
     log_message(f"{num_tokens} tokens in {sum(answer.passes.total for answer in answers)} passes, {seconds:.2f} s")
     return 0
+
+
+def read_question_column(model: str) -> str:
+    """Return the name of the field with the question, which a run's recipe may set."""
+    run = find_run(model)
+    if run is None or not is_run_dir(run.folder):
+        return "question"
+    return load_recipe(run.folder / RECIPE_FILE)[0].data.columns.get("question", "question")
 
 
 def check_are_texts(rows: Sequence[PromptRow]) -> None:
@@ -106,6 +116,7 @@ def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[P
             num_tokens, num_passes = num_tokens + len(answer.token_ids), num_passes + answer.passes.total
             yield answer_to_json(answer)
 
+    encode_questions(reasoner.run.parts, reasoner.recipe, [row.text or "" for row in rows])  # fails before OUTPUT.part
     write_rows(rows, command.output, key, results)
     return num_tokens, num_passes
 

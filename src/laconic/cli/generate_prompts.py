@@ -94,10 +94,10 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
 
 def find_row_stop_ids(row: PromptRow, decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
     """Return the ids that end a row: the model's, and for chat messages the tokenizer's too, which ends a turn."""
-    from laconic.experiment.text_models.text_model import find_stop_token_ids
+    from laconic.experiment.text_models.text_model import find_eos_ids, find_stop_token_ids
 
-    ids = decoder.config.eos_token_ids
-    return find_stop_token_ids(tokenizer, ids, is_reply=True) if row.text is None else ids
+    config = decoder.config
+    return find_stop_token_ids(tokenizer, config, is_reply=True) if row.text is None else find_eos_ids(config)
 
 
 def title_rows(rows: Sequence[PromptRow], num_texts: int, documents: Sequence[Sequence[Any]]) -> list[PromptRow]:
@@ -125,11 +125,13 @@ def read_message_file(path: Path, system: str | None) -> PromptRow:
     return to_chat(PromptRow(name, None, parse_messages(read_bytes(path), name)), system)
 
 
-def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[PromptRow]:
+def read_prompt_rows(
+    path: Path, is_chat: bool, system: str | None, question_column: str = "question"
+) -> list[PromptRow]:
     """Return the rows of a JSONL file, or of standard input for "-", with `prompt` or `messages`.
 
-    Where a row has neither, its `question` is the prompt, as in files of training rows. Other fields are copied to the
-    output.
+    Where a row has neither, its `question_column` is the prompt, as in files of training rows. Other fields are copied
+    to the output.
 
     Raises:
         InputError: The file does not exist, or has invalid rows; they are listed with their lines.
@@ -139,9 +141,9 @@ def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[Prom
     from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 
     def convert(row: dict[str, Any], text: str, name: str) -> PromptRow:
-        fields = [name for name in ("prompt", "messages") if name in row] or ["question"]
+        fields = [name for name in ("prompt", "messages") if name in row] or [question_column]
         if len(fields) > 1 or fields[0] not in row:
-            raise RowError(1, "fields", 'expected one of "prompt", "messages" and "question"')
+            raise RowError(1, "fields", f'expected one of "prompt", "messages" and "{question_column}"')
         if "generation" in row:
             raise RowError(1, "fields", 'has "generation", which is the field for the output; rename it')
         value = row[fields[0]]

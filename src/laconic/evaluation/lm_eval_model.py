@@ -24,6 +24,7 @@ import laconic
 from laconic.batches.padding import pad_rows
 from laconic.errors import UsageError
 from laconic.experiment.text_models.read_into_state import clear_attention_if_full
+from laconic.experiment.text_models.text_model import find_eos_ids
 from laconic.generation.config import GenerationConfig
 from laconic.losses import score_rows
 from laconic.models.cache import KVCache
@@ -290,7 +291,7 @@ class LaconicLM(TemplateLM):
         decoder, room = self.model.decoder, self.max_length - config.max_tokens
         if room < 1:
             raise UsageError(f"max_gen_toks={config.max_tokens} leaves no room in a context of {self.max_length}")
-        eos = tuple(dict.fromkeys((*decoder.config.eos_token_ids, self.eot_token_id)))
+        eos = tuple(dict.fromkeys((*find_eos_ids(decoder.config), self.eot_token_id)))
         config = replace(config, stop_strings=tuple(until), eos_token_ids=eos)
         ids = [self.tok_encode(context)[-room:] for context in contexts]
         first = None if self.first_position is None else torch.full((len(ids),), self.first_position)

@@ -80,7 +80,7 @@ class GenerateCommand(SamplingFlags):
     output: OptionalPath = None
     """with --input: JSONL file to write; an interrupted command continues when repeated (default: standard output)"""
     batch_size: int = 8
-    """with --input: rows to process at once; row i samples with seed + i"""
+    """with --input: rows to process at once; what a row samples depends on --seed and its number alone"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
     """file(s) written by laconic compress, prepended to every prompt or conversation in order; for a model with fast
     weights, one file with its state"""
@@ -171,22 +171,26 @@ class GenerateCommand(SamplingFlags):
         if self.logprobs and self.format != "json" and self.input is None:
             raise UsageError("--logprobs: needs --format json or --input")
 
-    def read_prompts(self) -> list[PromptRow]:
-        """Return the prompts of a checkpoint, from whichever source is given."""
+    def read_prompts(self, question_column: str = "question") -> list[PromptRow]:
+        """Return the prompts, from whichever source is given."""
         if self.input is not None:
-            return read_prompt_rows(self.input, self.chat, self.system)
+            return read_prompt_rows(self.input, self.chat, self.system, question_column)
         if self.messages is not None:
             return [read_message_file(self.messages, self.system)]
         rows = read_texts(self.prompts, self.file)
         return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
-    def read_plain_prompts(self, *, reads_rows: bool = False) -> list[PromptRow]:
-        """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints."""
+    def read_plain_prompts(self, question_column: str | None = None) -> list[PromptRow]:
+        """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints.
+
+        Rows of a file are read if `question_column` names the field that may take the place of `prompt`.
+        """
         names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
         refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
-        if not reads_rows:
+        if question_column is None:
             refuse_flags({"input": self.input}, "not available for a run of autocompressor")
-        return self.read_prompts() if reads_rows else read_texts(self.prompts, self.file)
+            return read_texts(self.prompts, self.file)
+        return self.read_prompts(question_column)
 
     def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
         """Return the options of generation that the flags set, with the callbacks of a printer."""

@@ -12,7 +12,7 @@ from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.config.recipe import Recipe
 from laconic.data.messages import Message
 from laconic.data.reasoning.dataset import answer_prefix_ids, collate
-from laconic.data.reasoning.encode import ReasoningEncoder, find_eos_token_id
+from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, find_eos_token_id
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import MethodParameters, build_custom_method
@@ -151,16 +151,19 @@ def answer_decoding(
     return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
 
 
-def build_questions_batch(
-    parts: ModelParts, recipe: Recipe, questions: Sequence[Question], first: int = 0
-) -> ReasoningBatch:
-    """Return a batch of questions, whose indices count from `first`; its chains and answers are placeholders."""
-    encoder, examples = ReasoningEncoder(parts.tokenizer, recipe.data), list[ReasoningExample]()
+def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[Question]) -> ReasoningBatch:
+    """Return a batch of questions; its chains and answers are placeholders."""
+    return collate(encode_questions(parts, recipe, questions), range(len(questions)))
+
+
+def encode_questions(parts: ModelParts, recipe: Recipe, questions: Sequence[Question]) -> list[EncodedExample]:
+    """Encode questions in a recipe's format. Raises `InputError` for one that has no tokens."""
+    encoder, rows = ReasoningEncoder(parts.tokenizer, recipe.data), list[EncodedExample]()
     for number, question in enumerate(questions, 1):
         is_text = isinstance(question, str)
         text, metadata = (question, {}) if is_text else (question[-1]["content"], {"messages": question})
-        examples.append(ReasoningExample(f"question {number}", text, (), "0", metadata))
-    return collate([encoder.encode_example(example) for example in examples], range(first, first + len(examples)))
+        rows.append(encoder.encode_example(ReasoningExample(f"question {number}", text, (), "0", metadata)))
+    return rows
 
 
 def answer_questions(

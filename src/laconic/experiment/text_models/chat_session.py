@@ -108,7 +108,7 @@ class ChatSession:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a reply: the model's and the tokenizer's."""
-        return find_stop_token_ids(self.tokenizer, self.decoder.config.eos_token_ids, is_reply=True)
+        return find_stop_token_ids(self.tokenizer, self.decoder.config, is_reply=True)
 
     @property
     def system(self) -> str | None:

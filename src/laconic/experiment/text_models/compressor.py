@@ -256,7 +256,7 @@ class TextCompressor:
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        return find_stop_token_ids(self.tokenizer, self.decoder.config.eos_token_ids)
+        return find_stop_token_ids(self.tokenizer, self.decoder.config)
 
     def generate(
         self,

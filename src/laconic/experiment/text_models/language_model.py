@@ -94,7 +94,7 @@ class LanguageModel:
         memory = open_kv_memory(memory, self.decoder, self.tokenizer)
         texts = match_prompts(list_prompts(prompts), memory.B)
         if config.eos_token_ids is None and is_chat_memory(memory):
-            eos = find_stop_token_ids(self.tokenizer, self.decoder.config.eos_token_ids, is_reply=True)
+            eos = find_stop_token_ids(self.tokenizer, self.decoder.config, is_reply=True)
             config = replace(config, eos_token_ids=eos)
         ids = [encode_prompt(self.tokenizer, memory, text) for text in texts]
         state = build_row_caches(memory, range(len(ids)))

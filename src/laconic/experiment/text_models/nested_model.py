@@ -211,7 +211,7 @@ class NestedTextModel:
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        return find_stop_token_ids(self.tokenizer, self.model.config.eos_token_ids)
+        return find_stop_token_ids(self.tokenizer, self.model.config)
 
     def generate(
         self,

@@ -16,9 +16,15 @@ from laconic.compression.kv.memory_file import FILE_KIND
 from laconic.compression.memory import SummaryMemory
 from laconic.config.recipe import Recipe
 from laconic.console import to_html_table
+from laconic.data.reasoning.dataset import collate
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions, build_questions_batch
+from laconic.experiment.from_recipe.methods import (
+    answer_decoding,
+    answer_questions,
+    build_questions_batch,
+    encode_questions,
+)
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.text_models.kv_compressor import open_kv_memory
@@ -168,7 +174,9 @@ class Reasoner:
         batch_size: int = 8,
         start: int = 0,
     ) -> Iterator[Answer]:
-        """Yield the answers that `generate` returns, computed in batches.
+        """Return an iterator over the answers that `generate` returns, computed in batches.
+
+        All questions are checked and encoded before the first is answered.
 
         Args:
             questions: Texts.
@@ -178,31 +186,41 @@ class Reasoner:
             batch_size: Number of questions answered at once. It changes no answer beyond rounding.
             start: Index of the first question to answer, for continuing an interrupted call.
 
-        Yields:
+        Returns:
             One `Answer` per question from `start` on.
 
         Raises:
-            UsageError: As for `generate`.
+            UsageError: As for `generate`, or if `batch_size` or `start` is out of range.
+            InputError: If a question has no tokens.
         """
+        check_type("questions", questions, list | tuple, "a list of texts")
+        for question in questions:
+            check_type("questions", question, str, "a list of texts")
         if config.stop_list or config.eos_token_ids is not None:
             raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; remove them")
+        check_type("batch_size", batch_size, int, "a number of questions")
         if batch_size < 1:
             raise UsageError(f"batch_size: must be at least 1, not {batch_size}; set 1 or more")
-        run, decoding = self.run, self.build_decoding(config)
-        state = None if memory is None or start >= len(questions) else self.read_memory(memory, len(questions))
-        for first in range(start, len(questions), batch_size):
-            rows = range(first, min(first + batch_size, len(questions)))
-            batch = build_questions_batch(run.parts, run.recipe, questions[rows.start : rows.stop], first)
-            cache = state if state is None or len(rows) == state.B else state.select_rows(list(rows))
-            answers = answer_questions(
-                run.method,
-                batch.to(self.decoder.token_embedding.weight.device),
-                decoding,
-                with_cot=with_cot,
-                state=cache,
-            )
-            for row in zip(answers.texts, answers.token_ids, answers.passes, strict=True):
-                yield Answer(*row)
+        check_type("start", start, int, "the index of a question")
+        if not 0 <= start <= len(questions):
+            raise UsageError(f"start: question {start} of {len(questions)}; give 0 to {len(questions)}")
+        rows, decoding = encode_questions(self.run.parts, self.recipe, questions), self.build_decoding(config)
+        state = None if memory is None or start == len(rows) else self.read_memory(memory, len(rows))
+
+        def answer_batches() -> Iterator[Answer]:
+            for first in range(start, len(rows), batch_size):
+                index = range(first, min(first + batch_size, len(rows)))
+                batch = collate(rows[index.start : index.stop], index)
+                answers = answer_questions(
+                    self.method,
+                    batch.to(self.decoder.token_embedding.weight.device),
+                    decoding,
+                    with_cot=with_cot,
+                    state=state if state is None or len(index) == state.B else state.select_rows(list(index)),
+                )
+                yield from map(Answer, answers.texts, answers.token_ids, answers.passes)
+
+        return answer_batches()
 
     def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
         """Return how answers are decoded with these options.

@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 
 Prompt = TypeVar("Prompt")
@@ -55,15 +56,18 @@ def check_memory_type(memory: object, expected: type) -> None:
         )
 
 
-def find_stop_token_ids(
-    tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], *, is_reply: bool = False
-) -> tuple[int, ...]:
+def find_eos_ids(config: DecoderConfig) -> tuple[int, ...]:
+    """Return the ids that end a text, without those beyond the vocabulary, which some published configurations have."""
+    return tuple(token for token in config.eos_token_ids if token < config.vocab_size)
+
+
+def find_stop_token_ids(tokenizer: Tokenizer, config: DecoderConfig, *, is_reply: bool = False) -> tuple[int, ...]:
     """Return the ids that end a text: the tokenizer's eos, or the configuration's list if it contains that.
 
     A reply of a chat ends at the ids of either: the tokenizer's eos may end a turn, the others a text.
     """
-    eos = tokenizer.eos_token_id
-    if eos is None or eos in eos_token_ids:
+    eos, eos_token_ids = tokenizer.eos_token_id, find_eos_ids(config)
+    if eos is None or eos in eos_token_ids or eos >= config.vocab_size:
         return eos_token_ids
     return (*eos_token_ids, eos) if is_reply else (eos,)
 

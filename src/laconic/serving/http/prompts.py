@@ -13,6 +13,7 @@ from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.reasoner import Reasoner
+from laconic.experiment.text_models.text_model import find_eos_ids
 from laconic.generation.config import GenerationConfig
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.api_error import ApiError
@@ -80,8 +81,8 @@ def prepare_text(
         return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "prompt")
     else:
         ids = tokenizer.encode(prompt, add_special_tokens=prefix == PromptPrefix())
-    eos = model.stop_token_ids if isinstance(model, TextCompressor | NestedTextModel) else None
-    return check_prompt(served, ids, prefix, limits, eos or served.decoder.config.eos_token_ids, "prompt")
+    eos = model.stop_token_ids if isinstance(model, TextCompressor | NestedTextModel) else ()
+    return check_prompt(served, ids, prefix, limits, eos or find_eos_ids(served.decoder.config), "prompt")
 
 
 def prepare_chat(
