@@ -152,13 +152,13 @@ class CompressCommand:
             from laconic.cli.compress_kv import compress_with_checkpoint
 
             return compress_with_checkpoint(self)
-        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
         from laconic.experiment.compress import CompressionJob, SummaryLength
         from laconic.experiment.from_recipe.cost import compute_cost
         from laconic.experiment.text_models.compressor import load_compressor
 
         with status(f"loading {self.model}"):
             compressor = load_compressor(self.model, self.device)
+        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
         length = SummaryLength(
             stop_rule=self.stop_rule,
             quantile=self.quantile,
