@@ -76,6 +76,19 @@ def test_document_dataset_fingerprint() -> None:
     assert passages().fingerprint == datasets[0].fingerprint
 
 
+def test_document_dataset_fingerprint_without_file_names() -> None:
+    """Rows without a name are called FILE:NUMBER, and the file may be renamed; names that rows give count."""
+
+    def fingerprint(*books: Document) -> str:
+        ids = tokenize_documents(books, build_byte_tokenizer())
+        return DocumentDataset(books, ids, TextConfig.model_validate(FIXED), 3, 1000).fingerprint
+
+    text = ("a" * 400,)
+    assert fingerprint(Document("a.jsonl:1", text)) == fingerprint(Document("b.jsonl:1", text))
+    books = [fingerprint(Document(name, text, name)) for name in ("emma", "alice")]
+    assert len({*books, fingerprint(Document("a.jsonl:1", text))}) == 3
+
+
 def test_document_dataset_max_rows_are_spread() -> None:
     book = [Document("long", ("x" * 5000,))]
     ids, config = (

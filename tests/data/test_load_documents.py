@@ -155,6 +155,15 @@ def test_split_documents_at_random(tmp_path: Path) -> None:
         load_documents(none, "valid")
 
 
+def test_split_documents_does_not_depend_on_the_file_name(tmp_path: Path) -> None:
+    """Else a run whose file was renamed would be evaluated on documents that it was trained on."""
+    rows = [{"text": f"section {i}"} for i in range(40)]
+    files = [data(write(tmp_path / name, rows)) for name in ("a.jsonl", "b.jsonl")]
+    for part in ("train", "valid", "test"):
+        first, second = ([document.text for document in load_documents(file, part)[0]] for file in files)
+        assert first == second
+
+
 def test_load_documents_from_held_out_file(tmp_path: Path) -> None:
     path, other = write(tmp_path / "a.jsonl", ROWS), tmp_path / "other.txt"
     other.write_text("five", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,22 @@ def test_reasoning_dataset_fingerprint() -> None:
     }
     assert len(prints) == 6
     assert ReasoningDataset(gsm(4), real("gpt2"), settings("gpt2")).fingerprint in prints
+
+
+def test_reasoning_dataset_fingerprint_without_file_names(tmp_path: Path) -> None:
+    """The rows may be in a file of another name; ids that rows give count, and so do the rows."""
+
+    def fingerprint(name: str, *ids: str | None) -> str:
+        lines = [{"question": f"{n}+1=", "answer": str(n + 1)} | ({"id": id} if id else {}) for n, id in enumerate(ids)]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        config = settings("gpt2", path=str(tmp_path / name))
+        examples = read_examples(tmp_path / name, config).examples
+        return ReasoningDataset(examples, real("gpt2"), config).fingerprint
+
+    assert fingerprint("train.jsonl", None, None) == fingerprint("moved.jsonl", None, None)
+    assert fingerprint("train.jsonl", "a:1", None) == fingerprint("moved.jsonl", "a:1", None)
+    prints = {fingerprint("train.jsonl", *ids) for ids in ((None, None), ("a:1", None), ("b:1", None), (None,))}
+    assert len(prints) == 4
 
 
 def rows(*answers: str) -> list[ReasoningExample]:

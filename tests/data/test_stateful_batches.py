@@ -1,5 +1,7 @@
 """Stateful batches: rows continue, every target is scored at most once, orders depend on seed and epoch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -90,6 +92,14 @@ def test_stateful_batches_fingerprint() -> None:
     datasets = [lanes(), lanes(2), lanes(tokens=9), lanes(seed=2), lanes(books=5)]
     assert len({dataset.fingerprint for dataset in datasets}) == len(datasets)
     assert lanes().fingerprint == datasets[0].fingerprint
+
+
+def test_stateful_batches_fingerprint_without_file_names() -> None:
+    renamed, named = ([replace(book, name=f"b:{n}") for n, book in enumerate(BOOKS)] for _ in range(2))
+    named[0] = replace(named[0], book="emma")
+    ids = tokenize_documents(BOOKS, build_byte_tokenizer())
+    first, second = (StatefulBatches(books, ids, T, 3, 1).fingerprint for books in (renamed, named))
+    assert first == lanes().fingerprint != second
 
 
 def test_stateful_batches_max_rows() -> None:

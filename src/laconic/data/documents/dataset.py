@@ -70,7 +70,8 @@ class DocumentDataset:
         max_rows: int | None = None,
         min_rows: int = 1,
     ) -> None:
-        self.names, self.ids, self.config = [document.name for document in documents], list(ids), config
+        self.names, self.books = [doc.name for doc in documents], [doc.book for doc in documents]
+        self.ids, self.config = list(ids), config
         self.fixed_segments, self.pad_to_row_tokens = fixed_segments, pad_to_row_tokens
         self.boundaries = SegmentBoundaries(config, seed, max_segment_tokens)
         step = config.row_tokens
@@ -90,9 +91,9 @@ class DocumentDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the documents' names and token ids and of the settings for rows and segments."""
+        """SHA-256 of the names that rows give, of token ids, and of the settings for rows and segments."""
         config = self.config.model_dump()
-        cuts = {"names": self.names, "config": config, "fixed": self.fixed_segments, "rows": len(self.rows)}
+        cuts = {"books": self.books, "config": config, "fixed": self.fixed_segments, "rows": len(self.rows)}
         return hash_token_arrays(cuts, self.ids)
 
     @property

@@ -53,6 +53,11 @@ class Document:
     part: SplitName | None = None
 
     @property
+    def key(self) -> str:
+        """The name that its rows give, or the number of its row; it stays the same if the file is renamed."""
+        return self.book or self.name.rpartition(":")[2]
+
+    @property
     def text(self) -> str:
         """All sections, separated by empty lines."""
         return SECTION_SEPARATOR.join(self.sections)
@@ -205,7 +210,8 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
 def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[SplitName, list[Document]]:
     """Split documents as their rows say.
 
-    If no row names a split and the recipe names no held-out documents, hold out a fraction by the SHA-256 of the names.
+    If no row names a split and the recipe names no held-out documents, hold out a fraction by the SHA-256 of the names,
+    or of the numbers of rows without a name: a file may be renamed.
     """
     parts: dict[SplitName, list[Document]] = {"train": [], "valid": [], "test": []}
     if any(document.part for document in documents) or config.valid or config.test:
@@ -214,7 +220,7 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
         return parts
     fraction = config.text.held_out_fraction
     k = round(fraction * len(documents)) or int(fraction > 0 and len(documents) > 2)
-    order = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
+    order = sorted(documents, key=lambda document: hashlib.sha256(document.key.encode()).digest())
     held_out: Mapping[str, SplitName] = {doc.name: HELD_OUT_PARTS[i >= k] for i, doc in enumerate(order[: 2 * k])}
     for document in documents:
         parts[held_out.get(document.name, "train")].append(document)

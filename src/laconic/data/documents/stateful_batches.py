@@ -44,7 +44,8 @@ class StatefulBatches:
         seed: int,
         max_rows: int | None = None,
     ) -> None:
-        self.names, self.ids = [document.name for document in documents], list(ids)
+        self.names, self.books = [doc.name for doc in documents], [doc.book for doc in documents]
+        self.ids = list(ids)
         self.chunk_tokens, self.num_lanes, self.seed = chunk_tokens, num_lanes, seed
         # A single token predicts nothing, so the last chunk of a document has at least two.
         self.chunk_starts = [range(0, max(len(document) - 1, 0), chunk_tokens) for document in ids]
@@ -60,9 +61,9 @@ class StatefulBatches:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the documents' names and ids, and of how they are divided."""
+        """SHA-256 of the names that rows give, of token ids, and of how documents are divided."""
         layout = {
-            "names": self.names,
+            "books": self.books,
             "chunk_tokens": self.chunk_tokens,
             "num_lanes": self.num_lanes,
             "seed": self.seed,

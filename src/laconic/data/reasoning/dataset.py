@@ -2,8 +2,9 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -79,6 +80,12 @@ class FilterCounts:
         return ("; ".join(notes),) if notes else ()
 
 
+def remove_file_name(id: str, files: Collection[str]) -> str:
+    """Return the id of a row; only its number if it is that of a row without an id, `FILE:NUMBER`."""
+    name, colon, number = id.rpartition(":")
+    return colon + number if name in files and number.isdecimal() else id
+
+
 def to_singular(text: str) -> str:
     """Return a description of several rows, questions or tokens as one of a single one."""
     return re.sub(r"^(row|question|unknown token)s", r"\1", text)
@@ -149,8 +156,9 @@ class ReasoningDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the rows' names and ids, and of their documents if there are any."""
-        names = "\n".join(example.id for example in self.examples).encode()
+        """SHA-256 of the rows' names and ids, and of their documents if there are any; files may be renamed."""
+        files = {Path(name).name for name in (self.config.path, *(self.config.name or ())) if name}
+        names = "\n".join(remove_file_name(example.id, files) for example in self.examples).encode()
         digest = hashlib.sha256(names + self.packed.astype("<i4").tobytes())
         if self.counts.num_documents:
             for ids in self.documents:
