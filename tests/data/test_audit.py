@@ -1,6 +1,7 @@
 """Audit of data files: problems, token lengths, duplicates, rows over the limit."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from laconic.data.audit import (
     scan_file,
 )
 from laconic.data.tokenizer import load_tokenizer
-from tests.conftest import needs
+from tests.conftest import RunCli, needs
 
 ROWS = [
     ReasoningExample("a", "Three and four?", ("<<3+4=7>>", "<<7+1=8>>"), "8"),
@@ -87,3 +88,17 @@ def test_scan_file_notes(tmp_path):
         "a byte-order mark at the start", "lines end with CR LF (2 lines)", "blank lines, which are skipped",
     }  # fmt: skip
     assert not result.problems
+
+
+def test_data_check_refuses_folders(run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library `datasets` would search them for minutes; `owner/name` may be a local copy, which it reads."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows", "a/b/c", "gsm8k"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("rows", "a/b/c", str(tmp_path), "/tmp", "/tmp:train"):
+        code, _, error = run_cli("data", "check", name)
+        assert (code, error.count("\n")) == (66, 1)
+        assert "give a .jsonl, .parquet or .txt file" in error
+        assert ("is a folder" in error) == (name != "/tmp:train")
+    error = run_cli("data", "check", "gsm8k", "--data-dir", str(tmp_path))[2]
+    assert "gsm8k:train: no file" in error, "a known data set, whatever is called like it"

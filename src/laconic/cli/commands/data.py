@@ -106,6 +106,7 @@ class DataCheckCommand:
         if self.max_length is not None and self.tokenizer is None:
             raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
         check_minimum(1, max_length=self.max_length)
+        self.refuse_folder()
         self.refuse_other_flags()
         with status("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
@@ -128,6 +129,21 @@ class DataCheckCommand:
         from laconic.config.data import is_row_file
 
         return is_row_file(self.file) or Path(self.file).is_file()
+
+    def refuse_folder(self) -> None:
+        """Raise `InputError` (66) for a path that is no file; the library `datasets` would search it for minutes.
+
+        A folder named as a hub data set, `owner/name`, is a local copy, which that library reads.
+        """
+        from laconic.data.reasoning.catalog import find_dataset, split_name
+
+        path, base = Path(self.file), split_name(self.file)[0]
+        if self.documents or self.is_file or find_dataset(self.file) is not None:
+            return
+        if path.is_dir() and (path.is_absolute() or base.count("/") != 1):
+            raise InputError(f"{path} is a folder; give a .jsonl, .parquet or .txt file")
+        if path.is_absolute():
+            raise InputError(f"no file {path}; give a .jsonl, .parquet or .txt file, or a data set by name")
 
     def refuse_other_flags(self) -> None:
         """Raise `UsageError` (2) for flags that what is read has no use for."""
