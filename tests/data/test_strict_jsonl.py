@@ -57,7 +57,9 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "NaN": (raw(b'"4"', b"NaN"), "1:60", "NaN is not a JSON number"),
     "infinity": (raw(b'"4"', b'"4", "m": [1, -Infinity]'), "1:70", "-Infinity is not a JSON number"),
     "a number too large": (raw(b'"4"', b'"4", "m": 1e999'), "1:70", "1e999 is out of range"),
-    "an integer too large": (raw(b'"4"', b'"4", "m": ' + b"9" * 30), "1:70", "beyond 2^63; put it in quotes"),
+    "an integer too large": (raw(b'"4"', b'"4", "m": ' + b"9" * 30), "1:70", "has more than 64 bits; put it in quotes"),
+    "an integer just too large": (raw(b'"4"', b'"4", "m": 18446744073709551616'), "1:70", "more than 64 bits"),
+    "an integer too small": (raw(b'"4"', b'"4", "m": -9223372036854775809'), "1:70", "more than 64 bits"),
     "brackets without end": (b'{"question": ' + b"[" * 100_000 + b"\n", "1:1", "nested deeper than 64"),
     "brackets too deep": (raw(b'"4"', b'"4", "m": ' + b"[" * 70 + b"]" * 70), "1:1", "…; use plain fields"),
     "a list for an object": (GOOD + b'["question", "answer"]\n', "2:1", "not an object"),
@@ -117,6 +119,14 @@ def test_parse_row_accepts_escaped_backslashes(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(raw(b"2 and", rb"a\\u202e \\ud83d \\u0000 \ud83d\ude00 \u2019"))
     assert read_examples(path, CONFIG).examples[0].question == "a\\u202e \\ud83d \\u0000 \U0001f600 \u2019 2?"
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63)])
+def test_parse_row_accepts_integers_of_64_bits(number: int, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(row(n=number, answer=number))
+    example = read_examples(path, CONFIG).examples[0]
+    assert (example.metadata["n"], example.answer) == (number, str(number))
 
 
 def test_read_examples_refuses_forty_files() -> None:

@@ -16,7 +16,8 @@ from laconic.errors import InputError, translate_os_errors
 from laconic.storage.strict_json import MAX_JSON_DEPTH, build_object, parse_finite_float, reject_constant
 
 MAX_LINE_BYTES = 10_000_000
-MAX_INTEGER = 2**63  # 2^53 would refuse products in published rows
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # ids have up to 64 bits, and products in published rows more than 53
+MAX_INTEGER_DIGITS = 20
 MAX_REPORTED = 20  # problems listed one by one; the rest are counted by kind
 EXCERPT_LENGTH = 80
 ROWS_PER_SKIP = 1000  # `on_invalid_row = "skip"` may drop one row in this many
@@ -242,8 +243,8 @@ def check_file_type(line: bytes) -> None:
 def parse_row(text: str) -> dict[str, Any]:
     """Parse the object on a line strictly.
 
-    Refused are duplicate keys, NaN and infinities, integers beyond 2^63, nesting deeper than 64, lone surrogates, NUL
-    and bidirectional control characters.
+    Refused are duplicate keys, NaN and infinities, integers of more than 64 bits, nesting deeper than 64, lone
+    surrogates, NUL and bidirectional control characters.
 
     Raises:
         RowError: With the column of the problem.
@@ -291,8 +292,8 @@ def check_characters(text: str) -> None:
 
 
 def _parse_integer(text: str) -> int:
-    if len(text) > 20 or abs(int(text)) >= MAX_INTEGER:
-        raise ValueError(f"integer {text[:20]} is beyond 2^63; put it in quotes")
+    if len(text) > MAX_INTEGER_DIGITS or not MIN_INTEGER <= int(text) <= MAX_INTEGER:
+        raise ValueError(f"integer {text[:MAX_INTEGER_DIGITS]} has more than 64 bits; put it in quotes")
     return int(text)
 
 
