@@ -1,7 +1,9 @@
 """Sampling filters equal transformers; samples follow the distribution; streamed text equals the whole text."""
 
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from laconic.errors import InputError
 from laconic.generation import sampling
 from laconic.generation.config import GenerationConfig
+from laconic.generation.published import read_published_sampling
 from laconic.generation.sampling import (
     Sampler,
     apply_filters,
@@ -167,3 +171,26 @@ def test_smallest_temperatures_are_greedy(temperature: float) -> None:
     logits = torch.randn(3, 50)
     sampler = Sampler(GenerationConfig(temperature=temperature), [0, 1, 2], [[], [], []], [])
     assert torch.equal(sampler(logits, block_eos=False)[0], logits.argmax(-1))
+
+
+@pytest.mark.parametrize("published", [{"top_p": 0}, {"top_p": 0.0, "temperature": 0.7, "top_k": 20}])
+def test_published_top_p_of_zero_is_greedy_at_any_temperature(tmp_path: Path, published: dict[str, float]) -> None:
+    """As transformers samples with such a file; a request that sets another top_p samples as usual."""
+    (tmp_path / "generation_config.json").write_text(json.dumps(published))
+    sampling_options = read_published_sampling(tmp_path)
+    assert "top_p 0, so the most likely token" in sampling_options.describe()
+    logits = logits_of(3)
+    for changes in ({}, {"temperature": 2.0}):
+        config = GenerationConfig(**sampling_options.options | changes)  # pyright: ignore[reportArgumentType]
+        sampler = Sampler(config, list(range(6)), [[]] * 6, [])
+        for _ in range(5):
+            assert torch.equal(sampler(logits, block_eos=False)[0], logits.argmax(-1))
+    changed = sampling_options._replace(options=sampling_options.options | {"top_p": 0.9})
+    assert "top_p 0.9" in changed.describe()
+
+
+def test_published_sampling_names_the_folder_of_a_broken_file(tmp_path: Path) -> None:
+    for text, message in (("{\n x", ":2:2: not JSON"), ('{"top_p": -1}', ": top_p=-1 must be")):
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(InputError, match=f"^{tmp_path}/generation_config.json{message}"):
+            read_published_sampling(tmp_path)

@@ -414,15 +414,30 @@ def test_load_refuses_nan_and_infinity(tmp_path: Path, family: str, dtype: torch
         tensors[name][5, 17] = float("nan")
         tensors[name][40, 3] = float("inf")
 
-    with pytest.raises(NonFiniteError, match=rf"{name}.*\[5, 17\]"):
+    with pytest.raises(NonFiniteError, match=rf"^{tmp_path}/a: {name}: 2 values not finite, first at \[5, 17\]"):
         Decoder.from_pretrained(edit_tensors(tmp_path / "a", edit), dtype)
 
 
 def test_load_refuses_overflow_of_the_dtype(tmp_path: Path) -> None:
-    edit_tensors(save_tiny(tmp_path / "a"), lambda t: t["model.norm.weight"].fill_(1e6))
+    edit_tensors(save_tiny(tmp_path / "a"), lambda t: t["model.norm.weight"].fill_(-1e6))
     Decoder.from_pretrained(tmp_path / "a", torch.bfloat16)
-    with pytest.raises(NonFiniteError, match=r"model.norm.weight"):
+    message = rf"^{tmp_path}/a: model\.norm\.weight: 1e\+06 overflows in float16, .* 65504; load the model in float32$"
+    with pytest.raises(NonFiniteError, match=message):
         Decoder.from_pretrained(tmp_path / "a", torch.float16)
+
+
+@pytest.mark.parametrize("shard", ["model.safetensors", "model-00001-of-00001.safetensors"])
+def test_load_names_pointers_of_git_lfs(tmp_path: Path, shard: str) -> None:
+    folder = save_tiny(tmp_path / "a")
+    (folder / "model.safetensors").unlink()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    (folder / shard).write_text(pointer)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": shard}}))
+    with pytest.raises(InputError, match=rf"^{folder / shard} holds a pointer of git-lfs.*; run git lfs pull"):
+        Decoder.from_pretrained(folder)
+    (folder / shard).write_text("another text")
+    with pytest.raises(InputError, match="begins with the text 'another '"):
+        Decoder.from_pretrained(folder)
 
 
 # --- types

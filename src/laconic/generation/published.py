@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 from laconic.errors import InputError, UsageError
 from laconic.generation.config import GenerationConfig
+from laconic.models.checkpoints.hf_config import read_checkpoint_json
 from laconic.storage.file_names import resolve_inside
-from laconic.storage.strict_json import read_foreign_json
 
 DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+GREEDY_TOP_P = 1e-9  # instead of 0, which some files have for greedy decoding: only the most likely token is left
 
 
 class PublishedSampling(NamedTuple):
@@ -19,13 +21,18 @@ class PublishedSampling(NamedTuple):
 
     def describe(self) -> str:
         """Return a line with the options in use."""
-        changed = [f"{name} {value:g}" for name, value in self.options.items() if value != DEFAULTS[name]]
+        values = {name: f"{name} {value:g}" for name, value in self.options.items() if value != DEFAULTS[name]}
+        if self.options["top_p"] == GREEDY_TOP_P:
+            values["top_p"] = "top_p 0, so the most likely token"
+        changed = list(values.values())
         source = f"published: {', '.join(self.published)}" if self.published else "the model publishes none"
         return f"sampling with {', '.join(changed) or 'temperature 1'} ({source})"
 
 
 def read_published_sampling(folder: Path | None) -> PublishedSampling:
     """Read temperature, top_p, top_k, min_p and repetition_penalty of a checkpoint; others than these are ignored.
+
+    A `top_p` of 0 leaves only the most likely token, at any temperature, as in transformers.
 
     Args:
         folder: Checkpoint folder, or None for a model without one. Without generation_config.json, or without an option
@@ -35,17 +42,18 @@ def read_published_sampling(folder: Path | None) -> PublishedSampling:
         InputError: The file is not JSON, or an option is not a number or out of range.
     """
     path = None if folder is None else resolve_inside(folder, "generation_config.json")
-    content = read_foreign_json(path) if path is not None and path.is_file() else {}
+    content = read_checkpoint_json(path) if path is not None and path.is_file() else {}
     published = {name: content[name] for name in DEFAULTS if content.get(name) is not None}
     for name, value in published.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"generation_config.json: {name} = {value!r} is not a number; correct the file")
+            raise InputError(f"{path}: {name} = {value!r} is not a number; correct the file")
     top_k = published.get("top_k", 0)
     if top_k == -1 or (isinstance(top_k, float) and top_k.is_integer()):  # vLLM writes -1 for none, others 50.0
         published["top_k"] = max(0, int(top_k))
+    if published.get("top_p") == 0:
+        published["top_p"] = GREEDY_TOP_P
     try:
-        options: dict[str, Any] = published | ({"top_p": 1.0} if published.get("top_p") == 0 else {})  # 0 is greedy
-        GenerationConfig(**options)
+        GenerationConfig(**published)
     except UsageError as error:
-        raise InputError(f"generation_config.json: {error}; correct the file") from None
+        raise InputError(f"{path}: {error}; correct the file") from None
     return PublishedSampling(DEFAULTS | published, tuple(published))

@@ -16,11 +16,11 @@ from laconic.models.checkpoints.hf_config import (
     RopeConfig,
     describe_ignored_keys,
     parse_hf_config,
+    read_checkpoint_json,
     to_hf_config,
     validate_hf_config,
 )
 from laconic.models.checkpoints.hf_fields import FAMILIES, HF_KEYS, FamilyKeys
-from laconic.storage.strict_json import read_foreign_json
 
 __all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "RopeConfig", "WeightNames"]
 
@@ -149,9 +149,9 @@ class DecoderConfig:
         Args:
             folder: Folder of a checkpoint in the layout of Hugging Face.
         """
-        source, path = read_foreign_json(folder / "config.json"), folder / "generation_config.json"
+        source, path = read_checkpoint_json(folder / "config.json"), folder / "generation_config.json"
         file = validate_hf_config(source)
-        config = cls._from_keys(source, file, read_foreign_json(path) if path.is_file() else {})
+        config = cls._from_keys(source, file, read_checkpoint_json(path) if path.is_file() else {})
         for note in describe_ignored_keys(source, file):
             warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
         return config

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import InputError, UnsafeFileError
+from laconic.errors import InputError, UnsafeFileError, translate_os_errors
+from laconic.models.checkpoints.hf_config import read_checkpoint_json
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.storage import atomic, file_names, safetensors_header, strict_json
+from laconic.storage import atomic, file_names, safetensors_header
 from laconic.storage.file_names import is_printable
 from laconic.storage.safetensors_header import TensorSpec
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+LFS_POINTER = b"version https://git-lfs"  # begins the text that stands for a file until git-lfs fetches it
 PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEADLESS_HINT = (
@@ -154,7 +156,7 @@ def index_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
         files = {SINGLE_FILE: [""]}
     elif (folder / INDEX_FILE).exists():
-        files = _read_index(strict_json.read_foreign_json(file_names.resolve_inside(folder, INDEX_FILE)))
+        files = _read_index(read_checkpoint_json(file_names.resolve_inside(folder, INDEX_FILE)))
     else:
         refuse_pickle(folder)
         raise InputError(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")
@@ -164,11 +166,24 @@ def index_tensors(folder: Path) -> dict[str, StoredTensor]:
         path = file_names.resolve_inside(folder, shard)
         if not path.exists():
             raise InputError(f"{shard}, which the index names for {names[0]}, is not in the folder; download it again")
-        for name, spec in safetensors_header.read_safetensors_header(path).tensors.items():
+        for name, spec in read_specs(path).items():
             if name in stored:
                 raise InputError(f"{name} is in {stored[name].path.name} and in {shard}; download them again")
             stored[name] = StoredTensor(path, name, spec)
     return stored
+
+
+def read_specs(path: Path) -> dict[str, TensorSpec]:
+    """Return the tensors of a safetensors file; raise InputError if git-lfs has not replaced it by its content."""
+    try:
+        return safetensors_header.read_safetensors_header(path).tensors
+    except safetensors_header.NotSafetensorsError:
+        with translate_os_errors(path), path.open("rb") as file:
+            is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
+        if is_pointer:
+            hint = "run git lfs pull in its repository, or download the file"
+            raise InputError(f"{path} holds a pointer of git-lfs, not the weights; {hint}") from None
+        raise
 
 
 def _read_index(index: dict[str, Any]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import InputError, UsageError
+from laconic.errors import InputError, NonFiniteError, UsageError
 from laconic.models.checkpoints.checkpoint_files import (
     StoredTensor,
     index_tensors,
@@ -236,14 +236,25 @@ def _load_group(
         for name, stored_name in names.items():
             stored = mapped[stored_name].to(group[name].float_dtype)
             samples[name] = _sample_tensor(name, stored)
-            atomic.check_finite(name, stored)
+            atomic.check_finite(f"{path.parent}: {name}", stored)
+            check_overflow(f"{path.parent}: {name}", stored, dtype)
             tensor = stored.t() if name in transposed else stored
             if name not in may_map or stored.dtype != dtype:
                 copy = memory.empty(tensor.shape, dtype) if memory else torch.empty(tensor.shape, dtype=dtype)
                 tensor = copy.copy_(tensor)
-            if torch.finfo(dtype).max < torch.finfo(stored.dtype).max:  # the conversion may have overflowed
-                atomic.check_finite(name, tensor)
             yield name, tensor
+
+
+def check_overflow(label: str, stored: Tensor, dtype: torch.dtype) -> None:
+    """Raise NonFiniteError, beginning with `label`, if a finite tensor has values outside the range of a dtype."""
+    if stored.numel() == 0 or torch.finfo(dtype).max >= torch.finfo(stored.dtype).max:
+        return
+    low, high = stored.aminmax()
+    largest = torch.maximum(-low, high)
+    if largest.to(dtype).isinf():
+        name, wider = (str(x).removeprefix("torch.") for x in (dtype, stored.dtype))
+        limit = f"{name}, which holds at most {torch.finfo(dtype).max:.6g}"
+        raise NonFiniteError(f"{label}: {float(largest):.6g} overflows in {limit}; load the model in {wider}")
 
 
 def is_linear_weight(module: nn.Module, name: str) -> bool:
