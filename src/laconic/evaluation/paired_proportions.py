@@ -1,7 +1,7 @@
 """Compare right and wrong answers to the same questions: McNemar's test, an interval, and the detectable loss.
 
 Of n questions, `losses` are answered correctly only before a change and `gains` only after it. McNemar's binomial test
-(1947) uses these two counts alone, and is exact for few of them, where a bootstrap claims too much. The interval is the
+(1947) uses these two counts alone, and keeps its level for few of them, where a bootstrap does not. The interval is the
 adjusted Wald interval of Bonett and Price (2012), which keeps its level for few losses and gains, where a bootstrap
 interval has no width. The detectable loss solves the sample size formula of Connor (1987) for the difference; without
 gains it is a little larger than the test needs.

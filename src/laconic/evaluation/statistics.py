@@ -136,8 +136,8 @@ def bisect_share(is_below: Callable[[float], bool]) -> float:
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:
     """Return A minus B, paired by seed and item, by the bootstrap. `ValueError` for scores of different shapes.
 
-    Its p is too small if few of the items of one seed differ; `paired_proportions.compare_answers` is exact for scores
-    of 0 and 1.
+    Its p is too small if few of the items of one seed differ; `paired_proportions.compare_answers` has the binomial p
+    of scores of 0 and 1.
     """
     first, second = to_matrix(a), to_matrix(b)
     if first.shape != second.shape:
