@@ -13,6 +13,7 @@ from torch import Tensor
 
 import laconic
 from laconic.cli.commands.serve import set_tolerance
+from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.language_model import LanguageModel
@@ -24,6 +25,7 @@ from laconic.serving.engine import Engine, StepInput
 from laconic.serving.ragged import RaggedDecoder
 from laconic.serving.requests import ErrorEvent, PromptEvent
 from laconic.serving.thinking import count_question_tokens
+from tests.models.fixtures import ROPES, fresh
 from tests.runs import train_tiny_run
 from tests.serving.answers_only import AnswersOnly
 from tests.serving.receiver import Receiver, run_to_end, submit
@@ -175,6 +177,19 @@ def test_engine_continues_the_cache_of_a_memory() -> None:
     assert plain.token_ids == model.generate("Tom", config)[0].token_ids
     assert forked.token_ids == laconic.generate(decoder, input_ids=[[]], state=before, config=config)[0].token_ids
     assert forked.events[0] == PromptEvent()
+
+
+def test_engine_reads_prompts_beyond_the_original_context_of_longrope_as_generate_does() -> None:
+    """Keys are rotated for the length at the end of their step, so chunks would change the answer."""
+    decoder = fresh("llama", vocab_size=257, max_position_embeddings=256, rope=ROPES["longrope"])
+    model = LanguageModel(decoder, build_byte_tokenizer())
+    prompts = [[1 + i * 7 % 90 for i in range(87)], [5, 6, 7]]
+    config = GenerationConfig(max_tokens=12, eos_token_ids=())
+    engine = Engine(model, prefill_chunk_size=16)
+    receivers = [submit(engine, prompt, config=config) for prompt in prompts]
+    run_to_end(engine)
+    expected = [laconic.generate(decoder, input_ids=[prompt], config=config)[0].token_ids for prompt in prompts]
+    assert [receiver.token_ids for receiver in receivers] == expected
 
 
 @pytest.mark.parametrize("overrides", [(), (*LORA, "compression.adapter_scope=write")])

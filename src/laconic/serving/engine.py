@@ -209,6 +209,7 @@ class Engine:
         ids = torch.tensor([s.next_id for s in decoding], dtype=torch.long, device=self.served.device).split(1)
         step_inputs = list(zip(decoding, ids, strict=False))
         shares = share_positions([s.num_unread_prompt for s in prefilling], self.chunk_sizer.choose(len(decoding)))
+        shares = [s.num_unread_prompt if s.is_read_at_once else n for s, n in zip(prefilling, shares, strict=True)]
         step_inputs += [(s, s.take_prompt(n)) for s, n in zip(prefilling, shares, strict=True) if n]
         outputs = [x for x in map(self.take_output, step_inputs, self.forward(step_inputs)) if x is not None]
         if outputs:

@@ -46,6 +46,7 @@ class RunningSequence:
         thinking: The reads of a question and its latents, until the last one is done.
         num_outputs: Number of hidden states that the current one of these reads sends back.
         hidden_states: Those of its chunks so far.
+        is_read_at_once: Whether the prompt is read in one step, since the length at a step's end changes its keys.
         num_state_ids: How many of the first prompt ids belong to the state that is continued.
         num_prompt_tokens: Tokens of the prompt as they are counted for the user.
         state: What the prompt continues.
@@ -61,6 +62,7 @@ class RunningSequence:
     request: EngineRequest
     on_event: OnEvent
     prompt: Tensor | None = None
+    is_read_at_once: bool = False
     num_state_ids: int = 0
     num_prompt_tokens: int = 0
     state: KVCache | RecurrentState | None = None

@@ -28,6 +28,7 @@ from laconic.generation.static_cache import is_stock_decoder
 from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
+from laconic.models.ops.rope_scaling import has_fixed_frequencies
 from laconic.nested.state import FastWeightState
 from laconic.serving.ragged import MIN_FREE_SLOTS, CacheRow, RaggedDecoder
 from laconic.serving.requests import EngineRequest
@@ -86,6 +87,8 @@ class ServedModel:
             raise UsageError(str(error)) from error
         assert prompt.input_ids is not None
         sequence.prompt, sequence.state = prompt.input_ids[0], cache
+        end = find_first_new_position(self.decoder, prompt, cache)
+        sequence.is_read_at_once = not has_fixed_frequencies(self.decoder.config.rope, end)
         sequence.num_state_ids = state.unread_ids.shape[1] if isinstance(state, DecodeState) else 0
         sequence.num_prompt_tokens = len(request.token_ids)
         sequence.update_flags = prompt.update_flags
