@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import laconic
+from laconic.data import chat_template
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
 from tests.conftest import needs, shared_dir
@@ -221,6 +223,13 @@ def test_apply_chat_template_without_template(stories: Path) -> None:
     for messages in ("hi", TALK[0], None, ["hi"]):
         with pytest.raises(UsageError, match="messages: give a list of messages such as"):
             load_tokenizer(stories).apply_chat_template(messages)
+
+
+def test_render_chat_template_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is on CPU time: a thread that waits for its turn is not stopped."""
+    monkeypatch.setattr(chat_template.time, "monotonic", count(0, 60).__next__)
+    variables = {"messages": TALK, "bos_token": ""}
+    assert chat_template.render_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}", variables)
 
 
 HOSTILE_TEMPLATES: dict[str, tuple[type[Exception], str]] = {
