@@ -1,6 +1,7 @@
 """`laconic train` as a user gives it: runs, their end, what continues them and what refuses to."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import torch
 
 from laconic.cli import generate_batch
 from laconic.cli.commands import train as train_command
-from laconic.cli.commands.train import describe_size, normalise_args
+from laconic.cli.commands.train import describe_size, normalise_args, outcome_to_json
 from laconic.cli.generate_answers import read_question_column
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.evaluation.runs import resolve_step
@@ -24,6 +25,7 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
 from laconic.storage.run_dir import RunDirectory
+from laconic.training.run import TrainingResult
 from tests.conftest import REPO, RunCli, needs
 from tests.tiny_recipes import TINY_RECIPE
 from tests.tolerances import FLOAT32, error
@@ -379,6 +381,11 @@ def test_generate_run_answers_with_its_method_or_chain(run: RunCli) -> None:
     assert "--with-cot: gone is not a run" in run("generate", "gone", "x", "--with-cot").err
     assert run("export", "runs/a", "--out", "out")[0] == 0
     assert Path("out/model.safetensors").read_bytes() == weights("runs/a", 1)
+
+
+def test_outcome_to_json_has_null_for_a_metric_that_is_not_finite() -> None:
+    outcome = TrainingResult(1, {"loss": 0.5}, {"accuracy": math.nan, "loss": 0.25}, None, 0, None)
+    assert outcome_to_json(outcome)["validation"] == {"accuracy": None, "loss": 0.25}
 
 
 def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:

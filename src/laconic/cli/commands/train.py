@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 import subprocess
@@ -200,10 +201,11 @@ class TrainCommand:
 
 
 def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
+    """Return a result for JSON, which has null for a validation metric that is not finite."""
     return {
         "steps": outcome.steps,
         "metrics": dict(outcome.metrics),
-        "validation": dict(outcome.validation),
+        "validation": {name: x if math.isfinite(x) else None for name, x in outcome.validation.items()},
         "best": None if outcome.best is None else {"value": outcome.best[0], "step": outcome.best[1]},
         "skipped": outcome.num_skipped,
         "folder": None if outcome.step_path is None else str(outcome.step_path),
