@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import laconic
 from laconic.cli.arguments import refuse_flags
 from laconic.cli.files import print_json
-from laconic.cli.generate_batch import hash_memory_files, write_rows
+from laconic.cli.generate_batch import hash_memory_files, list_options, write_rows
 from laconic.cli.generate_prompts import PromptRow
 from laconic.config.load import load_recipe
 from laconic.console import log_message, status
@@ -98,10 +98,9 @@ def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[P
     num_tokens = num_passes = 0
 
     def key() -> str:
-        options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
         flags = [command.with_cot, reasoner.jacobi_tolerance, *hash_memory_files(command.memory)]
         weights = weights_fingerprint(reasoner.method.state_dict().items())
-        return hash_json([weights, options, [row.source for row in rows], *flags])
+        return hash_json([weights, list_options(config), [row.source for row in rows], *flags])
 
     def results(first: int) -> Iterator[dict[str, Any]]:
         nonlocal num_tokens, num_passes

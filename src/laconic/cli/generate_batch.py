@@ -149,9 +149,13 @@ def batch_key(
     more: Sequence[object],
 ) -> str:
     """Return a hash of all that determines the output: `more` are flags and the hashes of memories."""
-    options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
     prompts = [row.to_json() | {"source": row.source} for row in rows]
-    return hash_json([decoder.fingerprint, str(decoder.config.dtype), options, prompts, ids, *more])
+    return hash_json([decoder.fingerprint, str(decoder.config.dtype), list_options(config), prompts, ids, *more])
+
+
+def list_options(config: GenerationConfig) -> dict[str, Any]:
+    """Return the options that determine an output: all but the callbacks."""
+    return {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
 
 
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:
