@@ -44,18 +44,14 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint or a trained run.
 
-    What is opened decides the class, and `isinstance` tells:
+    What is opened decides the class, which `isinstance` tells, and the methods besides `generate`:
 
-    ==================================================  ===========================  ==============================
-    path or name                                        class                        besides `generate`
-    ==================================================  ===========================  ==============================
-    checkpoint (folder, hub name, `.gguf`), run of lm,  `LanguageModel`       `load_memory(path)`, `save`
-    folder of a peft adapter that names its base
-    run of cot, nocot, icot, coconut, codi, pccot,      `Reasoner`            `think(question)`
-    kava, or a method of one's own that answers
-    run of autocompressor, published AutoCompressor     `TextCompressor`      `compress`, `save`, `load_memory`
-    run of hope, saved nested model                     `NestedTextModel`     `compress`, `save`, `load_memory`
-    ==================================================  ===========================  ==============================
+    - `LanguageModel`: a checkpoint (folder, hub name, `.gguf`), a run of lm, or a peft adapter that names its base.
+      `compress`, `load_memory`, `save`
+    - `Reasoner`: a run of cot, nocot, icot, coconut, codi, pccot or kava, or of a method of one's own that answers.
+      `think`, `compress`, `stream_answers`
+    - `TextCompressor`: a run of autocompressor, or a published AutoCompressor. `compress`, `load_memory`, `save`
+    - `NestedTextModel`: a run of hope, or a saved nested model. `compress`, `load_memory`, `save`
 
     All have `generate(prompts)`, `decoder`, `tokenizer` and `recipe`. What `laconic export RUN` wrote opens as the run.
 
