@@ -127,7 +127,7 @@ def shared_dir() -> Path:
 def needs(module: str) -> None:
     """Call `missing` if an optional dependency is not installed."""
     if importlib.util.find_spec(module) is None:
-        missing(f"needs {module}: pip install laconic[hf]")
+        missing(f"needs {module}: pip install '.[hf]'")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ HEADER = (
     "attempted",
     "survived",
     "committed work lost",
-    "damage found",
-    "damage harmless",
-    "damage silent",
+    "found",
+    "harmless",
+    "silent",
     "peer",
 )
 ABSENT = "–"

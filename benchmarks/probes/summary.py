@@ -15,7 +15,8 @@ TESTS = "not slow and not real and not vllm"  # those that CI runs
 TITLE, TEXT = (
     "All promises",
     "Each line sums up a table below, or says which tests cover it; a test with hundreds of trials counts as one case. "
-    "Adapters and GGUF files have no checksums, so they are counted as peers, also where laconic reads them.",
+    "Adapters and GGUF files have no checksums, so they are counted as peers, also where laconic reads them. The ids "
+    "are those of the rows in the tables below.",
 )
 
 

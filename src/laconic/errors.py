@@ -11,7 +11,7 @@ ALLOCATION_ERRORS = ("allocate memory", "Tried to allocate", "could not create a
 
 
 class LaconicError(Exception):
-    """Base class: the message is one line with what was given, what is expected, and what to do.
+    """Base class of the errors in `laconic.errors`: one line with what was given, what is expected, and what to do.
 
     Examples:
         >>> import laconic

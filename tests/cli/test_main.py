@@ -172,7 +172,7 @@ def test_usage_error_is_one_line(run_cli: RunCli, args: tuple[object, ...], code
         (FileNotFoundError(errno.ENOENT, "gone", "a/b"), 66, "a/b: no such file"),
         (FileNotFoundError("no zone Mars"), 66, "no zone Mars"),
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), 74, "a/b: No space left on device"),
-        (ModuleNotFoundError("No module named 'peft'", name="peft"), 2, "pip install 'laconic[hf]'"),
+        (ModuleNotFoundError("No module named 'peft'", name="peft"), 2, "pip install '.[hf]'"),
         (MemoryError(), 71, "out of memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "out of memory"),
         (RuntimeError("oh"), 70, "internal error: RuntimeError: oh"),

@@ -124,7 +124,7 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
                  "Half-life of what is written", "hope, memory high", "hope, state bytes", "Active bounds",
                  "hope, projections capped", "Rank of level changes", "Size of the state", "Stream levels",
                  "without chunk 16", "14.39 / 10.08 / 58.04", "15.11 / 11.63 / 57.23",
-                 "hope, books: after ", "Forgetting is not solved"):  # fmt: skip
+                 "hope, books: after ", "but they forget too"):  # fmt: skip
         assert text in page, text
     assert "hope, grad" not in page
 

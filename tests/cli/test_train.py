@@ -68,7 +68,7 @@ def test_train_writes_recipe_environment_and_steps(run: RunCli, tmp_path: Path) 
     assert (code, out) == (0, "")
     assert "runs/tiny: step 4, loss" in err
     last = err.splitlines()[-1]
-    assert all(f", {name} " in last for name in ("codi", "kv", "kept_positions", "teacher_accuracy"))
+    assert all(f", {name} " in last for name in ("codi", "kv", "kv_target_fraction", "teacher_accuracy"))
     run_dir = tmp_path / "runs/tiny"
     assert {"recipe.toml", "env.json", "metrics.jsonl", "latest", "steps"} <= {p.name for p in run_dir.iterdir()}
     message = json.loads((run_dir / "env.json").read_text())
@@ -250,7 +250,7 @@ def test_train_locked_directory_and_full_disk(run: RunCli, tmp_path: Path, monke
 def test_train_track_copies_metrics(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     code, _, err = run("train", "tiny.toml", "--track", "trackio")
-    assert (code, err) == (2, "laconic: trackio is not installed; pip install 'laconic[track]'\n")
+    assert (code, err) == (2, "laconic: trackio is not installed; in a clone of laconic: pip install '.[track]'\n")
     assert not Path("runs").exists()
     report = list[Any]()
     trackio = SimpleNamespace(

@@ -57,7 +57,7 @@ def test_kv_memory_of_a_whole_cache_continues_as_the_text(family: str) -> None:
     decoder = make_decoder(family)
     cache = read(decoder, IDS)
     memory = KVMemory.from_cache(cache)
-    assert memory.to_cache().equal(cache)
+    assert memory.to_cache().is_equal(cache)
     assert torch.equal(logits_after(decoder, memory.to_cache(), NEXT), logits_after(decoder, cache, NEXT))
 
 

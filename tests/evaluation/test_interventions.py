@@ -64,7 +64,7 @@ def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
     built = build_inputs(run, batch, donors=batch)
     same = interventions.run_intervention(run, batch, InterventionSpec("swap"), built)
-    assert same.cache.equal(built.rollout.cache)
+    assert same.cache.is_equal(built.rollout.cache)
     assert torch.equal(same.hidden_states, built.rollout.hidden_states)
     assert same_cache(
         interventions.run_intervention(run, batch, InterventionSpec("swap", "cache"), built).cache, built.rollout.cache
@@ -170,7 +170,7 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     run, batch = subject("gpt2"), reasoning_batch()
     built = build_inputs(run, batch)
     moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), built).cache
-    assert not moved.equal(built.rollout.cache)
+    assert not moved.is_equal(built.rollout.cache)
     eot = run.thoughts.end.expand(batch.B, 1, -1)
     with torch.no_grad():
         assert (
@@ -192,7 +192,7 @@ def test_cache_edits_touch_the_latents_alone(kind: Any) -> None:
             assert not mine[:, :, -M:].any()
         else:
             assert error(mine[:, :, -M:].norm(dim=-1), theirs[:, :, -M:].norm(dim=-1)) < 1e-6  # turned in float32
-    assert built.rollout.cache.equal(run.think(batch).cache)  # what was given is as it was
+    assert built.rollout.cache.is_equal(run.think(batch).cache)  # what was given is as it was
 
 
 def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:

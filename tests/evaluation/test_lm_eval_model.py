@@ -157,7 +157,9 @@ def test_main_lm_eval_without_lm_eval(monkeypatch: pytest.MonkeyPatch, capsys: A
     with pytest.raises(SystemExit) as end:
         main_lm_eval()
     assert end.value.code == 2
-    assert capsys.readouterr().err == "laconic: lm_eval is not installed; pip install 'laconic[eval]'\n"
+    assert (
+        capsys.readouterr().err == "laconic: lm_eval is not installed; in a clone of laconic: pip install '.[eval]'\n"
+    )
 
 
 def test_laconic_lm_with_a_memory(run_cli: RunCli, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_resumed_run_equals_uninterrupted_run_with_fast_weights(run: Run, folder
     assert (step / "state.safetensors").stat().st_size > 2 * 2 * 8 * 8 * 4
     lines = [json.loads(line) for line in (folder / "whole/metrics.jsonl").read_text().splitlines()]
     assert {"nats", "accuracy"} <= lines[-1]["validation"].keys()
-    assert lines[0]["level0_fired"] > 0
+    assert lines[0]["level0_updates"] > 0
 
     run("export", "whole", "--out", "exported")
     exported = Hope.from_pretrained(folder / "exported")

@@ -172,7 +172,7 @@ def test_generate_does_not_depend_on_earlier_calls() -> None:
     (after,), (new,) = (continue_ids(d, ROWS[:1], max_tokens=20) for d in (used, fresh("llama")))
     assert after.token_ids == new.token_ids
     assert after.logprobs == new.logprobs
-    assert cache_of(after).equal(cache_of(new))
+    assert cache_of(after).is_equal(cache_of(new))
     assert torch.equal(after.last_hidden, new.last_hidden)
 
 

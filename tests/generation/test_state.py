@@ -111,7 +111,7 @@ def test_generations_states_and_caches_are_compared_by_identity() -> None:
     for mine, theirs in ((one, other), states, (states[0].cache, states[1].cache)):
         assert mine != theirs
         assert len({mine, theirs}) == 2
-    assert states[0].cache.equal(states[1].cache)
+    assert states[0].cache.is_equal(states[1].cache)
 
 
 def test_generation_repr_is_one_short_line() -> None:

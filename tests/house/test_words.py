@@ -1,4 +1,4 @@
-"""Words that nobody writes: the checks say so, or nobody does."""
+"""README and `src` avoid words that claim more than a test can show."""
 
 import re
 

@@ -96,7 +96,7 @@ def test_run_adaptive_rollout_equals_the_fixed_one_bit_for_bit(tolerance: float,
     assert got.passes == fixed.passes
     assert torch.equal(got.latents, fixed.latents)
     assert torch.equal(got.hidden_states, fixed.hidden_states)
-    assert got.cache.equal(fixed.cache)
+    assert got.cache.is_equal(fixed.cache)
 
 
 def test_jacobi_residual_is_the_largest_change_of_a_latent() -> None:

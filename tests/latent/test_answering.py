@@ -191,7 +191,7 @@ def test_answers_are_equal_after_save_and_load(tmp_path: object) -> None:
     batch = questions(3, 5)
     with torch.no_grad():
         one, two = (t.think(decoder, question=decoder.embed(batch.question_ids)) for t in (thoughts, other))
-    assert one.cache.equal(two.cache)
+    assert one.cache.is_equal(two.cache)
     assert answer_from_latents(decoder, thoughts, batch, build_decoding()) == answer_from_latents(
         decoder, other, batch, build_decoding()
     )

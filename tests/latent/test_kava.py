@@ -52,11 +52,16 @@ def test_latent_methods_refuse_schedules_and_layers() -> None:
 
 def test_kava_terms_of_weight_0_are_not_computed() -> None:
     batch = reasoning_batch(ROWS)
-    assert set(build_kava()(batch).metrics) == {*TERMS, "student_right", "teacher_right", "kept_positions"}
+    assert set(build_kava()(batch).metrics) == {
+        *TERMS,
+        "student_token_accuracy",
+        "teacher_token_accuracy",
+        "kv_target_fraction",
+    }
     bare = build_kava(distillation={"hidden_weight": 0.0, "teacher_ce_weight": 0.0}, weight=0.0)(batch)
-    assert set(bare.metrics) == {"student", "student_right"}
+    assert set(bare.metrics) == {"student", "student_token_accuracy"}
     assert not any(term.requires_grad for term in bare.metrics.values())
-    assert float(build_kava(num_latents=4)(batch).metrics["kept_positions"]) == (4 + 3 + 0 + 4) / 16
+    assert float(build_kava(num_latents=4)(batch).metrics["kv_target_fraction"]) == (4 + 3 + 0 + 4) / 16
 
 
 def test_codi_skips_the_teacher_pass_if_no_term_needs_it() -> None:
@@ -72,7 +77,7 @@ def test_codi_skips_the_teacher_pass_if_no_term_needs_it() -> None:
     crop = build_kava(distillation=NO_WEIGHTS, selection={"policy": "crop"})(
         reasoning_batch(ROWS)
     )  # needs the teacher's cache only
-    assert set(crop.metrics) == {"kv", "kept_positions"}
+    assert set(crop.metrics) == {"kv", "kv_target_fraction"}
     with pytest.raises(UsageError, match="every loss weight is 0"):
         build_kava(distillation=NO_WEIGHTS, weight=0.0)(reasoning_batch(ROWS))
 
@@ -98,7 +103,7 @@ def test_kava_without_weights_is_the_cross_entropies(num_iterations: int) -> Non
 def test_kava_teacher_loss_equals_cot() -> None:
     method, batch = build_kava(), reasoning_batch(ROWS, pads=1)
     written = Cot(method.decoder)(batch)
-    for name in ("teacher", "teacher_right"):
+    for name in ("teacher", "teacher_token_accuracy"):
         assert_close(method(batch).metrics[name], written.metrics[name])
 
 
@@ -126,7 +131,7 @@ def test_kava_batch_without_chains_is_finite(name: str) -> None:
     }
     method, batch = build_kava(**forms[name]), reasoning_batch(((3, 0, 4), (2, 0, 3)))
     output = method(batch)
-    assert float(output.metrics["kv"]) == float(output.metrics["kept_positions"]) == 0
+    assert float(output.metrics["kv"]) == float(output.metrics["kv_target_fraction"]) == 0
     assert all(g.isfinite().all() for g in gradients(method, output.loss).values())
     assert all(g.isfinite().all() for g in gradients(method, method(reasoning_batch(((2, 3, 2),))).loss).values())
 
@@ -224,7 +229,7 @@ def test_kava_policy_results_counts_results_as_targets() -> None:
     batch = replace(batch, chain_result_mask=batch.chain_mask & every_other)  # 3, 2, 0 and 3 results
     method = build_kava(selection={"policy": "results"})
     assert method.loss_denominators(batch)["kv"] == 3 + 2 + 0 + 3
-    assert float(method(batch).metrics["kept_positions"]) == (3 + 2 + 0 + 3) / 16
+    assert float(method(batch).metrics["kv_target_fraction"]) == (3 + 2 + 0 + 3) / 16
     assert float(method(batch).metrics["kv"].detach()) != float(build_kava()(batch).metrics["kv"].detach())
 
 

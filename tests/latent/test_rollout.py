@@ -31,7 +31,7 @@ def test_rollout_jacobi_result(num_iterations: int) -> None:
     assert len(got.records) == num_iterations + 1
     assert torch.equal(got.records[-1].latents, got.latents)
     assert torch.equal(got.records[-1].hidden_states, got.hidden_states)
-    assert got.records[-1].cache.equal(got.cache)
+    assert got.records[-1].cache.is_equal(got.cache)
     assert_close(got.begin_hidden, decoder_of("llama")(noise(1, 2, 3, D)).hidden_states[:, -1])
 
 

@@ -47,9 +47,9 @@ def test_cache_crop_equals_reading_less(name: str, batch: EmbedBatch, data: st.D
     before, cropped, more = copy_of(cache), cache.crop(n), noise(2, B, 3, 48)
     prefix = decoder(batch.inputs_embeds[:, :n], attention_mask=batch.attention_mask[:, :n]).cache if n else None
     assert_close(decoder(more, cropped).hidden_states, decoder(more, prefix).hidden_states)
-    assert cache.crop(T).equal(cache)
+    assert cache.crop(T).is_equal(cache)
     assert n == cropped.S
-    assert cache.equal(before)
+    assert cache.is_equal(before)
 
 
 @SOME
@@ -65,7 +65,7 @@ def test_cache_gather_slots_equals_masking_the_others(name: str, batch: EmbedBat
     gathered, valid = cache.gather_slots(slots), torch.zeros_like(cache.valid).scatter(1, slots, True)
     more = noise(2, B, 3, 48)
     assert_close(decoder(more, gathered).hidden_states, decoder(more, cache.with_valid(valid)).hidden_states)
-    assert cache.gather_slots(torch.arange(T).expand(B, T)).equal(cache)
+    assert cache.gather_slots(torch.arange(T).expand(B, T)).is_equal(cache)
     assert torch.equal(gathered.keys[1][0, :, 0], cache.keys[1][0, :, slots[0, 0]])
 
 
@@ -80,7 +80,7 @@ def test_cache_select_and_concat_rows_equal_batches(name: str, batch: EmbedBatch
     for i, row in enumerate(rows):
         expected = decoder(more[i : i + 1], cache.select_rows([row])).hidden_states[0]
         assert_close(decoder(more, selected).hidden_states[i], expected)
-    assert cache.select_rows(list(range(B))).equal(cache)
+    assert cache.select_rows(list(range(B))).is_equal(cache)
     singles = [read_row_alone(decoder, batch, row).cache for row in rows]
     joined = KVCache.concat_rows(*singles)
     assert max(single.S for single in singles) == joined.S
@@ -115,8 +115,8 @@ def test_cache_repeat_rows_makes_independent_rows(name: str, B: int) -> None:
     for i in range(3 * B):
         expected = decoder(more[i : i + 1], cache.select_rows([i // 3])).hidden_states[0]
         assert_close(output.hidden_states[i], expected)
-    assert cache.equal(before)
-    assert repeated.equal(cache.select_rows([row for row in range(B) for _ in range(3)]))
+    assert cache.is_equal(before)
+    assert repeated.is_equal(cache.select_rows([row for row in range(B) for _ in range(3)]))
     shares_memory = repeated.keys[0].data_ptr() == cache.keys[0].data_ptr()
     assert shares_memory == (B == 1)
 
@@ -129,10 +129,10 @@ def test_cache_append_inverts_cutting(name: str, batch: EmbedBatch, data: st.Dat
     cache = read_whole(decoder, batch).cache
     n = data.draw(st.integers(0, T))
     left, right = cache.crop(n), cache.gather_slots(torch.arange(n, T).expand(B, -1))
-    assert left.append(right).equal(cache)
+    assert left.append(right).is_equal(cache)
     empty = KVCache.empty(decoder.config, B, torch.float64)
-    assert empty.append(cache).equal(cache)
-    assert cache.append(empty).equal(cache)
+    assert empty.append(cache).is_equal(cache)
+    assert cache.append(empty).is_equal(cache)
 
 
 @SOME
@@ -144,7 +144,7 @@ def test_cache_with_valid_equals_removing_slots(name: str) -> None:
     a, b = decoder(more, masked), decoder(more, cache.gather_slots(slots))
     assert_close(a.hidden_states, b.hidden_states)
     assert torch.equal(a.cache.positions[:, -2:], b.cache.positions[:, -2:])
-    assert masked.with_valid(cache.valid).equal(cache)
+    assert masked.with_valid(cache.valid).is_equal(cache)
 
 
 def test_cache_operations_are_differentiable() -> None:
@@ -185,7 +185,7 @@ def test_cache_to_moves_and_converts() -> None:
     half = cache.to(dtype=torch.bfloat16)
     assert half.keys[0].dtype == half.values[1].dtype == torch.bfloat16
     assert (half.positions.dtype, half.valid.dtype) == (torch.int64, torch.bool)
-    assert cache.to("cpu", torch.float64).equal(cache)
+    assert cache.to("cpu", torch.float64).is_equal(cache)
 
 
 def test_cache_equal_compares_every_tensor() -> None:
@@ -194,9 +194,9 @@ def test_cache_equal_compares_every_tensor() -> None:
         other = copy_of(cache)
         tensor = other.tensors()[name]
         tensor[..., -1] = ~tensor[..., -1] if name == "valid" else tensor[..., -1] + 1
-        assert not cache.equal(other), name
-    assert cache.equal(copy_of(cache))
-    assert not cache.equal(cache.crop(2))
+        assert not cache.is_equal(other), name
+    assert cache.is_equal(copy_of(cache))
+    assert not cache.is_equal(cache.crop(2))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -205,7 +205,7 @@ def test_cache_file_loads_with_the_same_weights_only(name: str, tmp_path: Path) 
     cache = cache_of(decoder, 2, 4).with_valid(torch.tensor([[False, True, True, True]] * 2))
     cache.save(tmp_path / "cache.safetensors", decoder)
     loaded = KVCache.load(tmp_path / "cache.safetensors", decoder)
-    assert loaded.equal(cache.detach())
+    assert loaded.is_equal(cache.detach())
     more = noise(2, 2, 1, 48).float()
     assert_close(decoder(more, loaded).hidden_states, decoder(more, cache).hidden_states)
     with torch.no_grad():

@@ -124,7 +124,7 @@ def test_kv_prefix_follows_every_cache_operation(tmp_path: Path) -> None:
     assert read.next_position.tolist() == [11]
     empty = KVCache.empty(decoder.config, 1, torch.float64)
     for cut in (read.crop(0), read.gather_slots(torch.empty(1, 0).long()), row.append(empty), row.pad_left(0)):
-        assert cut.equal(row)
+        assert cut.is_equal(row)
     repeated = row.repeat_rows(4)
     assert repeated.prefix is not None
     assert row.prefix is not None
@@ -138,12 +138,12 @@ def test_kv_prefix_follows_every_cache_operation(tmp_path: Path) -> None:
     half = mixed.to(dtype=torch.bfloat16)
     assert half.prefix is not None
     assert half.prefix.values[1].dtype == torch.bfloat16
-    assert mixed.to("cpu").equal(mixed)
+    assert mixed.to("cpu").is_equal(mixed)
     with pytest.raises(ValueError, match="can only come first"):
         plain.append(row)
     for cache in (mixed, row):
         cache.save(tmp_path / "cache.safetensors", decoder)
-        assert KVCache.load(tmp_path / "cache.safetensors", decoder).equal(cache)
+        assert KVCache.load(tmp_path / "cache.safetensors", decoder).is_equal(cache)
 
 
 TENSORS = batch_cache(2).tensors()

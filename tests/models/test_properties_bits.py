@@ -55,7 +55,7 @@ def test_batch_equals_its_rows_to_the_bit(name: str, T: int) -> None:
     for row in range(8):
         single = decoder(embeds[row : row + 1])
         assert torch.equal(single.hidden_states[0], batch.hidden_states[row])
-        assert single.cache.equal(batch.cache.select_rows([row]))
+        assert single.cache.is_equal(batch.cache.select_rows([row]))
         assert torch.equal(
             decoder(embeds[row : row + 1], first.select_rows([row])).hidden_states[0], after.hidden_states[row]
         )

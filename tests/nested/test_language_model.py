@@ -141,7 +141,7 @@ def test_metrics_of_micro_batches_sum_to_the_whole(build: Any) -> None:
     assert_close([summed[name] for name in others], [whole[name] for name in others], tolerance=1e-6)
     assert bool(sampled) == (build is not build_attention)
     assert whole.keys().isdisjoint({"step", "epoch", "lr", "tokens", "seconds", "loss"}), "names of the training log"
-    assert (whole["level0_fired"], whole["level1_fired"], whole["row_tokens"]) == (4.0, 2.0, 9.0)
+    assert (whole["level0_updates"], whole["level1_updates"], whole["row_tokens"]) == (4.0, 2.0, 9.0)
     may_be_zero = ("accuracy", "_capped", "_guarded")
     assert all(x.isfinite() and x > 0 for name, x in whole.items() if not name.endswith(may_be_zero))
 
@@ -149,7 +149,7 @@ def test_metrics_of_micro_batches_sum_to_the_whole(build: Any) -> None:
 def test_metrics_of_memories_are_computed_every_tenth_step() -> None:
     method, batch = NestedLanguageModel(build_hope("associative")), documents(random_ids(2, 3))
     first, ninth, tenth = (set(method(replace(batch, step=step)).metrics) for step in (0, 9, 10))
-    assert first == tenth > ninth >= {"level0_fired", "level0_update", "row_tokens", "nats"}
+    assert first == tenth > ninth >= {"level0_updates", "level0_update_size", "row_tokens", "nats"}
     assert {"memory_half_life", "memory_norm", "memory_guarded"} <= first - ninth
 
 
@@ -163,10 +163,10 @@ def test_metrics_level_sizes_are_relative_to_the_start() -> None:
         start = torch.cat([method.decoder.get_parameter(f"{prefix}{name}.weight").flatten() for name in names])
         change = torch.cat([to_dense(level.change[name]).flatten() for name in names])
         expected.append(change.norm() / start.norm())
-    actual = [output.metrics["level0_moved"], output.metrics["level0_update"]]
+    actual = [output.metrics["level0_change"], output.metrics["level0_update_size"]]
     assert_close(actual, [torch.stack(expected).mean()] * 2)
-    assert output.metrics["level1_fired"] == 0
-    assert output.metrics["level1_moved"] < 1e-12
+    assert output.metrics["level1_updates"] == 0
+    assert output.metrics["level1_change"] < 1e-12
 
 
 def test_metrics_gates_and_norms_start_as_the_options_say() -> None:
@@ -223,7 +223,7 @@ def test_metrics_rank_is_the_stored_rank() -> None:
 
 
 def step_metrics(num_updates: float, size: float, tokens: float = 8.0) -> dict[str, float]:
-    return {"level0_fired": num_updates, "level0_update": size, "row_tokens": tokens}
+    return {"level0_updates": num_updates, "level0_update_size": size, "row_tokens": tokens}
 
 
 def test_dead_level_monitor_warns_once() -> None:
@@ -256,7 +256,7 @@ def test_language_model_locates_a_nonfinite_level(objective: str) -> None:
         model.get_parameter("model.layers.1.mlp.levels.0.step.bias").fill_(math.inf)
     method, batch = NestedLanguageModel(model), documents(random_ids(2, 9), document_ids=("a", "b"))
     assert isinstance(method, LocatesNonFinite)
-    assert not method(batch).metrics["level0_moved"].isfinite()
+    assert not method(batch).metrics["level0_change"].isfinite()
     location = method.locate_nonfinite(batch, None)
     assert "level 0 of layer" in location
     assert "row 0 (a)" in location

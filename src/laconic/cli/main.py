@@ -1,6 +1,7 @@
 """Command-line entry point: parse the arguments, run the command, and exit with a documented code."""
 
 import contextlib
+import inspect
 import io
 import operator
 import os
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import tyro
 from tyro.conf import subcommand
@@ -103,7 +104,6 @@ COMMANDS: dict[str, Any] = {
     ],
     "version": Annotated[VersionCommand, subcommand("version")],
 }
-Command: Any = reduce(operator.or_, COMMANDS.values())
 # Subcommands of commands; the first is the default if no subcommand is given.
 SUBCOMMANDS = {
     "verify": ("all", "parity"),
@@ -137,7 +137,8 @@ def parse_command(args: list[str]) -> Any:
             return tyro.cli(
                 select_command(args),
                 prog="laconic",
-                description="Train and run language models that use few vectors instead of many tokens.",
+                description="Language models that reason, read and learn with a few vectors instead of many tokens. "
+                "laconic COMMAND --help describes a command, with examples.",
                 args=args,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
@@ -150,13 +151,22 @@ def parse_command(args: list[str]) -> Any:
 
 
 def select_command(args: list[str]) -> Any:
-    """Return the type to parse: the command that the arguments name and `version`, or all commands.
+    """Return the type to parse: the command that the arguments name and `version`, or a summary of all commands.
 
     To build the parsers of all commands takes two to three times as long. With one alone, tyro would expect no command
     name.
     """
     name = args[0] if args else ""
-    return COMMANDS[name] | COMMANDS["version"] if name in COMMANDS and name != "version" else Command
+    if name in COMMANDS and name != "version":
+        return COMMANDS[name] | COMMANDS["version"]
+    return reduce(operator.or_, (summarise_command(*command) for command in COMMANDS.items()))
+
+
+def summarise_command(name: str, command: Any) -> Any:
+    """Return a command with the first paragraph of its help, for the list that `laconic --help` prints."""
+    kind, has_subcommands = get_args(command)[0], name in SUBCOMMANDS
+    help_text = command.__metadata__[0].description if has_subcommands else inspect.cleandoc(kind.__doc__)
+    return Annotated[kind, subcommand(name, description=" ".join(help_text.partition("\n\n")[0].split()))]
 
 
 def insert_default_subcommand(args: list[str]) -> list[str]:
@@ -194,7 +204,7 @@ def exit_status(error: BaseException) -> tuple[int, str]:
             return EXIT_IO_ERROR, f"{error.filename or 'input/output'}: {error.strerror or error}"
         case ImportError() if error.name and error.name.partition(".")[0] in EXTRA_OF_PACKAGE:
             extra = EXTRA_OF_PACKAGE[error.name.partition(".")[0]]
-            return EXIT_USAGE, f"{error.name} is not installed; pip install 'laconic[{extra}]'"
+            return EXIT_USAGE, f"{error.name} is not installed; in a clone of laconic: pip install '.[{extra}]'"
         case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or any(
             text in str(error) for text in ALLOCATION_ERRORS
         ):

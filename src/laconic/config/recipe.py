@@ -119,7 +119,8 @@ class ModelConfig(ConfigModel):
     """[model]: the decoder, from a checkpoint, an earlier run, or new with the given sizes."""
 
     name: PathText | None = Field(
-        default=None, description="checkpoint in Hugging Face layout: a folder, or a name on the hub"
+        default=None,
+        description="checkpoint: a folder in Hugging Face layout, a GGUF file, a name on the hub, or a short name",
     )
     revision: str | None = Field(default=None, description="commit, tag or branch on the hub")
     init_from_run: PathText | None = Field(
@@ -205,7 +206,7 @@ class Recipe(ConfigModel):
         default=0, ge=0, lt=2**63, description="seed of data order, sampling and new weights; papers use 0, 1, 2"
     )
     paper_table: str | None = Field(
-        default=None, description='table of a paper that the run reproduces, as "PAPER table ID"'
+        default=None, description='table of a paper that the run reproduces, as "PAPER table ID"; "ours": none'
     )
     table_row: str | None = Field(default=None, description="row of that table")
     deviations: Mapping[str, str] = Field(

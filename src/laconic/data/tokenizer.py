@@ -208,6 +208,9 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
         model: Folder with `tokenizer.json`, or with `vocab.json` and `merges.txt` (GPT-2, OPT); or a GGUF file, a short
             name or a model on the hub, as in `Decoder.from_pretrained`.
 
+    Returns:
+        The tokenizer, with its chat template if the checkpoint has one.
+
     Raises:
         InputError: If the files are missing or invalid.
 

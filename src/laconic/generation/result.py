@@ -24,7 +24,7 @@ class Generation:
         logprobs: Log probability of each id in nats, before temperature and filters.
         passes: Decoder calls of this row.
         stop_reason: "eos", "stop" (a stop string), "length" or "cancelled" (`on_token` returned True).
-        final_state: `state`, or None if the options had `return_state=False`.
+        final_state: State to continue from, as `state` returns it; None if the options had `return_state=False`.
         last_hidden: Hidden state [D] that the last id was chosen from.
         num_prompt_tokens: Prompt tokens that were read, including the unread id of a `state`.
 

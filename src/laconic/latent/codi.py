@@ -167,7 +167,7 @@ def make_output(loss: Tensor, terms: LossTerms) -> StepOutput:
 
 
 class Codi(PromptedAnswers):
-    """CODI: sequential latents, distilled at one token.
+    """CODI: sequential latents, trained to match the chain's hidden states at the token before the answer.
 
     Args:
         decoder: The model, teacher and student in one.
@@ -189,7 +189,7 @@ class Codi(PromptedAnswers):
         >>> method = laconic.Codi(decoder, latents, DistillationConfig())
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['codi', 'student', 'student_right', 'teacher', 'teacher_right']
+        ['codi', 'student', 'student_token_accuracy', 'teacher', 'teacher_token_accuracy']
     """
 
     schedules: ClassVar[tuple[str, ...]] = ("sequential",)
@@ -318,12 +318,12 @@ class Codi(PromptedAnswers):
         if config.student_ce_weight:
             targets, hidden = build_student_targets(batch), outputs.student.hidden_states
             result = masked_cross_entropy(logits, hidden, targets, denominators["student"])
-            terms |= {"student": result.loss, "student_right": result.accuracy}
+            terms |= {"student": result.loss, "student_token_accuracy": result.accuracy}
         if config.teacher_ce_weight and outputs.teacher:
             targets = build_teacher_targets(batch)  # the last question token predicts the first of the chain
             hidden = torch.cat([outputs.question.hidden_states[:, -1:], outputs.teacher.hidden_states], 1)
             result = masked_cross_entropy(logits, hidden, targets, denominators["teacher"])
-            terms |= {"teacher": result.loss, "teacher_right": result.accuracy}
+            terms |= {"teacher": result.loss, "teacher_token_accuracy": result.accuracy}
         if config.hidden_weight and outputs.distill_target:
             names, column = distilled_layer_names(self.decoder, config), batch.distill_column.clamp(min=0)
             terms["codi"] = hidden_loss(

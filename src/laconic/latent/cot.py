@@ -53,7 +53,7 @@ def compute_single_loss(
     """Return loss and accuracy of a method with one cross-entropy; `name` is that of its denominator and metrics."""
     totals = batch.loss_denominators
     result = masked_cross_entropy(decoder.logits, hidden, targets, None if totals is None else totals[name])
-    return StepOutput(result.loss, {name: result.loss.detach(), f"{name}_right": result.accuracy})
+    return StepOutput(result.loss, {name: result.loss.detach(), f"{name}_token_accuracy": result.accuracy})
 
 
 class WrittenReasoning(PromptedAnswers):
@@ -127,7 +127,7 @@ class Cot(WrittenReasoning):
         >>> method = laconic.Cot(decoder)
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['teacher', 'teacher_right']
+        ['teacher', 'teacher_token_accuracy']
     """
 
     loss_name = "teacher"
@@ -149,7 +149,7 @@ class NoCot(WrittenReasoning):
         >>> method = laconic.NoCot(decoder)
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['student', 'student_right']
+        ['student', 'student_token_accuracy']
     """
 
     writes_chain = False

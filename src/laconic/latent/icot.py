@@ -47,7 +47,7 @@ class Icot(WrittenReasoning):
         >>> method = laconic.Icot(decoder, ICoTConfig(), steps_per_epoch=10)
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['student', 'student_right']
+        ['student', 'student_token_accuracy']
     """
 
     def __init__(

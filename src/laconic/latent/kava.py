@@ -127,7 +127,7 @@ def find_distilled_layers(config: KVDistillationConfig, L: int) -> tuple[int, ..
 
 
 class Kava(codi.Codi):
-    """KaVa: latents of either schedule, distilled at one token and by keys and values.
+    """KaVa: latents trained to match the chain's hidden states before the answer, and selected keys and values of it.
 
     Args:
         decoder: The model, teacher and student in one.
@@ -156,7 +156,7 @@ class Kava(codi.Codi):
         >>> method = laconic.Kava(decoder, latents, DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['codi', 'kept_positions', 'kv', 'student', 'student_right', 'teacher', 'teacher_right']
+        ['codi', 'kv_target_fraction', 'kv', 'student', 'student_token_accuracy', 'teacher', 'teacher_token_accuracy']
     """
 
     schedules: ClassVar[tuple[str, ...]] = ("jacobi", "sequential")
@@ -235,7 +235,7 @@ class Kava(codi.Codi):
             denominator=denominators["kv" if config.reduction == "mean" else "rows"],
         )
         valid = selections[0].columns.valid
-        return {"kv": loss, "kept_positions": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
+        return {"kv": loss, "kv_target_fraction": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
 
     def _gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the student's keys and values at the latents, the last M columns."""

@@ -10,7 +10,7 @@ from laconic.latent import codi
 
 
 class Pccot(codi.Codi):
-    """PCCoT: latents of the Jacobi schedule, distilled at one token.
+    """PCCoT: `Codi` with latents that are computed together, in Jacobi iterations; see `Codi` for the arguments.
 
     Examples:
         >>> import laconic
@@ -23,7 +23,7 @@ class Pccot(codi.Codi):
         >>> method = laconic.Pccot(decoder, latents, DistillationConfig())
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['codi', 'student', 'student_right', 'teacher', 'teacher_right']
+        ['codi', 'student', 'student_token_accuracy', 'teacher', 'teacher_token_accuracy']
     """
 
     schedules: ClassVar[tuple[str, ...]] = ("jacobi",)

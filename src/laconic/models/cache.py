@@ -175,6 +175,9 @@ class KVCache:
     def crop(self, num_slots: int) -> "KVCache":
         """Keep the first `num_slots` slots, and the prefix.
 
+        Args:
+            num_slots: Number of slots that remain, counted from the oldest.
+
         Raises:
             ValueError: The cache has fewer slots.
         """
@@ -203,7 +206,10 @@ class KVCache:
         )
 
     def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
-        """Select rows; repeats are allowed.
+        """Select rows.
+
+        Args:
+            rows: Indices of the rows, in the order of the result; repeats are allowed.
 
         Raises:
             ValueError: A row is out of range.
@@ -292,7 +298,7 @@ class KVCache:
         keys, values = (tuple(map(of_heads, tensors)) for tensors in (self.keys, self.values))
         return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)
 
-    def equal(self, other: "KVCache") -> bool:
+    def is_equal(self, other: "KVCache") -> bool:
         """Return whether every tensor is bit-equal.
 
         Args:

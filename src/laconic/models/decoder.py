@@ -212,7 +212,7 @@ class Decoder(nn.Module):
         return self.token_embedding(input_ids)
 
     def logits(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
-        """Eq. C20: h W_head^T in h's dtype. Select the positions you need first: logits are large."""
+        """Eq. C20: the logits h W_head^T, in the dtype of h. Select positions before the call: logits are large."""
         if self.config.tie_word_embeddings:
             return linear_function(hidden_states, self.token_embedding.weight)
         return call_linear(self.get_submodule(self.weight_names.head), hidden_states)

@@ -26,13 +26,13 @@ class DeadLevelMonitor:
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step, named as by `reading_metrics`, and warn about a dead level."""
         for i, chunk_size in enumerate(self.chunk_sizes):
-            num_updates = metrics[f"level{i}_fired"]
+            num_updates = metrics[f"level{i}_updates"]
             self.tokens_without_update[i] = (
                 0.0 if num_updates else self.tokens_without_update[i] + metrics["row_tokens"]
             )
             recent = self.recent_updates[i]
             if num_updates:
-                recent.append((metrics[f"level{i}_update"], num_updates))
+                recent.append((metrics[f"level{i}_update_size"], num_updates))
             while recent and sum(n for _, n in recent) - recent[0][1] >= MONITORED_UPDATES:
                 recent.popleft()
             if i not in self.warned and (problem := self.diagnose(i)):

@@ -164,8 +164,8 @@ def reading_metrics(
 ) -> Metrics:
     """Return the metrics of reading a batch, as means over rows and layers.
 
-    Metrics of level N are `levelN_fired`, updates per row; `levelN_update`, ‖Δθ‖ / ‖theta_0‖ per update;
-    `levelN_moved`, the same since the start; and `levelN_rank`, the rank at which its change is stored.
+    Metrics of level N are `levelN_updates`, updates per row; `levelN_update_size`, ‖Δθ‖ / ‖theta_0‖ per update;
+    `levelN_change`, the same since the start; and `levelN_rank`, the rank at which its change is stored.
 
     Metrics of a group of memories, in every tenth step, are `_half_life` in tokens and `_step` (mean, and quantiles
     `_low` and `_high`, of the last tokens of the first row); `_capped`, the share of writes that the cap bounds;
@@ -180,7 +180,7 @@ def reading_metrics(
 
 def level_metrics(model: Hope, before: FastWeightState, after: FastWeightState, chunk_size: int) -> Metrics:
     """Return the metrics of the levels with this chunk size, averaged over layers."""
-    values: dict[str, list[Tensor]] = {"fired": [], "update": [], "moved": [], "rank": []}
+    values: dict[str, list[Tensor]] = {"updates": [], "update_size": [], "change": [], "rank": []}
     for params, old_layer, new_layer in zip(cms_params_of(model), before.layers, after.layers, strict=True):
         for l, C in enumerate(params.shape.chunk_sizes):
             if chunk_size != C:
@@ -188,9 +188,9 @@ def level_metrics(model: Hope, before: FastWeightState, after: FastWeightState, 
             old, new = require_levels(old_layer)[l], require_levels(new_layer)[l]
             num_updates = (new.num_updates - old.num_updates).float()
             step_norm, total_norm = relative_change_norms(params, l, old, new)
-            values["fired"].append(num_updates.mean())
-            values["update"].append((step_norm.cpu() / num_updates.clamp(min=1)).mean())
-            values["moved"].append(total_norm.mean().cpu())
+            values["updates"].append(num_updates.mean())
+            values["update_size"].append((step_norm.cpu() / num_updates.clamp(min=1)).mean())
+            values["change"].append(total_norm.mean().cpu())
             values["rank"].append(torch.tensor([float(change_rank(change)) for change in new.change.values()]).mean())
     return {name: torch.stack(xs).mean() for name, xs in values.items()}
 

@@ -130,12 +130,15 @@ class OpenChunk:
 
 @dataclass(frozen=True, eq=False)
 class FastWeightState:
-    """State of a whole model (a `MethodState`).
+    """What a model has learned from the text that it read: the changes of the weights of every layer.
+
+    Immutable: reading returns a new state. `NestedTextModel.compress` makes one with a file format around it.
 
     Attributes:
-        layers: States of the layers.
+        layers: Changes of each layer's levels and memories.
         position: Tokens read by each row.
-        open_chunk: The open chunk, for levels that learn from the next token's loss.
+        open_chunk: For levels that learn from the next token's loss: the tokens read since the last update, and the
+            states before them.
 
     Examples:
         >>> import torch, laconic

@@ -187,4 +187,4 @@ def share_equal_tensors(tree: Tree, other: object) -> Tree:
 
 def is_prefix(before: KVCache, now: KVCache) -> bool:
     """Return whether a cache is the beginning of another."""
-    return before.S <= now.S and before.equal(now.crop(before.S))
+    return before.S <= now.S and before.is_equal(now.crop(before.S))

@@ -135,7 +135,9 @@ class ParityRun:
         is_installed = importlib.util.find_spec("transformers") is not None
         if reference == "transformers" or (reference is None and is_installed):
             if not is_installed:
-                raise golden.NotRunError("transformers is not installed: not run; pip install laconic[hf]")
+                raise golden.NotRunError(
+                    "transformers is not installed: not run; in a clone of laconic: pip install '.[hf]'"
+                )
             self.run_transformers(report)
             return
         bundle = golden.find_shipped_bundle(self.decoder) if reference in (None, GOLDEN_REFERENCE) else Path(reference)

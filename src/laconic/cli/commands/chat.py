@@ -69,7 +69,7 @@ class ChatCommand(SamplingFlags):
     max_tokens: int = 1024
     """largest number of tokens of a reply"""
     dtype: OptionalDtype = None
-    """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
     quantize: OptionalQuantization = None
     """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
     device: Device = "auto"

@@ -103,7 +103,7 @@ class GenerateCommand(SamplingFlags):
     """for runs of pccot and kava: end the Jacobi iterations of a question once the latents' relative change is below
     this (default: 0, run all)"""
     dtype: OptionalDtype = None
-    """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
     quantize: OptionalQuantization = None
     """int8: round the weights to 8 bits, which decodes faster on CPUs and takes less memory"""
     device: Device = "auto"

@@ -84,7 +84,7 @@ class RecipesShowCommand:
 
 @dataclass(frozen=True)
 class RecipesKeysCommand:
-    """Print the keys of a recipe, one in a line: its default, the values that it accepts, and its meaning.
+    """Print the keys of a recipe, one per line: its default, the values that it accepts, and its meaning.
 
     Example: laconic recipes keys
 

@@ -60,7 +60,7 @@ class ServeCommand:
     memory_dir: OptionalPath = None
     """folder that keeps the memories of requests (default: they are lost at the end)"""
     dtype: OptionalDtype = None
-    """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
     quantize: OptionalQuantization = None
     """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
     learn: bool = False

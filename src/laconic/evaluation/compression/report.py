@@ -31,9 +31,9 @@ CAVEATS = (
     "Whether a learned length is better than a fixed one of the same mean is an open question: no run of the original "
     "design was published, and the nearest published work reports that continuous ratios fail (arXiv:2603.25926) and "
     "that means over spans do better (arXiv:2510.20797). A comparison here holds for these runs only.",
-    "A compressed context loses to the plain text wherever the text fits the model.",
-    "A memory that is overwritten forgets. What tiny models show does not carry over to large ones.",
-    "Soft figures describe a reading that is not used at inference: a gate does not bound the information.",
+    "Where the full text fits the model's context, it gives a lower loss than a compressed one.",
+    "A memory that is overwritten forgets. Results of tiny models need not hold for large ones.",
+    "Soft figures are of a reading that inference does not use; gates do not limit what the vectors carry.",
 )
 PAPERS_NOTE = (
     "AutoCompressors of other models, texts and sizes than these runs; comparable only where a run uses the paper’s "

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from laconic.evaluation.tables import Table
 
-NO_PLOTS = "Plots need matplotlib: pip install 'laconic[report]'."
+NO_PLOTS = "Plots need matplotlib: in a clone of laconic, pip install '.[report]'."
 
 
 class PageSection(NamedTuple):

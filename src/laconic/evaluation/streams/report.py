@@ -22,16 +22,21 @@ from laconic.evaluation.tables import build_table
 
 LINE_STYLES = ("-", "--", ":", "-.")
 CAVEATS = (
-    "Forgetting is not solved: a level that changes slowly keeps longer, and loses too.",
-    "Figures of papers are of other sizes, texts and budgets than tiny runs: beside, not against.",
-    "The needle task is like RULER's and fuzzy recall like MAD's: neither is the published task.",
-    "Depth, chunk sizes and the objective of levels are not printed in the paper; ours are choices.",
+    "Levels that change slowly forget later, but they forget too.",
+    "Papers' figures come from other model sizes, texts and budgets, and are shown for orientation only.",
+    "The needle task resembles RULER's, and fuzzy recall MAD's; neither is the published task.",
+    "The paper does not give the depth, chunk sizes and objective of the levels; ours are choices.",
 )
 # Suffixes of metrics in metrics.jsonl, y label, title, caption.
 TRAINING_PLOTS = (
-    (("_fired",), "updates per row", "Updates of each level", "How often each level was updated in a row of a batch."),
     (
-        ("_update",),
+        ("_updates",),
+        "updates per row",
+        "Updates of each level",
+        "How often each level was updated in a row of a batch.",
+    ),
+    (
+        ("_update_size",),
         "‖Δθ‖ / ‖θ₀‖ of an update",
         "Size of level updates",
         "Relative to the level's start, mean over layers; a level near 0 is dead.",

@@ -59,7 +59,7 @@ class ChatSession:
         decoder: The model.
         tokenizer: Its tokenizer, with a chat template.
         system: System message.
-        prefix: What the model has before the conversation.
+        prefix: A KV cache that precedes the conversation, such as that of a memory; see `ChatPrefix`.
 
     Attributes:
         messages: The conversation; assign a list to replace it.

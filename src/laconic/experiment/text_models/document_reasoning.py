@@ -77,7 +77,7 @@ class DocumentReasoning(nn.Module):
         >>> compressor = AutoCompressor(decoder, summaries, config, total_steps=1)
         >>> method = DocumentReasoning(laconic.Cot(decoder), compressor, segment_tokens=24)
         >>> sorted(method(data.batch([0], epoch=0, step=0)).metrics)
-        ['teacher', 'teacher_right']
+        ['teacher', 'teacher_token_accuracy']
     """
 
     def __init__(self, method: Cot | NoCot | Codi, compressor: AutoCompressor, segment_tokens: int) -> None:

@@ -257,7 +257,7 @@ class Reasoner:
 
     @torch.no_grad()
     def read_memory(self, memory: Memory | str | Path, num_questions: int = 1) -> KVCache:
-        """Return the KV cache of what questions are about.
+        """Return the KV cache of the document that questions refer to.
 
         Args:
             memory: Summary vectors from `compress`, or keys and values that the decoder itself selected

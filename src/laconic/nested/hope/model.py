@@ -302,6 +302,8 @@ class Hope(Decoder):
 class HopeAttention(Hope):
     """A decoder whose MLPs are levels that learn while it reads; everything else is the decoder.
 
+    `from_decoder` builds one on a pretrained decoder.
+
     Examples:
         >>> import torch, laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
