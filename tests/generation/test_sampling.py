@@ -166,7 +166,7 @@ def test_detokenizer_keeps_a_replacement_character_of_the_prompt_and_ends_at_a_l
     assert detokenizer.found_stop
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45])
+@pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45, 1e-46, 5e-324])
 def test_smallest_temperatures_are_greedy(temperature: float) -> None:
     logits = torch.randn(3, 50)
     sampler = Sampler(GenerationConfig(temperature=temperature), [0, 1, 2], [[], [], []], [])

@@ -393,6 +393,12 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"n": 65}, 400, "n", "at most 64"),
         ({"stop": ["a", ""]}, 400, "stop", "empty string"),
         ({"stop": 3}, 400, "stop", "expected a text or a list of texts"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            400,
+            "stream_options",
+            "stream_options.continuous_usage_stats is not supported; remove it",
+        ),
         ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
         ({"messages": []}, 400, "messages", "at least 1 item"),
         ({"messages": [{"role": "boss", "content": "Hi"}]}, 400, "messages", "'system', 'developer'"),

@@ -180,6 +180,27 @@ def test_deadline_ends_an_answer_with_length(
     assert "[DONE]" not in streamed.text
 
 
+@pytest.mark.medium
+def test_deadline_refuses_a_request_with_texts_that_have_not_begun(
+    chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(chat_model, limits=ServerLimits(max_seconds=1, max_batch_size=1))
+    choose, second = RunningSequence.choose_next, threading.Event()
+
+    def choose_slowly(self: RunningSequence, logits: Any) -> None:
+        choose(self, logits)
+        second.wait(0.6)
+
+    monkeypatch.setattr(RunningSequence, "choose_next", choose_slowly)
+    prompts = {"prompt": ["abc", "abd", "abe"], "max_tokens": 50}
+    assert server.post("/v1/completions", json=BODY | prompts).status_code == 408
+    scoring = BODY | prompts | {"max_tokens": 0, "echo": True, "logprobs": 1}
+    assert server.post("/v1/completions", json=scoring).status_code == 408
+    monkeypatch.undo()
+    scores = server.post("/v1/completions", json=scoring).json()["choices"]
+    assert [len(choice["logprobs"]["token_logprobs"]) for choice in scores] == [3, 3, 3]
+
+
 @pytest.mark.parametrize(("is_shutdown", "status"), [(False, 408), (True, 503)])
 def test_deadline_ends_what_a_request_waits_for(is_shutdown: bool, status: int) -> None:
     async def wait() -> None:

@@ -236,6 +236,21 @@ def test_memories_of_the_command_line_stay(
     assert (tmp_path / "one.safetensors").exists()
 
 
+def test_memory_file_that_is_overwritten_does_not_change_what_was_loaded(
+    chat_model: LanguageModel, start_server: StartServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "one.safetensors"
+    compress(chat_model).save(file)
+    compress(chat_model, "A second letter.").save(tmp_path / "two")
+    server = start_server(chat_model, memory_files={"letter": file, "second": tmp_path / "two"})
+    before = complete(server, "letter")
+    file.write_bytes(bytes(file.stat().st_size))  # in place, as cp and rsync --inplace do
+    assert complete(server, "letter") == before
+    compress(chat_model, "Another letter.").save(tmp_path / "two")
+    message = error_of(server.post("/v1/completions", json={"prompt": "a", "memory": "second"}))
+    assert message == (409, "memory second: its file was replaced by another; upload it, or restart the server")
+
+
 @pytest.mark.parametrize(
     ("body", "param", "text"),
     [

@@ -54,7 +54,9 @@ def filter_min_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"
 def apply_filters(logits: Float[Tensor, "B V"], config: GenerationConfig) -> Float[Tensor, "B V"]:
     """Apply temperature, top-k, top-p and min-p."""
     # Subtracting the maximum first keeps the most likely logit at 0 for any temperature.
-    logits = (logits - logits.amax(-1, keepdim=True)) / config.temperature
+    # A temperature that rounds to 0 in the logits' dtype would divide 0 by 0.
+    temperature = max(config.temperature, torch.finfo(logits.dtype).tiny)
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if config.top_k:
         logits = filter_top_k(logits, config.top_k)
     if config.top_p < 1:

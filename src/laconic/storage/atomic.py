@@ -289,7 +289,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         kind: The expected type of artifact.
 
     Returns:
-        The memory-mapped tensors by name, and the metadata.
+        The tensors by name, and the metadata.
 
     Raises:
         InputError: If there is no such file.
@@ -297,8 +297,8 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
     """
     header, metadata = read_artifact_header(path)
     check_artifact_kind(path, metadata, kind)
-    with translate_os_errors(path):
-        tensors = open_tensors(path, header.tensors)
+    with translate_os_errors(path):  # copies: a file that is overwritten in place would change mapped tensors
+        tensors = {name: tensor.clone() for name, tensor in open_tensors(path, header.tensors).items()}
     digest = hash_artifact(header.metadata["laconic"], tensors)
     if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
         raise CorruptArtifactError(

@@ -294,14 +294,18 @@ class MemoryStore:
             raise ApiError(400, f"memory: {error}", "memory") from None
 
     def load_entry(self, entry: StoredMemory) -> KVMemory | SummaryMemory:
-        """Load the file of a memory. Raises ApiError: 404 if it was deleted meanwhile, 409 if it is damaged."""
+        """Load the file of a memory. Raises ApiError: 404 if it was deleted meanwhile, 409 if it has changed."""
         try:
-            return self.load_file(entry.path)
+            memory, digest = self.load_file(entry.path), self.describe(entry.card.id, entry.path).digest
         except InputError:
             raise ApiError(404, f"memory {entry.card.id} has been deleted", "memory", "not_found") from None
         except LaconicError as error:
             message = f"memory {entry.card.id}: {hide_path(error, entry.path, entry.card.id)}"
             raise ApiError(409, message, "memory") from None
+        if digest != entry.digest:
+            message = f"memory {entry.card.id}: its file was replaced by another; upload it, or restart the server"
+            raise ApiError(409, message, "memory")
+        return memory
 
     def load_file(self, path: Path) -> KVMemory | SummaryMemory:
         """Load a memory of one text that the served model reads, on its device.

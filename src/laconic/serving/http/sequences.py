@@ -87,7 +87,7 @@ class SequenceGroup:
         self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
         self.ids: dict[int, int] = {}  # ids in the engine of the sequences that still run, by index
         self.times: dict[int, float] = {}  # time of each sequence's last token
-        self.has_tokens = self.is_late = False
+        self.is_late = False
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Hand sequences to the engine; after an error, `close` cancels those that it has taken.
@@ -111,7 +111,7 @@ class SequenceGroup:
         """Yield events with the index of their sequence until all have ended.
 
         Raises:
-            ApiError: 408, or 503, at the deadline, if no sequence has a token yet.
+            ApiError: 408, or 503, at the deadline, if a sequence has no token yet.
             Exception: The error of a sequence that fails.
         """
         while self.ids:
@@ -122,7 +122,7 @@ class SequenceGroup:
             if isinstance(event, ErrorEvent):
                 raise event.error
             if isinstance(event, FinishEvent) and event.reason == "cancelled":
-                if not self.has_tokens:
+                if index not in self.times:
                     raise self.deadline.build_error("the request took too long; shorten it, or raise --max-seconds")
                 event = replace(event, reason="length")
             yield index, event
@@ -151,7 +151,7 @@ class SequenceGroup:
                 self.metrics.time_to_first_token.observe(now - self.start)
             else:
                 self.metrics.inter_token.observe(now - before)
-            self.times[index], self.has_tokens = now, True
+            self.times[index] = now
             self.metrics.generated_tokens.inc()
         elif isinstance(event, FinishEvent):
             self.metrics.prompt_tokens.inc(event.num_prompt_tokens)
