@@ -144,6 +144,18 @@ def test_peft_adapter_loads(folder: Path, kind: str) -> None:
     assert error(our_logits(lora.merge_adapter(loaded)), logits) <= FLOAT32
 
 
+def test_peft_adapter_with_biases_of_its_own_is_not_merged(tmp_path: Path) -> None:
+    config = peft_config("LoRA", ["q_proj"])
+    config.lora_bias, config.task_type = True, "CAUSAL_LM"
+    decoder = fresh("llama")
+    decoder.save_pretrained(tmp_path / "base")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    get_peft_model(reference, config).save_pretrained(str(tmp_path / "adapter"))
+    model = lora.load_adapter(decoder, tmp_path / "adapter")
+    with pytest.raises(InputError, match=r"lora_bias on .*q_proj, which has no bias"):
+        lora.merge_adapter(model)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_linear_targets_the_layers_of_the_blocks(name: str) -> None:
     decoder = fresh(name)

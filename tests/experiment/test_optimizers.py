@@ -81,5 +81,8 @@ def test_optimizer_refusals(tmp_path: Path) -> None:
     config = recipe(tmp_path, "train.optimizer=dgd", "train.weight_decay=0.1")
     with pytest.raises(UsageError, match=r"train\.weight_decay"):
         build_optimizer(build_experiment(config, CPU).method, config.train)
+    config = recipe(tmp_path, "train.optimizer=m3", "train.eps=1e-6")
+    with pytest.raises(UsageError, match=r"train\.eps 1e-06: m3"):
+        build_optimizer(build_experiment(config, CPU).method, config.train)
     with pytest.raises(UsageError, match=r"train\.optimizer"):
         recipe(tmp_path, "train.optimizer=dgd", "method=hope")

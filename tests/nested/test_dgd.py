@@ -22,6 +22,7 @@ from laconic.nested.optim.dgd import DGD, get_statistics
 from laconic.nested.optim.dgd_equations import dgd, dgd_embedding, dgd_joint, dgd_mean, dgd_sequential
 from laconic.nested.optim.dgd_reference import dgd_training_step
 from laconic.nested.optim.input_recording import record_inputs, stop_recording
+from tests.conftest import needs
 from tests.models.fixtures import noise
 from tests.reference.delta_gradient_descent import dgd_printed, dgd_row, dgd_short, ggd, objective
 from tests.tolerances import ORACLE, largest
@@ -377,6 +378,16 @@ def test_dgd_leaves_a_frozen_bias() -> None:
     optimizer.step()
     assert torch.equal(model.bias, b)
     assert largest(model.weight, dgd_joint(W, x, d, 0.7)) <= ORACLE
+
+
+def test_dgd_refuses_gpt2_of_transformers() -> None:
+    needs("transformers")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 16}
+    model = record_inputs(GPT2LMHeadModel(GPT2Config(**sizes)))  # its linear maps are of the class Conv1D
+    with pytest.raises(UsageError, match=r"c_attn\.weight has a forward of its own and is not recorded"):
+        DGD(model.named_parameters())
 
 
 def test_dgd_refuses_parameters_that_are_not_recorded() -> None:

@@ -236,7 +236,9 @@ class DataConfig(ConfigModel):
         default=FormalLanguagesConfig(), description="options of source formal_languages"
     )
     format: RowFormat = Field(
-        default="pccot", description="parts of a row and the text that joins them; chat: the tokenizer's chat template"
+        default="pccot",
+        description="parts of a row and the text that joins them; pccot: nothing between steps, which end in >> or ;, "
+        "codi: spaces, coconut: line ends; chat: the tokenizer's chat template, steps on lines",
     )
     chain_steps: Literal["drop_last", "all"] = Field(
         default="drop_last",

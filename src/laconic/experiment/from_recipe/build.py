@@ -51,10 +51,14 @@ def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Op
     only the matrices it updates have weight decay.
 
     Raises:
-        UsageError: For weight decay with DGD.
+        UsageError: For weight decay with DGD, or an epsilon with M3 or DGD.
     """
     if config.optimizer == "adamw":
         return build_adamw(method, config)
+    if config.eps != TrainingConfig.model_fields["eps"].default:
+        raise UsageError(
+            f"train.eps {config.eps:g}: {config.optimizer} and the AdamW beside it use 1e-8; remove the key"
+        )
     adam: dict[str, Any] = {"adam_betas": config.betas, "adam_weight_decay": 0.0}
     if config.optimizer == "m3":
         return M3(M3.build_param_groups(method), config.learning_rate, weight_decay=config.weight_decay, **adam)

@@ -158,7 +158,16 @@ def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.T
 
 
 def merge_adapter(model: "PeftModel") -> Decoder:
-    """Return the decoder with the adapter merged into its weights, under the checkpoint's names."""
+    """Return the decoder with the adapter merged into its weights, under the checkpoint's names.
+
+    Raises:
+        InputError: If the adapter adds biases to layers that have none.
+    """
+    for name, layer in model.named_modules():
+        if any(getattr(layer, "lora_bias", {}).values()) and layer.get_base_layer().bias is None:
+            raise InputError(
+                f"the adapter has a lora_bias on {name}, which has no bias to merge it into; train without"
+            )
     decoder = model.merge_and_unload()
     assert isinstance(decoder, Decoder)
     decoder._cached_fingerprint = None  # peft changes `.data`, which the version counter misses

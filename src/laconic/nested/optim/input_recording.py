@@ -183,7 +183,8 @@ def parameter_kind(module: nn.Module) -> ParameterKind:
         embedding = cast(nn.Embedding, module)
         is_plain = not (embedding.sparse or embedding.scale_grad_by_freq or embedding.max_norm)
         return "embedding" if is_plain else "other"
-    return "other"
+    weight = getattr(module, "weight", None)  # a matrix product of another class, such as transformers' Conv1D
+    return "foreign" if isinstance(weight, Tensor) and weight.ndim == 2 else "other"
 
 
 def find_owners(model: nn.Module) -> dict[int, list[tuple[str, ParameterKind, nn.Module]]]:
