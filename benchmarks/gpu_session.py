@@ -30,7 +30,7 @@ WHEELS = (
     "typing-inspection", "annotated-types", "gguf", "einops", "beartype", "jaxtyping", "rich", "mdurl", "fla-core",
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
-DIGITS = "data make digits --rows 40000 --chain equations"
+DIGITS = "data make digits --rows 40000 --chain-style equations"
 DATA = {
     "eq.jsonl": DIGITS,
     "eq-mixed.jsonl": f"{DIGITS} --results-only-fraction 0.4",

@@ -240,7 +240,7 @@ def test_make_allow_ambiguous(run, root, few):
 
 
 def test_make_chains_of_results(run, tmp_path, root, few):
-    flags = ("--rows", 60, "--min-steps", 2, "--max-steps", 2, "--chain", "results", "--held-out-fraction", 0.2)
+    flags = ("--rows", 60, "--min-steps", 2, "--max-steps", 2, "--chain-style", "results", "--held-out-fraction", 0.2)
     assert run("make", "gsm-variants", *flags, "--data-dir", root, "--out", "a.jsonl")[0] == 0
     rows = rows_of(tmp_path / "a.jsonl") + rows_of(tmp_path / "a.held_out.jsonl")
     assert len(rows) == 72
@@ -269,9 +269,9 @@ def test_make_holds_out_numbers(run, tmp_path, root, few):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("gsm-variants", "--chain", "brackets"), "--chain brackets: give equations or results"),
-        (("digits", "--chain", "mixed"), "--chain mixed: give brackets or equations or results"),
-        (("prosqa", "--chain", "results"), "--chain results: prosqa has one style"),
+        (("gsm-variants", "--chain-style", "brackets"), "--chain-style brackets: give equations or results"),
+        (("digits", "--chain-style", "mixed"), "--chain-style mixed: give brackets or equations or results"),
+        (("prosqa", "--chain-style", "results"), "--chain-style results: prosqa has one style"),
         (("digits", "--min-operations", 5), "--min-operations 5 exceeds --num-operations 4"),
         (("digits", "--max-steps", 2), "--max-steps: digits has no such option"),
         (("prosqa", "--integers-only"), "--integers-only: prosqa has no such option"),
@@ -279,8 +279,8 @@ def test_make_holds_out_numbers(run, tmp_path, root, few):
         (("digits", "--held-out-fraction", 1), "--held-out-fraction 1: must be at least 0 and below 1"),
         (("gsm-variants", "--new-numbers-fraction", 1), "--new-numbers-fraction 1: must be at least 0 and below 1"),
         (
-            ("gsm-variants", "--chain", "results", "--results-only-fraction", 0.5),
-            "--results-only-fraction: --chain results has results only",
+            ("gsm-variants", "--chain-style", "results", "--results-only-fraction", 0.5),
+            "--results-only-fraction: --chain-style results has results only",
         ),
     ],
 )

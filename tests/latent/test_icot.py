@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.batches import ReasoningBatch
-from laconic.config.methods import ICoTConfig
+from laconic.config.methods import IcotConfig
 from laconic.errors import UsageError
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.cot import Cot, NoCot
@@ -21,7 +21,7 @@ BATCH = reasoning_batch(((4, 7, 4), (3, 2, 3), (4, 0, 5)))
 
 def method(steps_per_epoch: int = 80, longest: int | None = None, seed: int = 0, **config: object) -> Icot:
     settings = {"remove_all_after": 6, "removal_smoothing": 0.5} | config
-    icot_config = ICoTConfig(**settings)  # type: ignore[arg-type]
+    icot_config = IcotConfig(**settings)  # type: ignore[arg-type]
     return Icot(
         fresh("llama").double(), icot_config, steps_per_epoch=steps_per_epoch, max_chain_length=longest, seed=seed
     )
@@ -94,7 +94,7 @@ def test_icot_resets_the_optimizer_while_a_chain_remains(longest: int | None, re
 
 
 def test_icot_answer_ends_with_the_second_eos() -> None:
-    icot, questions = Icot(fresh("llama"), ICoTConfig(), steps_per_epoch=8), reasoning_batch(((5, 0, 3), (3, 0, 3)))
+    icot, questions = Icot(fresh("llama"), IcotConfig(), steps_per_epoch=8), reasoning_batch(((5, 0, 3), (3, 0, 3)))
     decoding = AnswerDecoding(12, (), lambda ids: " ".join(map(str, ids)))
     free = icot.answer(questions, decoding)
     end = free.token_ids[0][1]

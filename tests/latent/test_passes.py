@@ -10,7 +10,7 @@ from torch import nn
 from laconic.config.methods import (
     CoconutConfig,
     DistillationConfig,
-    ICoTConfig,
+    IcotConfig,
     KVDistillationConfig,
     KVSelectionConfig,
 )
@@ -45,7 +45,7 @@ def build_latents(decoder: Decoder, num_iterations: int | None, projection: str 
 METHODS: dict[str, tuple[Callable[[Decoder], nn.Module], int]] = {  # and the decoder calls of a training step
     "nocot": (NoCot, 1),
     "cot": (Cot, 1),
-    "icot": (lambda d: Icot(d, ICoTConfig(), steps_per_epoch=8), 1),
+    "icot": (lambda d: Icot(d, IcotConfig(), steps_per_epoch=8), 1),
     "coconut": (
         lambda d: Coconut(d, build_latents(d, None, "none"), CoconutConfig(max_stage=2), steps_per_epoch=8),
         1 + 0 + 1,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.config.methods import CoconutConfig, DistillationConfig, ICoTConfig
+from laconic.config.methods import CoconutConfig, DistillationConfig, IcotConfig
 from laconic.latent.coconut import Coconut
 from laconic.latent.coconut_reference import coconut_loss
 from laconic.latent.codi import Codi
@@ -66,7 +66,7 @@ def test_coconut_equals_its_reference(stage: int) -> None:
 
 @pytest.mark.parametrize("step", [0, 20])
 def test_icot_equals_its_reference(step: int) -> None:
-    config = ICoTConfig(tokens_removed_per_epoch=8, removal_smoothing=0.5)
+    config = IcotConfig(tokens_removed_per_epoch=8, removal_smoothing=0.5)
     method = Icot(fresh("llama").double(), config, steps_per_epoch=80)
     u = torch.as_tensor(uniform(0, 0, BATCH.row_index.numpy()))
     batch = replace(BATCH, step=step)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from laconic.batches import ReasoningBatch
-from laconic.config.methods import CoconutConfig, DistillationConfig, ICoTConfig
+from laconic.config.methods import CoconutConfig, DistillationConfig, IcotConfig
 from laconic.config.training import TrainingConfig
 from laconic.errors import PreemptedError
 from laconic.interfaces import StepOutput
@@ -247,7 +247,7 @@ def build_method(name: str) -> nn.Module:
 MAKERS: Mapping[str, Callable[[], nn.Module]] = {
     "cot": lambda: Cot(fresh("llama")),
     "nocot": lambda: NoCot(fresh("llama")),
-    "icot": lambda: Icot(fresh("llama"), ICoTConfig(tokens_removed_per_epoch=1), steps_per_epoch=1),
+    "icot": lambda: Icot(fresh("llama"), IcotConfig(tokens_removed_per_epoch=1), steps_per_epoch=1),
     "coconut": lambda: Coconut(
         *batches.build_latent_model("llama", num_latents=2, num_iterations=None, projection="none"),
         CoconutConfig(latents_per_step=1, max_stage=2, epochs_per_stage=1),

@@ -87,9 +87,9 @@ class DataMakeCommand:
     """digits: operations in each question"""
     min_operations: OptionalInt = None
     """digits: smallest number of operations; each number up to --num-operations then has as many questions"""
-    chain: Annotated[str | None, arg(metavar="STYLE")] = None
-    """style of the chains. digits: brackets (<8><0>, default), equations (8*1=8;8*5=0;) or results (80); gsm-variants:
-    equations (<<8*3=24>>, default), or results (#2 #4 #, only rows with results to 99)"""
+    chain_style: Annotated[str | None, arg(metavar="STYLE")] = None
+    """style of the chains. digits: brackets (<8><0>), equations (8*1=8;8*5=0;) or results (80); gsm-variants: equations
+    (<<8*3=24>>) or results (#2 #4 #, only rows with results to 99). Without this flag, the first of them"""
     results_only_fraction: float = 0.0
     """digits, gsm-variants: mean fraction of the questions that end in : and whose chain has results only (24)"""
     format: OutputFormat = "human"
@@ -130,13 +130,13 @@ class DataMakeCommand:
         if (self.min_operations or 1) > self.num_operations:
             raise UsageError(f"--min-operations {self.min_operations} exceeds --num-operations {self.num_operations}")
         styles = CHAIN_STYLES.get(self.generator, ())
-        if self.chain is not None and self.chain not in styles:
+        if self.chain_style is not None and self.chain_style not in styles:
             expected = f"give {' or '.join(styles)}" if styles else f"{self.generator} has one style"
-            raise UsageError(f"--chain {self.chain}: {expected}")
+            raise UsageError(f"--chain-style {self.chain_style}: {expected}")
         if not 0 <= self.results_only_fraction <= 1:
             raise UsageError(f"--results-only-fraction {self.results_only_fraction:g}: give a number from 0 to 1")
-        if self.results_only_fraction and self.chain == "results":
-            raise UsageError("--results-only-fraction: --chain results has results only")
+        if self.results_only_fraction and self.chain_style == "results":
+            raise UsageError("--results-only-fraction: --chain-style results has results only")
         for flag, fraction in (("held-out", self.held_out_fraction), ("new-numbers", self.new_numbers_fraction)):
             if not 0 <= fraction < 1:
                 raise UsageError(f"--{flag}-fraction {fraction:g}: must be at least 0 and below 1")
@@ -157,7 +157,7 @@ class DataMakeCommand:
         from laconic.data.generators.digits import iter_digit_rows
 
         num_valid, low, high = round(self.rows * self.held_out_fraction), self.min_operations, self.num_operations
-        style = cast("DigitChain", self.chain or "brackets")
+        style = cast("DigitChain", self.chain_style or "brackets")
         make_rows = partial(iter_digit_rows, seed=self.seed, num_operations=high, min_operations=low, chain=style)
         rows = make_rows(self.rows, part="train", results_only_fraction=self.results_only_fraction)
         valid_rows = make_rows(num_valid, part="valid")
@@ -216,7 +216,7 @@ class DataMakeCommand:
         """Yield rows with chains in the style of `--chain`, a fraction of them with results only."""
         from laconic.data.generators.result_chains import convert_chain, shorten_chains
 
-        if self.chain == "results":
+        if self.chain_style == "results":
             return (row for example in examples if (row := convert_chain(example)) is not None)
         return shorten_chains(examples, results_only_fraction, self.seed)
 

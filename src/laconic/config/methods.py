@@ -120,7 +120,7 @@ class KVDistillationConfig(ConfigModel):
     )
 
 
-class ICoTConfig(ConfigModel):
+class IcotConfig(ConfigModel):
     """[icot]: iCoT's schedule for removing chain tokens."""
 
     tokens_removed_per_epoch: PositiveFloat = Field(

@@ -13,7 +13,7 @@ from laconic.config.methods import (
     CoconutConfig,
     CompressionConfig,
     DistillationConfig,
-    ICoTConfig,
+    IcotConfig,
     KVDistillationConfig,
     KVSelectionConfig,
     LatentConfig,
@@ -217,7 +217,7 @@ class Recipe(ConfigModel):
     distillation: DistillationConfig | None = Field(default=None, description="losses of CODI, PCCoT and KaVa")
     kv_selection: KVSelectionConfig | None = Field(default=None, description="chain tokens that KaVa distils")
     kv_distillation: KVDistillationConfig | None = Field(default=None, description="KaVa's loss on keys and values")
-    icot: ICoTConfig | None = Field(default=None, description="iCoT's curriculum")
+    icot: IcotConfig | None = Field(default=None, description="iCoT's curriculum")
     coconut: CoconutConfig | None = Field(default=None, description="Coconut's curriculum")
     compression: CompressionConfig | None = Field(
         default=None,

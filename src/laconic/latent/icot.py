@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.batches import ReasoningBatch
-from laconic.config.methods import ICoTConfig
+from laconic.config.methods import IcotConfig
 from laconic.latent.cot import WrittenReasoning, drop_chain_prefix
 from laconic.models.decoder import Decoder
 from laconic.rng import uniform
@@ -40,11 +40,11 @@ class Icot(WrittenReasoning):
     Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
-        >>> from laconic.config.methods import ICoTConfig
+        >>> from laconic.config.methods import IcotConfig
         >>> from laconic.data.synthetic.digits import DigitsDataset
         >>> data = DigitsDataset(0, DigitsConfig())
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
-        >>> method = laconic.Icot(decoder, ICoTConfig(), steps_per_epoch=10)
+        >>> method = laconic.Icot(decoder, IcotConfig(), steps_per_epoch=10)
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
         ['student', 'student_token_accuracy']
@@ -53,7 +53,7 @@ class Icot(WrittenReasoning):
     def __init__(
         self,
         decoder: Decoder,
-        config: ICoTConfig,
+        config: IcotConfig,
         *,
         steps_per_epoch: int,
         max_chain_length: int | None = None,
