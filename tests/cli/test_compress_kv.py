@@ -12,6 +12,7 @@ import torch
 
 from laconic import Decoder, DecoderConfig, LanguageModel
 from laconic.compression.kv import cartridge
+from laconic.compression.kv import compress as kv_compress
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.experiment.text_models.kv_compressor import encode_document, encode_prompt, load_kv_memories
@@ -366,6 +367,18 @@ def test_compress_fit_and_export_to_a_cartridge(
     assert "give a memory made with laconic compress --fit --equal-heads" in refused.err
     refused = run_cli("export", memory, "--out", tmp_path / "other", "--reader", "stories260k")
     assert (refused.code, "--reader: only with --to vllm" in refused.err) == (2, True)
+
+
+def test_compress_fit_refuses_a_long_text_before_it_reads(
+    model: Path, text: Path, tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.write_text("a" * 376)
+    monkeypatch.setattr(kv_compress, "rank_document", None)  # reading would fail
+    result = run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors", "--fit", 1)
+    assert result.code == 2, result.err
+    assert "a text of 376 tokens and the 176 of a row of self-study after it exceed the context of 512" in result.err
+    assert "fit a text of at most 336 tokens" in result.err
+    assert "fit_cartridge" not in result.err
 
 
 def test_compress_checks_the_disk_before_it_reads(

@@ -106,7 +106,7 @@ def test_fit_cartridge_refuses_several_documents_and_long_ones(decoder: Decoder)
     memory = compress(decoder)
     with pytest.raises(UsageError, match="2 documents"):
         fit_cartridge(decoder, memory.select_rows([0, 0]), DOCUMENT, SMALL)
-    with pytest.raises(UsageError, match="exceed the context"):
+    with pytest.raises(UsageError, match=r"^a text of .* a row of self-study after it exceed the context .*at most"):
         fit_cartridge(decoder, memory, DOCUMENT * 100, SMALL)
     with pytest.raises(UsageError, match="num_rows 3: give 16 or more"):
         CartridgeConfig(num_rows=3)

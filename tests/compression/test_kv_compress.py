@@ -58,6 +58,15 @@ def test_compress_kv_of_smaller_sizes_are_nested() -> None:
     assert large.keep_top_slots(12).is_equal(small)
 
 
+@pytest.mark.parametrize("num_tokens", [100, 300, 50, 7])
+def test_kv_compression_config_keeps_as_many_slots_as_the_decimal_share(num_tokens: int) -> None:
+    """In floating point, 100 · 0.29 is 28.999999999999996."""
+    for percent in range(1, 101):
+        expected = max(1, num_tokens * percent // 100)
+        assert KVCompressionConfig(keep=percent / 100).num_slots(num_tokens) == expected, percent
+    assert KVCompressionConfig(keep=1 / 3).num_slots(9) == 3
+
+
 def test_compress_kv_window_is_the_text_without_its_middle() -> None:
     """StreamingLLM: sinks and newest tokens, at their own positions."""
     memory = compress_kv(make_decoder(), document(30), KVCompressionConfig("window", slots=10))

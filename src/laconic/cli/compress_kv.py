@@ -9,7 +9,7 @@ from typing import Any
 from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
-from laconic.compression.kv.cartridge import CartridgeConfig
+from laconic.compression.kv.cartridge import CartridgeConfig, check_document_fits
 from laconic.compression.kv.compress import DEFAULT_CONFIG, PROMPT_SHARE, KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import SHARED_METHODS
@@ -42,17 +42,19 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     texts = read_source_texts(command.source)
     with status(f"loading {command.model}"):
         decoder, tokenizer = load_plain_model(command.model, command.device)
-    dtype = parse_dtype(command.dtype)
+    dtype, lengths = parse_dtype(command.dtype), [len(encode_document(tokenizer, x, command.chat)[0]) for _, x in texts]
+    fit = None if command.fit is None else CartridgeConfig(steps=command.fit, seed=command.seed)
+    if fit is not None:
+        check_document_fits(decoder, max(lengths), fit)  # before reading, which may take minutes
     if config.max_loss is None:
-        num_slots = sum(config.num_slots(len(encode_document(tokenizer, text, command.chat)[0])) for _, text in texts)
+        num_slots = sum(map(config.num_slots, lengths))
         stored_dtype = dtype or decoder.token_embedding.weight.dtype
         check_space_for_file(command.out, num_slots * kv_bytes_per_position(decoder.config, stored_dtype))
     memories, windows, positions, start = list[KVMemory](), 0, 0, time.perf_counter()
     with progress("compressing") as show:
         for name, text in texts:
             result = compress_text(decoder, tokenizer, text, config, name=name, chat=command.chat, on_progress=show)
-            if command.fit is not None:
-                fit = CartridgeConfig(steps=command.fit, seed=command.seed)
+            if fit is not None:
                 result = fit_text(decoder, tokenizer, text, result, fit, on_progress=show)
             memories.append(result.memory)
             windows, positions = windows + len(result.windows), positions + result.positions

@@ -28,7 +28,7 @@ from laconic.evaluation.inspection.summary import (
     summary_to_json,
 )
 from laconic.evaluation.reasoning.question_sets import QuestionSet, load_question_set, single_question
-from laconic.evaluation.reasoning.run import choose_protocol, decoding_for
+from laconic.evaluation.reasoning.run import choose_protocol, decoding_for, find_latents
 from laconic.evaluation.runs import short_run_names
 from laconic.evaluation.tables import print_table
 from laconic.experiment.load_run import LoadedRun, load_run, read_run_method
@@ -140,7 +140,7 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetS
 
 def iteration_counts(text: str | None, run: LoadedRun) -> Sequence[int]:
     """Return the numbers of Jacobi iterations to try; none for sequential latents."""
-    latents = run.parts.latents
+    latents = find_latents(run)
     if latents is None or latents.num_iterations is None:
         return []
     if text is not None:

@@ -56,5 +56,5 @@ COLUMNS = (
     Column("expected", lambda row: row[0].expected, is_text=True),
     Column("answered by", lambda row: row[1].title, is_text=True),
     Column("answer", lambda row: row[1].text, is_text=True),
-    Column("", lambda row: describe_outcome(row[1]), is_text=True),
+    Column("", lambda row: describe_outcome(row[1])),  # not text, which is broken within words beside long texts
 )

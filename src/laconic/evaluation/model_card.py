@@ -1,6 +1,7 @@
 """The model card of an exported run: what it is, how to use it, and every stored result with its caveats."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import tomli_w
@@ -8,10 +9,12 @@ import torch
 from huggingface_hub import ModelCardData
 
 from laconic import __version__
+from laconic.config.data import is_row_file
 from laconic.config.load import load_recipe, to_toml
 from laconic.config.recipe import Recipe
-from laconic.data.reasoning.catalog import DATASETS
+from laconic.data.reasoning.catalog import DATASETS, DatasetInfo, find_dataset, split_name
 from laconic.evaluation.reasoning.suite import group_results
+from laconic.evaluation.repeat_commands import list_evaluation_commands
 from laconic.evaluation.runs import load_recipes, short_run_names
 from laconic.evaluation.suite import EvalRequest, Results, load_results
 from laconic.evaluation.suites import SUITES
@@ -42,19 +45,19 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         InputError: If the path is not a run.
     """
     recipe = next(iter(load_recipes([run]).values()))
-    dataset = DATASETS.get(recipe.data.name) if isinstance(recipe.data.name, str) else None
+    datasets = find_datasets(recipe)
     head = ModelCardData(
         library_name="laconic",
         license=licence,
         base_model=find_hub_name(recipe),
-        datasets=[dataset.hub_repo] if dataset and dataset.hub_repo else None,
+        datasets=list_hub_names(datasets) or None,
         tags=["laconic", recipe.method],
     ).to_yaml()
     base = describe_base(recipe)
     licences = [
         f"weights: {licence or 'not given'}",
         f"base model: {'none' if recipe.model.family else 'see its page'}",
-        f"data: {dataset.licence if dataset else 'not known to laconic'}",
+        f"data: {describe_data_licences(datasets)}",
     ]
     without_laconic = (
         "transformers does not know this architecture."
@@ -65,7 +68,7 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         ("method", recipe.method),
         ("base model", base),
         ("trained", "all weights" if recipe.train.trainable == "full" else recipe.train.trainable),
-        ("data", Path(str(recipe.data.name or recipe.data.path or recipe.data.source)).name),
+        ("data", ", ".join(datasets)),
         ("seed", str(recipe.seed)),
         ("licences", "; ".join(licences)),
     ]
@@ -81,13 +84,38 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         "## Results",
         *(describe_results(run) or ["This run has not been evaluated."]),
         "## Reproduce",
-        *describe_training(recipe),
+        *describe_training(run, recipe),
     ]
     return "\n\n".join(lines) + "\n"
 
 
-def describe_training(recipe: Recipe) -> list[str]:
-    """Return the commands that repeat a training, and the recipes of the runs that it began with."""
+def find_datasets(recipe: Recipe) -> dict[str, DatasetInfo | None]:
+    """Return the training data by name, with what the catalog knows of each; files are named without their folder."""
+    data = recipe.data
+    names = data.name or [Path(str(data.path or data.source)).name]
+    return {Path(name).name if is_row_file(name) else name: find_dataset(name) for name in names}
+
+
+def list_hub_names(datasets: Mapping[str, DatasetInfo | None]) -> list[str]:
+    """Return the hub repositories of data sets, and of those that they are the union of."""
+    names: list[str] = []
+    for name, info in datasets.items():
+        members = [] if info is None else [info, *(DATASETS[member] for member in info.members)]
+        names += [member.hub_repo for member in members if member.hub_repo]
+        names += [split_name(name)[0]] if info is None and "/" in name else []
+    return list(dict.fromkeys(names))
+
+
+def describe_data_licences(datasets: Mapping[str, DatasetInfo | None]) -> str:
+    """Return the licence of the training data; of several sets, each with the name of its set."""
+    licences = {name: "not known to laconic" if info is None else info.licence for name, info in datasets.items()}
+    if len(set(licences.values())) == 1:
+        return next(iter(licences.values()))
+    return ", ".join(f"{name} {licence}" for name, licence in licences.items())
+
+
+def describe_training(run: str | Path, recipe: Recipe) -> list[str]:
+    """Return the commands that repeat a training and its evaluation, and the recipes of the runs that it began with."""
     recipes, commands, override, bases = list[str](), list[str](), "", list_base_runs(recipe)
     first = bases[0][1] if bases else recipe
     if first.model.init_from_run:
@@ -103,7 +131,7 @@ def describe_training(recipe: Recipe) -> list[str]:
         override = f" model.init_from_run=runs/{name}"
     commands += [
         f"laconic train laconic/recipe.toml{override} --out runs/reproduced",
-        "laconic evaluate runs/reproduced",
+        *list_evaluation_commands(run, recipe, "runs/reproduced"),
     ]
     return [*recipes, "```sh\n" + "\n".join(commands) + "\n```"]
 
@@ -143,7 +171,18 @@ def describe_results(run: str | Path) -> list[str]:
         for results in split_results(load_results(suite, [str(run)])):
             for block in suite.report(request, results).blocks:
                 blocks.append(to_markdown(block) if isinstance(block, Table) else quote_lines(block))
+            blocks += describe_limits(results)
     return blocks
+
+
+def describe_limits(results: Results) -> list[str]:
+    """Return which results are of a limited number of items, as lines of Markdown."""
+    tasks = dict[int, set[str]]()
+    for result in (result for same in results.values() for result in same):
+        if result.limit is not None:
+            tasks.setdefault(result.limit, set()).add(result.task)
+    names = {limit: sorted(same, key=lambda task: (len(task), task)) for limit, same in sorted(tasks.items())}
+    return [f"- measured with --limit {limit}: {', '.join(same)}" for limit, same in names.items()]
 
 
 def split_results(results: Results) -> list[Results]:

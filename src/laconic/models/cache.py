@@ -173,10 +173,7 @@ class KVCache:
         )
 
     def crop(self, num_slots: int) -> "KVCache":
-        """Keep the first `num_slots` slots, and the prefix.
-
-        Args:
-            num_slots: Number of slots that remain, counted from the oldest.
+        """Keep the oldest `num_slots` slots, and the prefix.
 
         Raises:
             ValueError: The cache has fewer slots.
@@ -206,10 +203,7 @@ class KVCache:
         )
 
     def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
-        """Select rows.
-
-        Args:
-            rows: Indices of the rows, in the order of the result; repeats are allowed.
+        """Select rows by their indices, in the given order; repeats are allowed.
 
         Raises:
             ValueError: A row is out of range.

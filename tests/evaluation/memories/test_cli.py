@@ -1,6 +1,7 @@
 """`laconic evaluate --tasks memories` and `laconic report` of a model and an AutoCompressor, as a user calls them."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch.nn.functional as F
 
 from laconic import Decoder, DecoderConfig, LanguageModel
 from laconic.cli.commands.train import TrainCommand
-from laconic.compression.kv.compress import DocumentCompression, KVCompressionConfig
+from laconic.compression.kv.compress import DocumentCompression, KVCompressionConfig, compress_document
+from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.evaluation.memories import contexts, evaluate
 from laconic.evaluation.memories.contexts import KV_METHODS, build_kv_context
 from laconic.evaluation.memories.documents import load_probed_documents
-from laconic.experiment.text_models.kv_compressor import compress_text
+from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text
 from tests.conftest import RunCli, needs
 from tests.evaluation.pages import leave_out_images
 
@@ -93,7 +95,9 @@ def test_evaluate_memories_compares_all_methods_with_the_baselines(
     data = evaluate_json(run_cli, "tiny", *flags)
     assert data["notes"] == [
         "left out 1 question whose answer is not in the document as it is cut, to 300 tokens; the last 64 of a text "
-        "are only continued"
+        "are only continued",
+        "KVzip reads 2 of 2 documents in windows, as text and repetition exceed the context of 512 tokens: all heads "
+        "then keep the same number of slots, so that kvzip is kvzip-equal; --tokens 273 or less gives one window",
     ]
     (comparison,) = data["comparisons"]
     points = {point["name"]: point for point in comparison["contexts"]}
@@ -206,6 +210,50 @@ def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:
     assert vectors["documents"] == 2
     assert run_cli("report", "compressor", "--out", "compressor.html").code == 0
     assert "summary vectors" in Path("compressor.html").read_text()
+
+
+@pytest.mark.parametrize("num_tokens", [273, 274])  # the longest document of one window, and one of two
+@pytest.mark.parametrize("method", ["kvzip", "kvzip-equal", "snapkv"])
+def test_iter_kv_memories_are_those_of_compress(folder: Path, method: str, num_tokens: int) -> None:
+    model, (score, equal_heads), keeps = load_tiny(folder), KV_METHODS[method], (0.07, 0.29, 0.5)
+    ids, prompt = model.tokenizer.encode("1, 2, 3, 4. " * 30)[:num_tokens], build_repeat_prompt(model.tokenizer)
+    config = KVCompressionConfig(score, equal_heads=equal_heads)
+    memories = list(contexts.iter_kv_memories(model.decoder, ids, config, keeps, prompt))
+    for keep, memory in zip(keeps, memories, strict=True):
+        expected = compress_document(model.decoder, ids, replace(config, keep=keep), prompt)
+        assert len(expected.windows) == (2 if num_tokens > 273 and score == "kvzip" else 1)
+        assert memory.is_equal(expected.memory)
+        (context,) = contexts.iter_kv_contexts(model.decoder, model.tokenizer, ids, method, [keep])
+        rows = torch.tensor([model.tokenizer.encode("5, 6.")])
+        after = model.decoder(model.decoder.embed(rows), expected.memory.to_cache()).hidden_states
+        assert torch.equal(context.hidden_states(rows, torch.ones_like(rows, dtype=torch.bool)), after)
+
+
+def test_evaluate_memories_measures_what_compress_writes(
+    run_cli: RunCli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a document that is read in several windows, whose memory takes the positions of its slots only."""
+    text, memory = tmp_path / "text.txt", tmp_path / "memory.safetensors"
+    model, book = load_tiny(folder), json.loads(Path("books.jsonl").read_text().splitlines()[0])["text"]
+    measured = list[KVMemory]()
+    build = contexts.build_kv_context
+    monkeypatch.setattr(contexts, "build_kv_context", lambda *args: measured.append(args[2]) or build(*args))
+    command = ("--tasks", "memories", "--documents", "books.jsonl", "--tokens", 320, "--limit", 1)
+    evaluate_json(run_cli, "tiny", *command, "--methods", "kvzip", "--keep", 0.29)
+    documents = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 320, 1).documents
+    text.write_text(model.tokenizer.decode(documents[0].ids))
+    assert book[:20] == text.read_text()[:20]
+    assert run_cli("compress", "tiny", text, "--out", memory, "--keep", 0.29, "--device", "cpu").code == 0
+    written = replace(KVMemory.load(memory), metadata=None)
+    assert int(written.num_tokens) == 92, "two windows of 160 tokens, at consecutive positions"
+    assert measured[-1].is_equal(written)
+
+
+def test_evaluate_memories_cuts_documents_to_what_can_be_fitted(run_cli: RunCli) -> None:
+    command = ("tiny", "--tasks", "memories", "--documents", "books.jsonl", "--fit", 1, "--tokens", 337)
+    result = run_cli("evaluate", *command, "--device", "cpu")
+    assert result.code == 2, result.err
+    assert "the 176 tokens after it need 513 positions, and the model has 512; give --tokens 336" in result.err
 
 
 @pytest.mark.parametrize(

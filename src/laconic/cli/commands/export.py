@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from laconic.cli.arguments import OptionalDtype, OptionalPath, OptionalStr, parse_dtype, refuse_flags
 from laconic.cli.files import write_file
 from laconic.console import log_message, status
-from laconic.errors import CorruptArtifactError, UsageError
+from laconic.errors import CorruptArtifactError, InputError, UsageError
 
 if TYPE_CHECKING:
     from laconic.experiment.load_run import RunStep
@@ -58,6 +58,7 @@ class ExportCommand:
         from laconic.experiment.lora import lora
         from laconic.experiment.lora.adapter_config import read_base_model
         from laconic.models.checkpoints import weights
+        from laconic.models.checkpoints.named_models import NAMED_MODELS
         from laconic.storage.atomic import check_new_folder
 
         if self.push is None:
@@ -71,6 +72,8 @@ class ExportCommand:
         if (run_dir := find_run(self.model)) is not None:
             return self.export_run(run_dir)
         check_is_model(self.model)
+        if self.push is not None and self.model not in NAMED_MODELS and not Path(self.model).exists():
+            raise InputError(f"{self.model}: no such folder; --push uploads a run of laconic train")
         refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
         base = read_base_model(self.model) if self.adapter is None else None

@@ -67,6 +67,11 @@ class CartridgeConfig:
         if not self.learning_rate > 0:
             raise UsageError(f"learning_rate {self.learning_rate:g}: give a number above 0")
 
+    @property
+    def row_tokens(self) -> int:
+        """Largest number of tokens of a row of self-study, which follow the document."""
+        return QUOTED_TOKENS + 2 * self.max_tokens
+
 
 class CartridgeFit(NamedTuple):
     """Result of `fit_cartridge`.
@@ -110,15 +115,9 @@ def fit_cartridge(
     Raises:
         UsageError: If the memory has several rows, or the document does not fit the context.
     """
-    row_tokens = QUOTED_TOKENS + 2 * config.max_tokens
-    context, needed = decoder.config.max_position_embeddings, len(document) + row_tokens
     if memory.B != 1:
         raise UsageError(f"fit_cartridge: the memory has {memory.B} documents; fit one at a time")
-    if needed > context:
-        raise UsageError(
-            f"fit_cartridge: the document's {len(document):,} tokens and {row_tokens} of a row exceed the "
-            f"context of {context:,}; fit a shorter text"
-        )
+    check_document_fits(decoder, len(document), config)
     batches, held_out = write_study_batches(decoder, document, config, requests, on_progress)
     start = memory.renumber_slots(decoder.config) if memory.has_equal_heads else memory
     frozen = start.split_layers(start.slot_index < config.num_frozen_tokens)
@@ -149,6 +148,18 @@ def fit_cartridge(
         for p in trainable:
             p.requires_grad_()
     return CartridgeFit(replace_tensors(start, best), min(losses, key=losses.__getitem__), losses)
+
+
+def check_document_fits(decoder: Decoder, num_tokens: int, config: CartridgeConfig) -> None:
+    """Raise `UsageError` if a document and a row of self-study after it exceed the context."""
+    context = decoder.config.max_position_embeddings
+    room = context - config.row_tokens
+    if num_tokens > room:
+        hint = f"fit a text of at most {room:,} tokens" if room > 0 else "use a model with a longer context"
+        raise UsageError(
+            f"a text of {num_tokens:,} tokens and the {config.row_tokens} of a row of self-study after it exceed the "
+            f"context of {context:,}; {hint}"
+        )
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import get_movable_rope
 
 DEFAULT_KEEP = 0.125
+ROUNDING_SLACK = 1e-6  # of a slot, so that 0.29 of 100 tokens, 28.999999999999996 in floating point, are 29
 PROMPT_SHARE = 1 / 4  # share of the context that max_loss leaves for prompts after a document of several windows
 
 
@@ -100,7 +101,8 @@ class KVCompressionConfig:
         """
         if self.slots is not None:
             return min(self.slots, num_tokens)
-        return max(1, int(num_tokens * (DEFAULT_KEEP if self.keep is None else self.keep)))
+        share = DEFAULT_KEEP if self.keep is None else self.keep
+        return max(1, math.floor(num_tokens * share + ROUNDING_SLACK))
 
 
 DEFAULT_CONFIG = KVCompressionConfig()
@@ -232,16 +234,22 @@ def split_windows(
     Raises:
         UsageError: If the document is too long for a sliding window.
     """
-    limit, N, config = decoder.config.max_position_embeddings, ids.shape[1], decoder.config
-    if method == "kvzip":
-        limit = max(1, limit - repeat_tokens(decoder) - PREVIOUS_TOKENS - sum(map(len, repeat_prompt)))
+    N, config = ids.shape[1], decoder.config
     sliding = min((window for window in config.sliding_windows if window is not None), default=None)
     if sliding is not None and sliding < N:
         raise UsageError(
             f"the document has {N:,} tokens, and layers of this {config.family} attend to the last {sliding:,} only; "
             f"give a text of at most {sliding:,} tokens"
         )
-    return list(ids.tensor_split(-(-N // limit), 1))
+    return list(ids.tensor_split(-(-N // compute_window_tokens(decoder, method, repeat_prompt)), 1))
+
+
+def compute_window_tokens(decoder: Decoder, method: KVMethod, repeat_prompt: RepeatPrompt) -> int:
+    """Return the length of the longest document that is read in one window; KVzip's repetition has to fit too."""
+    context = decoder.config.max_position_embeddings
+    if method != "kvzip":
+        return context
+    return max(1, context - repeat_tokens(decoder) - PREVIOUS_TOKENS - sum(map(len, repeat_prompt)))
 
 
 def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:

@@ -12,7 +12,7 @@ from laconic.evaluation.compression.report import build_sections
 from laconic.evaluation.compression.run import EXCERPT, build_document_jobs, collect_recipe_info
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
-from laconic.evaluation.suite import EvalReport, EvalRequest, Results
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import LoadedRun
 
@@ -57,8 +57,7 @@ class CompressionSuite:
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return the lines of files, and one table of all documents."""
-        names = [result.task for result in results["compression"]]
-        documents = table.add_controls(sorted(results["compression"], key=lambda result: names.index(result.task)))
+        documents = table.add_controls(sorted(results["compression"], key=order_document_set))
         blocks: list[Table | str] = [
             block for result in results["context_qa"] for block in context_qa_report.list_blocks(result)
         ]
@@ -73,8 +72,14 @@ class CompressionSuite:
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         """Return the sections about documents and files."""
-        documents = sorted(results["compression"], key=lambda x: (EXCERPT in x.task, len(x.task), x.task))
+        documents = sorted(results["compression"], key=order_document_set)
         return build_sections(
             table.add_controls(documents),
             sorted(results["context_qa"], key=lambda result: (result.variant["kind"], result.task)),
         )
+
+
+def order_document_set(result: RunResult) -> tuple[bool, str, int]:
+    """Return what sorts results: by split, excerpts last, and by the length of the context at the end of the name."""
+    split, _, length = result.task.rpartition("-")
+    return (EXCERPT in split, split, int(length)) if length.isdecimal() else (False, result.task, 0)

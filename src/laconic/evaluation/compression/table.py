@@ -32,12 +32,13 @@ from laconic.evaluation.tables import (
 )
 
 LEGEND = (
-    "vectors: per segment. before: vectors or tokens before the tail. none: no context; shown once for the same tails "
-    "after contexts of other lengths. truncated: as many last tokens as vectors. other text: vectors of another "
-    "document. gain: nats per token saved against no context, paired by document (untrained: against the untrained "
-    "model). share: of the whole text's gain. Lengths are hard except in soft. full-tuned: the language-model baseline "
-    "reads the whole text. oracle length: the cheapest length of each segment, found by trial; an upper bound, not a "
-    "method."
+    "documents: held-out documents, or stretches of them, that were scored. vectors: per segment. before: vectors or "
+    "tokens before the tail. none: no context; shown once for the same tails after contexts of other lengths. "
+    "truncated: as many last tokens as vectors. other text: vectors of another document. gain: nats per token saved "
+    "against no context, paired by document (untrained: against the untrained model). share: of the whole text's gain; "
+    "– where the whole text was not read, or its gain is not significant. Lengths are hard except in soft. full-tuned: "
+    "the language-model baseline reads the whole text. oracle length: the cheapest length of each segment, found by "
+    "trial; an upper bound, not a method."
 )
 
 
@@ -52,6 +53,7 @@ COLUMNS = (
     Column("data set", lambda row: row.result.task, is_text=True),
     Column("run", lambda row: row.result.run, is_text=True),
     Column("condition", lambda row: row.gain.condition, is_text=True),
+    Column("documents", lambda row: f"{len(row.result.items_by_seed[0]):,}"),
     Column("vectors", lambda row: "–" if row.gain.mean_vectors is None else f"{row.gain.mean_vectors:.2f}"),
     Column("before", lambda row: f"{row.gain.context_size:.1f}"),
     Column("nats/token", lambda row: format_mean(row.gain.nll)),

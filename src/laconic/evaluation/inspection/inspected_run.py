@@ -14,7 +14,7 @@ from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import KVDistillationConfig, KVSelectionConfig
 from laconic.config.recipe import COT_TEACHER_METHODS, Recipe
 from laconic.errors import UsageError
-from laconic.evaluation.reasoning.run import with_iterations
+from laconic.evaluation.reasoning.run import find_latents, with_iterations
 from laconic.evaluation.runs import flush_denormals
 from laconic.experiment.from_recipe.methods import require
 from laconic.experiment.load_run import LoadedRun
@@ -26,6 +26,7 @@ from laconic.latent.codi import Codi, encode_chain, encode_question
 from laconic.latent.kava import find_distilled_layers
 from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.rollout import Intervention, LatentRollout
+from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
@@ -86,9 +87,15 @@ class InspectedRun:
     question_cache: KVCache | None = None
 
     def __post_init__(self) -> None:
-        if self.run.parts.latents is None:
+        if find_latents(self.run) is None:
             raise UsageError(
                 f"{self.name}: method {self.method} has no latents; give a run of codi, pccot, kava or coconut"
+                + (", or of a class of yours that inherits from one of the first three" if ":" in self.method else "")
+            )
+        if ":" in self.method and getattr(type(self.run.method), "prompt_answers", None) is not Codi.prompt_answers:
+            raise UsageError(
+                f"{self.name}: {self.method} answers in a way of its own, with prompt_answers; audit and inspect "
+                "answer after the latents as CODI does"
             )
 
     @property
@@ -104,9 +111,14 @@ class InspectedRun:
         return self.decoder.token_embedding.weight.device
 
     @property
+    def latents(self) -> LatentThoughts:
+        """The run's latents: number, schedule and parameters."""
+        return require(find_latents(self.run))
+
+    @property
     def num_iterations(self) -> int | None:
         """The number of Jacobi iterations of training; None for sequential latents."""
-        return require(self.run.parts.latents).num_iterations
+        return self.latents.num_iterations
 
     @property
     def has_teacher(self) -> bool:
@@ -151,8 +163,7 @@ class InspectedRun:
         if isinstance(method, Coconut):
             prompt = method.prompt_after_latents(rollout, decoding)
         else:
-            end = require(self.run.parts.latents).end
-            prompt = prompt_after_latents(self.decoder, rollout, end, decoding.answer_prompt)
+            prompt = prompt_after_latents(self.decoder, rollout, self.latents.end, decoding.answer_prompt)
         return decode_answers(self.decoder, batch, prompt, decoding)
 
     def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
@@ -163,7 +174,7 @@ class InspectedRun:
         run, decoder, recipe = self.run, self.decoder, self.selection_recipe or self.run.recipe
         selection_config = recipe.kv_selection or KVSelectionConfig.model_validate({})
         kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
-        M, L, seed = require(run.parts.latents).num_latents, decoder.config.num_hidden_layers, run.recipe.seed
+        M, L, seed = self.latents.num_latents, decoder.config.num_hidden_layers, run.recipe.seed
         with eval_no_grad(decoder):
             teacher = encode_chain(decoder, batch, self.read_questions(batch), ("q_rot", "k"))
             unrotated, rotated = (
@@ -198,7 +209,7 @@ def select_with_policy(
     policy: str,
 ) -> SelectorChoice:
     """Return what one policy selects, by the scores of the teacher's pass."""
-    mask, M = batch.chain_mask, require(run.parts.latents).num_latents
+    mask, M = batch.chain_mask, require(find_latents(run)).num_latents
     tokens: list[SelectedColumns] = []
     scores: list[Tensor] = []
     for layer in targets:

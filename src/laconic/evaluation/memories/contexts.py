@@ -11,9 +11,9 @@ from torch import Tensor
 
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
-from laconic.compression.kv.compress import KVCompressionConfig, compress_document
+from laconic.compression.kv.compress import KVCompressionConfig, compress_document, compute_window_tokens
 from laconic.compression.kv.memory import KVMemory
-from laconic.compression.kv.selection import DocumentReader, KVMethod
+from laconic.compression.kv.selection import DocumentReader, KVMethod, RepeatPrompt
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
@@ -89,6 +89,27 @@ def read_into_cache(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeCon
     return build_kv_context(decoder, name, KVMemory.from_cache(cache))
 
 
+def iter_kv_memories(
+    decoder: Decoder,
+    ids: Sequence[int],
+    config: KVCompressionConfig,
+    keeps: Sequence[float],
+    repeat_prompt: RepeatPrompt,
+) -> Iterator[KVMemory]:
+    """Yield the memories that `laconic compress` writes of a document with each share of `keeps`.
+
+    A document of one window is read and ranked once. Windows are joined at consecutive positions, which depend on how
+    many slots each of them keeps, so that a longer document is compressed for each share.
+    """
+    if len(ids) > compute_window_tokens(decoder, config.method, repeat_prompt):
+        for keep in keeps:
+            yield compress_document(decoder, ids, replace(config, keep=keep), repeat_prompt).memory
+        return
+    ranked = compress_document(decoder, ids, replace(config, keep=1.0), repeat_prompt).memory
+    for keep in keeps:
+        yield ranked.keep_top_slots(replace(config, keep=keep).num_slots(len(ids)))
+
+
 def iter_kv_contexts(
     decoder: Decoder,
     tokenizer: Tokenizer,
@@ -97,15 +118,14 @@ def iter_kv_contexts(
     keeps: Sequence[float],
     fit_steps: int | None = None,
 ) -> Iterator[ProbeContext]:
-    """Yield the contexts of one of `KV_METHODS` at several sizes; the document is read and ranked once.
+    """Yield the contexts of one of `KV_METHODS` at several sizes.
 
     With `fit_steps`, each selection is trained as a cartridge for so many steps. `keeps` are shares of the tokens.
     """
     score, equal_heads = KV_METHODS[method]
-    config = KVCompressionConfig(score, keep=1.0, equal_heads=equal_heads)
-    ranked = compress_document(decoder, ids, config, build_repeat_prompt(tokenizer)).memory
-    for keep in keeps:
-        memory = ranked.keep_top_slots(replace(config, keep=keep).num_slots(len(ids)))
+    config = KVCompressionConfig(score, equal_heads=equal_heads)
+    memories = iter_kv_memories(decoder, ids, config, keeps, build_repeat_prompt(tokenizer))
+    for keep, memory in zip(keeps, memories, strict=True):
         if fit_steps is not None:
             requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=fit_steps)
             with torch.enable_grad():

@@ -10,9 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.kv.cartridge import CartridgeConfig
+from laconic.compression.kv.compress import compute_window_tokens
 from laconic.errors import UsageError
 from laconic.evaluation.memories.contexts import (
     FIT,
+    KV_METHODS,
     SUMMARY,
     ProbeContext,
     compress_to_vectors,
@@ -34,6 +37,7 @@ from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from laconic.losses import score_rows_in_chunks
 from laconic.storage.manifest import hash_json
 
@@ -84,6 +88,8 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     """
     decoder, options = run.parts.decoder, request.memories
     context, num_after = decoder.config.max_position_embeddings, CONTINUATION_TOKENS + PASSAGE_TOKENS
+    if options.fit is not None and not isinstance(run.method, AutoCompressor):
+        num_after = max(num_after, CartridgeConfig(steps=options.fit).row_tokens)
     most = context - num_after
     num_tokens = options.document_tokens(most)
     if not 0 < num_tokens <= most:
@@ -101,12 +107,36 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
         sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
         sizes |= {"fit": f"{options.fit}"} if method == FIT else {}
         variant = {"method": method, "data": files, "tokens": f"{num_tokens}", **sizes}
-        metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key)
+        limit = find_window_tokens(run, method, documents)
+        windows = {} if limit is None else {"window_tokens": f"{limit}"}
+        metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key | windows)
+        notes_of_method = notes if method == BASELINES else describe_windows(context, documents, limit)
 
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
-        yield EvalJob(metadata, len(documents), evaluate, notes=notes if method == BASELINES else ())
+        yield EvalJob(metadata, len(documents), evaluate, notes=notes_of_method)
+
+
+def find_window_tokens(run: LoadedRun, method: str, documents: Sequence[ProbedDocument]) -> int | None:
+    """Return the length of the windows that a method reads, if some document is longer, else None."""
+    if method not in (*KV_METHODS, FIT):
+        return None
+    score = KV_METHODS["kvzip" if method == FIT else method][0]
+    limit = compute_window_tokens(run.parts.decoder, score, build_repeat_prompt(run.parts.tokenizer))
+    return limit if any(len(document.ids) > limit for document in documents) else None
+
+
+def describe_windows(context: int, documents: Sequence[ProbedDocument], limit: int | None) -> tuple[str, ...]:
+    """Return what reading in windows of `limit` tokens changes; nothing where that is None."""
+    if limit is None:
+        return ()
+    count = sum(len(document.ids) > limit for document in documents)
+    return (
+        f"KVzip reads {count} of {pluralize(len(documents), 'document')} in windows, as text and repetition exceed the "
+        f"context of {context:,} tokens: all heads then keep the same number of slots, so that kvzip is kvzip-equal; "
+        f"--tokens {limit} or less gives one window",
+    )
 
 
 def describe_documents(loaded: DocumentSet, num_tokens: int) -> tuple[str, ...]:

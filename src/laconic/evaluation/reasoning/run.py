@@ -31,6 +31,8 @@ from laconic.experiment.from_recipe.methods import answer_decoding, answer_quest
 from laconic.experiment.load_run import LoadedRun
 from laconic.generation.config import OnFinish
 from laconic.latent.answering import AnswerDecoding
+from laconic.latent.codi import Codi
+from laconic.latent.thoughts import LatentThoughts
 from laconic.storage import manifest
 
 COT_CONDITION = "with CoT"
@@ -200,10 +202,16 @@ def check_iterations(recipe: Recipe, flag: str, run: str) -> None:
         raise UsageError(f"{flag}: {run} has no Jacobi iterations; give a run of method pccot or kava")
 
 
+def find_latents(run: LoadedRun) -> LatentThoughts | None:
+    """Return the latents of a run, also of a method outside laconic that is a kind of CODI, such as a kind of KaVa."""
+    method = run.method
+    return method.latent_thoughts if run.parts.latents is None and isinstance(method, Codi) else run.parts.latents
+
+
 @contextmanager
 def with_iterations(run: LoadedRun, iterations: int | None) -> Iterator[None]:
     """Use another number of Jacobi iterations than in training; None changes nothing."""
-    latents = run.parts.latents
+    latents = find_latents(run)
     if iterations is None or latents is None:
         yield
         return
