@@ -9,6 +9,7 @@ import torch
 
 from laconic.batches import IGNORE_INDEX
 from laconic.config.data import DataConfig
+from laconic.data.audit import audit_examples, scan_file
 from laconic.data.reasoning.dataset import ReasoningDataset, encode_example
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
@@ -70,8 +71,63 @@ def test_read_examples_prompt_and_completion(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("messages", [[USER], [REPLY], [USER, {"role": "assistant", "content": None}], "text", [1]])
 def test_read_examples_refuses_other_messages(tmp_path: Path, messages: Any) -> None:
-    with pytest.raises(InputError, match="messages: expected"):
+    with pytest.raises(
+        InputError, match=r"^rows\.jsonl:1:1: messages: (expected|message 1 has no role|the content of)"
+    ):
         read(tmp_path, {"messages": messages})
+
+
+def test_read_examples_messages_as_the_server_accepts_them(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "3 + 4?"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "3 4"}}]}
+    result = {"role": "tool", "content": "7"}
+    reply = REPLY | {"tool_calls": None}  # as in Parquet, where every message has every key
+    (row,) = read(tmp_path, {"messages": [USER | {"content": parts}, call, result, reply]}, format="chat")
+    assert (row.question, row.answer) == ("What is 3 + 4?", "It is 7.")
+    assert [message["content"] for message in row.metadata["messages"]] == ["What is 3 + 4?", "", "7"]
+    assert row.metadata["messages"][1]["tool_calls"] == call["tool_calls"]
+    for last in (call, reply | {"tool_calls": call["tool_calls"]}):
+        with pytest.raises(
+            InputError, match=r":1:1: messages: the last one has tool_calls, .*; end the row with a reply"
+        ):
+            read(tmp_path, {"messages": [USER, last]})
+
+
+def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "What is 3 + 4?"}, {"from": "gpt", "value": THINKING["content"]}]
+    for row in ({"conversations": [{"from": "system", "value": "Be brief."}, *turns]},
+                {"conversations": turns, "system": "Be brief."},
+                {"conversations": [SYSTEM, USER, THINKING]}):  # fmt: skip
+        (example,) = read(tmp_path, row, format="chat")
+        assert (example.question, example.steps) == ("What is 3 + 4?", ("3 + 4 = 7", "Done."))
+        assert (example.answer, example.metadata) == ("It is 7.", {"messages": [SYSTEM, USER]})
+    for conversations in ([*turns, {"from": "observation", "value": "7"}], "text", [{"value": "7"}]):
+        with pytest.raises(InputError, match="conversations: expected turns from human, gpt or system"):
+            read(tmp_path, {"conversations": conversations})
+
+
+@pytest.mark.parametrize("messages", [[SYSTEM, USER, REPLY], [USER, REPLY, USER, REPLY]])
+def test_reasoning_dataset_refuses_history_without_chat_format(
+    tmp_path: Path, tokenizer: Tokenizer, messages: Any
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"messages": [USER, REPLY]}) + "\n" + json.dumps({"messages": messages}) + "\n")
+    config = DataConfig(path="rows.jsonl", on_invalid_row="skip")
+    scanned = scan_file(file)
+    with pytest.raises(InputError) as caught:
+        ReasoningDataset(scanned.examples, tokenizer, config)
+    assert str(caught.value) == (
+        f"row rows.jsonl:2: {len(messages) - 1} messages before the answer, of which "
+        'data.format "pccot" reads only the last question; set data.format = "chat"'
+    )
+    assert len(ReasoningDataset(scanned.examples[:1], tokenizer, config)) == 1
+    assert len(ReasoningDataset(scanned.examples, tokenizer, config.model_copy(update={"format": "chat"}))) == 2
+    assert scanned.problems == []
+    assert 'conversations of several messages, which need data.format = "chat"' in scanned.notes
+    audit = audit_examples(scanned, tokenizer, None, lambda *_: None)
+    prompt = tokenizer.apply_chat_template(messages[:-1])
+    assert audit.problems == ()
+    assert audit.lengths["question"].maximum == len(tokenizer.encode(prompt, add_special_tokens=False))
 
 
 @pytest.mark.parametrize("messages", [[USER, REPLY], [SYSTEM, USER, REPLY, USER, REPLY]])

@@ -36,6 +36,15 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+DOLLY = {
+    "instruction": "Where is the fair?",
+    "context": "A ticket is $22.50.",
+    "response": "Paris, the capital of France, hosts it. A ticket is $22.50.",
+    "category": "closed_qa",
+}
+NOTES = "Intro 0.\n\n#### Notes\nPaper, pens cost $3,000."
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_detect_columns_and_convert(name: str) -> None:
     row, columns = ROWS[name]
@@ -72,7 +81,7 @@ def test_read_examples_of_published_gsm8k(tmp_path: Path) -> None:
     example = read_examples(path, CONFIG).examples[0]
     assert (example.steps, example.answer) == (("<<2+2=4>>",), "1004")
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?", "answer": "3"}\n')
-    with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no #### before the number in '3'"):
+    with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no #### in '3', unlike the first row; end it"):
         read_examples(path, CONFIG)
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?"}\n')
     with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no such field in .*; the first row has it"):
@@ -123,7 +132,56 @@ def test_convert_zen_e_drops_null_answers() -> None:
 @pytest.mark.parametrize(
     ("raw", "columns"),
     [("1,234", "1234"), ("$18", "18"), ("18.", "18"), ("70.0", "70"), ("-3.00", "-3"), ("0.5", "0.5"), (5.0, "5"),
-     (0.25, "0.25"), (7, "7"), ("3/4", "3/4"), ("5:45", "5:45"), ("7 8 0", "7 8 0"), (-0.0, "0"), (" 2 ", "2")],
+     (0.25, "0.25"), (7, "7"), ("3/4", "3/4"), ("5:45", "5:45"), ("7 8 0", "7 8 0"), (-0.0, "0"), (" 2 ", "2"),
+     ("-$1,204.50", "-1204.50"), ("1,200%", "1200%"), (".5", ".5"), ("Paris, $22.50.", "Paris, $22.50."),
+     ("1,2,3.", "1,2,3."), ("1,5", "1,5"), ("7 8 0.", "7 8 0."), ("No.", "No.")],
 )  # fmt: skip
 def test_normalise_number(raw: object, columns: str) -> None:
     assert normalise_number(raw) == columns
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answer"),
+    [
+        (DOLLY, "Where is the fair?\n\nA ticket is $22.50.", DOLLY["response"]),
+        (DOLLY | {"context": "", "response": "1,2,3."}, "Where is the fair?", "1,2,3."),
+        ({"instruction": "Add.", "input": "2, 3", "output": "5"}, "Add.\n\n2, 3", "5"),
+        ({"instruction": "Add.", "input": None, "output": "1,200"}, "Add.", "1,200"),
+        ({"instruction": "Say $1,200.", "response": "It is $1,200."}, "Say $1,200.", "It is $1,200."),
+    ],
+)
+def test_convert_instruction_keeps_texts(tmp_path: Path, row: dict[str, Any], question: str, answer: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    read = read_examples(path, CONFIG)
+    assert (read.examples[0].question, read.examples[0].answer, read.examples[0].steps) == (question, answer, ())
+    assert read.examples[0].metadata == ({"category": "closed_qa"} if "category" in row else {})
+    assert read.notes == ()
+
+
+@pytest.mark.parametrize("name", ["gsm-hard", "svamp", "multiarith"])
+def test_detect_columns_of_a_published_set_with_other_columns(name: str) -> None:
+    assert detect_columns(ROWS[name][0] | {"category": "other"}) == (
+        "instruction" if name == "gsm-hard" else "standard"
+    )
+
+
+def test_detect_columns_gsm8k_needs_a_number(tmp_path: Path) -> None:
+    row = {"question": "Q0?", "answer": NOTES}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    read = read_examples(path, DataConfig(path="x", answer_type="text"))
+    assert (read.examples[0].answer, read.examples[0].steps) == (NOTES, ())
+    assert read.notes == (
+        "rows.jsonl: answer: has #### but no chain and number as in GSM8K, so all of it is the answer",
+    )
+    for end in ("1,200", "-5", "3.5", " $-5 ", "-$1,200.00", ".5", "5 apples"):
+        assert detect_columns({"question": "?", "answer": f"Some.\n####{end}"}) == "gsm8k-prose"
+    for end in ("", " none", " 5\nNotes", " Step 3"):
+        assert detect_columns({"question": "?", "answer": f"Some.\n####{end}"}) == "standard"
+    assert detect_columns({"question": "?", "cot": "2", "answer": NOTES}) == "standard"
+    path.write_text(json.dumps(ROWS["gsm8k"][0]) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(
+        InputError, match=r"^rows\.jsonl:2:1: answer: no number on one line after #### but 'Notes.*row;"
+    ):
+        read_examples(path, CONFIG)

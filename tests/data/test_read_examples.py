@@ -85,6 +85,52 @@ def test_read_examples_notes_columns_that_no_row_has(tmp_path: Path) -> None:
     ), "but none about the answer, which has our name"
 
 
+def test_read_examples_notes_texts_that_are_not_read(tmp_path: Path) -> None:
+    row = {"instruction": "Add.", "input": "2, 3", "output": "5"}
+    path = written(tmp_path, row, row | {"input": "4, 1", "instruction": "Sum."}, row | {"input": " "})
+    config = DataConfig(path="x", columns={"question": "instruction", "answer": "output"})
+    assert read_examples(path, config).notes[0] == (
+        "rows.jsonl: input: has text, which is not part of the question; remove data.columns, so that it follows the "
+        "instruction (2 lines)"
+    )
+    path = written(tmp_path, {"question": "Who?", "context": "Ada counts.", "answer": "Ada"})
+    note = "rows.jsonl: context: has text, which is not part of the question; add it there"
+    assert read_examples(path, CONFIG).notes == (note,)
+    assert read_examples(path, DataConfig(path="x", columns={"document": "context"})).notes == ()
+
+
+def test_read_examples_hints_at_messages_beside_an_answer(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "2 and 2?"}, {"role": "assistant", "content": "4"}]
+    path = written(tmp_path, {"problem": "2 and 2?", "answer": "4", "messages": messages})
+    with pytest.raises(InputError) as caught:
+        read_examples(path, CONFIG)
+    hint = 'data.columns = { question = "problem" }; or remove answer, so that messages are read'
+    assert str(caught.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_unclear"),
+    [
+        (["13+38=51", "51-1=50"], True),
+        (["First step one.", "Then 12."], True),
+        (["24", "16"], True),
+        (["<<13+38=51>>", "<<51-1=50>>"], False),
+        (["13+38=51;", "51-1=50;"], False),
+        (["He has 51.\n", "Then 50."], False),
+        ([" #1 #2 #", " #0 #3 #"], False),
+        (["8", "0"], False),  # digits
+        (["13+38=51"], False),
+        ([], False),
+    ],
+)
+def test_read_examples_notes_steps_without_separator(tmp_path: Path, steps: list[str], is_unclear: bool) -> None:
+    path = written(tmp_path, ROW | {"steps": steps}, ROW | {"id": "b", "question": "1?", "steps": steps})
+    notes = read_examples(path, CONFIG).notes
+    assert len(notes) == is_unclear
+    assert all("joins them without a separator" in note and note.endswith(" (2 lines)") for note in notes)
+    assert read_examples(path, DataConfig(path="x", format="codi")).notes == ()
+
+
 def test_read_examples_numbers_as_ids(tmp_path: Path) -> None:
     read = read_examples(written(tmp_path, ROW | {"id": 7}, ROW | {"id": 8.0}), CONFIG)
     assert [example.id for example in read.examples] == ["7", "8"]
@@ -139,8 +185,9 @@ def test_read_examples_missing_file(tmp_path: Path) -> None:
 
 def test_read_examples_of_shipped_files(shared: Path) -> None:
     counts = {"gsm8k/test": 1319, "gsm8k-aug/valid": 500, "gsm-hard/test": 1319, "svamp/test": 1000, "prosqa/test": 500}
+    coconut = DataConfig(path="x", format="coconut", chain_steps="all")  # whose chains of sentences are lines
     for name, count in counts.items():
-        read = read_examples(shared / "data" / f"{name}.jsonl", CONFIG)
+        read = read_examples(shared / "data" / f"{name}.jsonl", coconut if name == "prosqa/test" else CONFIG)
         assert len(read.examples) == count
         assert read.notes == ()
     gsm8k = read_examples(shared / "data/gsm8k/test.jsonl", CONFIG)

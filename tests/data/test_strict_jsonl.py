@@ -77,7 +77,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "an empty step": (row(steps=["a", ""]), "1:35", "steps: expected a non-empty string per step, got empty string"),
     "an unknown field": (row(retort="4"), "1:65", "retort: unknown field; expected messages"),
     "an id twice": (row(id="x") + row(id="x"), "2:71", "duplicate id 'x'"),
-    "messages": (b'{"messages": []}\n', "1:1", "messages of which the last is the assistant's"),
+    "messages": (b'{"messages": []}\n', "1:1", "expected a list of messages such as"),
     "prompts": (b'{"prompt": "a", "completion": 3}\n', "1:1", "both strings, or both lists of messages"),
     "another UTF-16": (GOOD.decode().encode("utf-16-be").join((b"\xfe\xff", b"\x00\n")), "1:1", "UTF-16"),
     "text turned round": (row(question="a \u202eb"), "1:17", "a bidirectional control character"),
@@ -94,7 +94,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
         "2:1",
         "000 bytes; write one JSON object per line, or remove this row",
     ),
-    "an empty file": (b"", "", "contains no row; expected messages, or prompt and completion, or question"),
+    "an empty file": (b"", "", "contains no row; expected messages, or prompt and completion, or instruction"),
     "only blank lines": (b"\n\n \n", "", "and optionally document (a string), one object per line"),
 }
 

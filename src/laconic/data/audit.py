@@ -15,6 +15,7 @@ from laconic.console import ProgressFn
 from laconic.data.documents.load import read_documents
 from laconic.data.documents.tokenize import tokenize_texts
 from laconic.data.reasoning.answer_matching import CODI
+from laconic.data.reasoning.chat import has_history
 from laconic.data.reasoning.contamination import identify_question
 from laconic.data.reasoning.encode import NUMBER_PATTERN, EncodedExample, ReasoningEncoder, find_number
 from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, most_common_answer, scan_examples
@@ -167,8 +168,10 @@ def add_token_lengths(
     progress: ProgressFn,
     config: DataConfig,
 ) -> AuditResult:
-    """Add token lengths, and the problems of rows that cannot be encoded."""
-    encoder = ReasoningEncoder(tokenizer, config.model_copy(update={"eos_token": fallback_eos_token(tokenizer)}))
+    """Add token lengths, and the problems of rows that cannot be encoded; conversations need the chat template."""
+    row_format = "chat" if any(map(has_history, examples)) else config.format
+    values = {"eos_token": fallback_eos_token(tokenizer), "format": row_format}
+    encoder = ReasoningEncoder(tokenizer, config.model_copy(update=values))
     counts: dict[str, list[int]] = {part: [] for part in PART_NAMES}
     problems, too_long, num_unknown = list(result.problems), list[str](), 0
     for done, example in enumerate(examples):

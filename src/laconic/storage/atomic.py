@@ -297,15 +297,16 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
     """
     header, metadata = read_artifact_header(path)
     check_artifact_kind(path, metadata, kind)
-    with translate_os_errors(path):  # copies: a file that is overwritten in place would change mapped tensors
-        tensors = {name: tensor.clone() for name, tensor in open_tensors(path, header.tensors).items()}
+    with translate_os_errors(path):
+        tensors = open_tensors(path, header.tensors)
     digest = hash_artifact(header.metadata["laconic"], tensors)
     if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
         raise CorruptArtifactError(
             f"{path} is damaged, or was changed after it was written: its contents do not match the digest in it; use "
             "an intact copy"
         )
-    return tensors, metadata
+    # copies, since a file that is overwritten in place would change mapped tensors
+    return {name: tensor.clone() for name, tensor in tensors.items()}, metadata
 
 
 def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -> None:

@@ -1,20 +1,21 @@
-"""Conversations as question, chain and answer: rows of `messages`, of `prompt` and `completion`, and chat prompts.
+"""Conversations as question, chain and answer: `messages`, `prompt` and `completion`, ShareGPT, and chat prompts.
 
 The last message is the assistant's answer; the messages before it are the question. A chain of thought is the field
 `reasoning_content` of the last message, or the text between `<think>` and `</think>` at its beginning.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from laconic.batches import ReasoningExample
+from laconic.data.messages import check_messages
 from laconic.data.strict_jsonl import RowError, make_excerpt
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
 Row = dict[str, Any]
-Message = Mapping[str, Any]
+SHAREGPT_ROLES: Mapping[Any, str] = {"human": "user", "gpt": "assistant", "system": "system"}
 THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -24,12 +25,16 @@ def convert_messages(row: Row) -> Row:
     Raises:
         RowError: The messages are not a conversation that ends with an answer.
     """
-    messages = row["messages"]
-    if not isinstance(messages, list) or not all(is_text_message(message) for message in messages):
-        raise chat_row_error("messages", messages, "a list of messages with role and content (strings)")
+    try:
+        messages = check_messages(row["messages"], "messages")
+    except InputError as error:
+        raise RowError(1, "other formats", str(error)) from None
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise chat_row_error("messages", messages, "messages of which the last is the assistant's")
     reply = messages[-1]
+    if reply.get("tool_calls"):
+        message = "messages: the last one has tool_calls, which cannot be trained; end the row with a reply in text"
+        raise RowError(1, "tool calls", message)
     content, thinking = reply["content"], reply.get("reasoning_content") or ""
     match = THINKING.match(content)
     if match:
@@ -55,9 +60,41 @@ def convert_prompt_completion(row: Row) -> Row:
     raise chat_row_error("prompt", prompt, "prompt and completion that are both strings, or both lists of messages")
 
 
-def is_text_message(message: Any) -> bool:
-    """Return whether a value is a message with a role and text."""
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+def convert_conversations(row: Row) -> Row:
+    """Convert a row of ShareGPT, `{"conversations": [{"from": "human", "value": …}, …]}`, with `system` if it has one.
+
+    Raises:
+        RowError: A turn is not that of human, gpt or system, or has no text.
+    """
+    turns, messages = row["conversations"], list[dict[str, Any]]()
+    for turn in turns if isinstance(turns, list) else [turns]:
+        fields = turn if isinstance(turn, dict) else {}
+        message = {"role": SHAREGPT_ROLES.get(str(fields.get("from"))), "content": fields.get("value")}
+        messages.append(fields if "role" in fields else message)
+        if messages[-1]["role"] is None:
+            raise chat_row_error("conversations", turn, "turns from human, gpt or system with a value, or messages")
+    system = row.get("system")
+    if isinstance(system, str) and system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    rest = {key: value for key, value in row.items() if key not in ("conversations", "system")}
+    return convert_messages(rest | {"messages": messages})
+
+
+def has_history(example: ReasoningExample) -> bool:
+    """Return whether an example is a conversation with more messages before its answer than the question."""
+    return len(example.metadata.get("messages") or ()) > 1
+
+
+def check_conversations(examples: Iterable[ReasoningExample], row_format: str) -> None:
+    """Raise `InputError` for a conversation of several messages in a format that reads the last question alone."""
+    if row_format == "chat":
+        return
+    offending = next(filter(has_history, examples), None)
+    if offending is not None:
+        raise InputError(
+            f"row {offending.id}: {len(offending.metadata['messages'])} messages before the answer, of which "
+            f'data.format "{row_format}" reads only the last question; set data.format = "chat"'
+        )
 
 
 def chat_row_error(field: str, value: Any, expected: str) -> RowError:

@@ -1,19 +1,24 @@
 """Convert rows of published data sets to our fields: GSM8K, zen-E's GSM8K-Aug, GSM-Hard, SVAMP, MultiArith, iCoT.
 
-Conversations are converted by `chat`.
+Rows of instructions, as of Alpaca and Dolly, are converted too; conversations are converted by `chat`.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from laconic.config.data import FieldName
-from laconic.data.reasoning.chat import convert_messages, convert_prompt_completion
+from laconic.data.reasoning.chat import convert_conversations, convert_messages, convert_prompt_completion
 from laconic.data.strict_jsonl import RowError, make_excerpt
 
 Row = dict[str, Any]
 EQUATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations
+GSM8K_NUMBER = re.compile(r"\s*[-+−]?\s?\$?\s?[-+−]?\.?\d[^\n]*\s*")  # after ####: one line that begins with a number
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0*")
+NUMBER_TEXT = re.compile(
+    r"[-+−]?\s?\$?\s?[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s?%?\.?"
+)  # with thousands separators, dollar or percent sign, and full stop
+INSTRUCTION_INPUTS = ("input", "context")  # of Alpaca and Dolly; read after the instruction
 
 
 def keep_row(row: Row) -> Row | None:
@@ -23,9 +28,10 @@ def keep_row(row: Row) -> Row | None:
 def convert_gsm8k(row: Row) -> Row | None:
     """Convert GSM8K: the answer is a solution with equations in << >>, then #### and the number."""
     solution, separator, number = str(row["answer"]).rpartition("####")
-    if not separator:
-        excerpt = make_excerpt(str(row["answer"]))
-        raise RowError(1, "other formats", f"answer: no #### before the number in {excerpt!r}, unlike the first row")
+    if not (separator and GSM8K_NUMBER.fullmatch(number)):
+        excerpt = make_excerpt(number.strip() if separator else str(row["answer"]))
+        problem = f"no number on one line after #### but {excerpt!r}" if separator else f"no #### in {excerpt!r}"
+        raise RowError(1, "other formats", f"answer: {problem}, unlike the first row; end it with a line #### NUMBER")
     return row | {
         "steps": EQUATION.findall(solution),
         "rationale": EQUATION.sub("", solution).strip(),
@@ -78,6 +84,16 @@ def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None
     return convert
 
 
+def convert_instruction(row: Row) -> Row | None:
+    """Convert a row of an instruction: its input or context, if there is one, follows after an empty line."""
+    answer = "output" if "output" in row else "response"
+    inputs = [key for key in INSTRUCTION_INPUTS if isinstance(row.get(key, ""), str | None)]
+    texts = [text for key in inputs if (text := row.get(key)) and text.strip()]
+    question = "\n\n".join([row["instruction"], *texts]) if texts else row["instruction"]
+    rest = {key: value for key, value in row.items() if key not in ("instruction", answer, *inputs)}
+    return rest | {"question": question, "answer": row[answer]}
+
+
 COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "standard": keep_row,
     "gsm8k": convert_gsm8k,
@@ -90,14 +106,20 @@ COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "multiarith": renaming_converter("question", "final_ans"),
     "messages": convert_messages,
     "prompt-completion": convert_prompt_completion,
+    "conversations": convert_conversations,
+    "instruction": convert_instruction,
 }
-IDENTIFYING_COLUMNS = {
-    "gsm-hard": {"instruction", "response"},
-    "svamp": {"question_concat", "Answer"},
-    "multiarith": {"final_ans"},
-    "messages": {"messages"},
-    "prompt-completion": {"prompt", "completion"},
-}
+DATASET_COLUMNS: Mapping[str, tuple[set[str], set[str]]] = {
+    "svamp": ({"question_concat", "Answer"}, {"ID", "Body", "Question", "Equation", "Type"}),
+    "multiarith": ({"question", "final_ans"}, set()),
+}  # which every row of the set has, and which it may have besides
+IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
+    ("messages", {"messages"}),
+    ("prompt-completion", {"prompt", "completion"}),
+    ("conversations", {"conversations"}),
+    ("instruction", {"instruction", "output"}),
+    ("instruction", {"instruction", "response"}),
+)
 
 
 def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:
@@ -107,22 +129,40 @@ def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:
 
 
 def detect_columns(row: Row) -> str:
-    """Return the converter for a row: by the column names of published sets, or GSM8K's ####, else "standard"."""
-    if "question" in row and "####" in str(row.get("answer")):
+    """Return the converter for a row: by its columns, or GSM8K's number after ####, else "standard".
+
+    A row of a published set has no other columns than the set, so that nothing else is taken for its numbers.
+    """
+    if "question" in row and has_gsm8k_answer(row):
         if "cot" in row:
             return "zen"
         if {"steps", "rationale"} & row.keys():
             return "standard"
         return "gsm8k" if EQUATION.search(str(row["answer"])) else "gsm8k-prose"
-    matches = (name for name, keys in IDENTIFYING_COLUMNS.items() if keys <= row.keys() and "answer" not in row)
-    return next(matches, "standard")
+    if "answer" in row:
+        return "standard"
+    if row.keys() == {"instruction", "response"} and type(row["response"]) in (int, float):
+        return "gsm-hard"
+    for name, (required, others) in DATASET_COLUMNS.items():
+        if required <= row.keys() <= required | others:
+            return name
+    return next((name for name, keys in IDENTIFYING_COLUMNS if keys <= row.keys()), "standard")
+
+
+def has_gsm8k_answer(row: Row) -> bool:
+    """Return whether the answer ends as in GSM8K: with #### and a line that begins with a number."""
+    _, separator, number = str(row.get("answer")).rpartition("####")
+    return bool(separator and GSM8K_NUMBER.fullmatch(number))
 
 
 def normalise_number(answer: object) -> str:
-    """Return a number as GSM8K writes it: without commas, dollar sign, full stop or zero fraction."""
+    """Return a number as GSM8K writes it: without commas, dollar sign, full stop or zero fraction; texts stay."""
     if isinstance(answer, float):
         return str(int(answer)) if answer.is_integer() else repr(answer)
-    text = str(answer).strip().replace(",", "").replace("$", "").removesuffix(".").strip()
+    text = str(answer).strip()
+    if not NUMBER_TEXT.fullmatch(text):
+        return text
+    text = text.replace(",", "").replace("$", "").removesuffix(".").strip()
     whole = WHOLE_NUMBER.fullmatch(text)
     return whole[1] if whole else text
 

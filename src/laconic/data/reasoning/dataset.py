@@ -14,6 +14,7 @@ from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.batches.padding import pad_rows
 from laconic.config.data import DataConfig
 from laconic.console import ProgressFn
+from laconic.data.reasoning.chat import check_conversations
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder
 from laconic.data.strict_jsonl import RowProblem, format_problems, is_within_skip_limit
 from laconic.data.tokenizer import Tokenizer
@@ -106,8 +107,8 @@ class ReasoningDataset:
         progress: Called with a label, the rows encoded and their total, every thousand rows.
 
     Raises:
-        InputError: For rows that cannot be encoded or do not fit, unless they may be dropped, and if fewer than
-            `min_rows` are left.
+        InputError: For rows that cannot be encoded or do not fit, unless they may be dropped, if fewer than `min_rows`
+            are left, and for conversations of several messages if the format is not "chat".
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class ReasoningDataset:
     ) -> None:
         self.config, self.max_positions, self.num_latents = config, max_positions, num_latents
         self.count_memory_positions = count_memory_positions
+        check_conversations(examples, config.format)
         self.encoder = ReasoningEncoder(tokenizer, config)
         self.counts = FilterCounts(num_read=len(examples))
         self.examples: list[ReasoningExample] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, FieldName
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.catalog import refuse_csv
+from laconic.data.reasoning.chat import has_history
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
     detect_columns,
@@ -48,10 +50,16 @@ USUAL_NAMES = {
     "question": ("prompt", "problem", "input", "query", "instruction"),
     "answer": ("response", "output", "target", "label", "result", "solution", "completion"),
 }  # of fields, for the remedy of an error
+UNREAD_TEXTS = ("input", "context", "system")  # usual names of fields that belong to a question
+CLOSING_MARKS, OPENING_MARKS = tuple(">;)]}›»|# \n\t"), tuple("<([{‹«|# \n\t")
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
+UNCLEAR_CHAINS = (
+    'steps: data.format "pccot" joins them without a separator, as in 3+4=77+1=8; write <<3+4=7>>, end a step with ; '
+    'or a line end, or set data.format = "codi" (spaces) or "chat" (lines)'
+)
 ACCEPTED_FIELDS = (
-    "expected messages, or prompt and completion, or question, answer (text or number) and steps (a list of strings), "
-    "or cot or rationale (a string), and optionally document (a string)"
+    "expected messages, or prompt and completion, or instruction and output, or question, answer (text or number) and "
+    "steps (a list of strings), or cot or rationale (a string), and optionally document (a string)"
 )
 
 
@@ -199,7 +207,23 @@ class ExampleReader:
             column = locate_field(text, "id")[1]
             raise RowError(column, "duplicate ids", f"duplicate id {example.id[:60]!r}; ids must be unique")
         self.ids.add(example.id)
+        self._note_example(example)
         return example
+
+    def _note_example(self, example: ReasoningExample) -> None:
+        """Note what training would leave out or write unclearly."""
+        for field in UNREAD_TEXTS:
+            text = example.metadata.get(field)
+            if isinstance(text, str) and text.strip():
+                is_instruction = "instruction" in self.config.columns.values() and field != "system"
+                remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
+                self.notes[f"{field}: has text, which is not part of the question; {remedy}"] += 1
+        if has_history(example) and self.config.format != "chat":
+            self.notes['conversations of several messages, which need data.format = "chat"'] += 1
+        if self.columns == "standard" and "####" in example.answer:
+            self.notes["answer: has #### but no chain and number as in GSM8K, so all of it is the answer"] += 1
+        if self.config.format == "pccot" and joins_unclearly(example.steps):
+            self.notes[UNCLEAR_CHAINS] += 1
 
     def result(self) -> ExamplesFile:
         """Return what was read. Raises `InputError` with the problems."""
@@ -295,6 +319,13 @@ def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchem
     return RowSchema(chain, config.chain_split, config.forbid_unknown_fields)
 
 
+def joins_unclearly(steps: Sequence[str]) -> bool:
+    """Return whether nothing separates two steps that follow one another; steps of one character need nothing."""
+    if max(map(len, steps), default=0) < 2:
+        return False
+    return any(not a.endswith(CLOSING_MARKS) and not b.startswith(OPENING_MARKS) for a, b in pairwise(steps))
+
+
 def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return the message for a first row without question or answer, with the columns that it has."""
     others = [key for key in row if key not in get_args(FieldName)]
@@ -303,6 +334,7 @@ def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str
     columns = {field: usual[field] or next(rest, None) for field in missing}
     pairs = [f'{field} = "{make_excerpt(key)}"' for field, key in columns.items() if key is not None]
     hint = f", for example data.columns = {{ {', '.join(pairs)} }}" if pairs else ""
+    hint += "; or remove answer, so that messages are read" if {"messages", "answer"} <= row.keys() else ""
     names = make_excerpt(", ".join(row)) or "none"
     return f"no {' and no '.join(missing)}; the fields are {names}; rename them, or set data.columns{hint}"
 
