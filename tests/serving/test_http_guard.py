@@ -192,7 +192,7 @@ def test_deadline_refuses_a_request_with_texts_that_have_not_begun(
         second.wait(0.6)
 
     monkeypatch.setattr(RunningSequence, "choose_next", choose_slowly)
-    prompts = {"prompt": ["abc", "abd", "abe"], "max_tokens": 50}
+    prompts = {"prompt": ["abc", "abx", "aby"], "max_tokens": 50}
     assert server.post("/v1/completions", json=BODY | prompts).status_code == 408
     scoring = BODY | prompts | {"max_tokens": 0, "echo": True, "logprobs": 1}
     assert server.post("/v1/completions", json=scoring).status_code == 408
