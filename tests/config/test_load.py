@@ -57,11 +57,6 @@ def edit(path: Path, *edits: tuple[str, str]) -> Path:
     return path
 
 
-def test_early_stop_by_a_loss_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"train\.early_stop.*a loss falls"):
-        load_recipe("read-books", ["train.early_stop.metric=nats", "train.early_stop.at_least=1.0"])
-
-
 def test_to_toml_loads_to_an_equal_recipe(kava: Path, tmp_path: Path) -> None:
     overrides = [
         "train.betas=[0.9, 0.95]",

@@ -12,7 +12,7 @@ from laconic.config.data import DataConfig
 from laconic.data.audit import audit_examples, scan_file
 from laconic.data.reasoning.dataset import ReasoningDataset, encode_example
 from laconic.data.reasoning.read_examples import read_examples
-from laconic.data.tokenizer import Tokenizer, load_tokenizer
+from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer, load_tokenizer
 from laconic.errors import InputError
 from tests.conftest import needs, shared_dir
 
@@ -97,7 +97,10 @@ def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "What is 3 + 4?"}, {"from": "gpt", "value": THINKING["content"]}]
     for row in ({"conversations": [{"from": "system", "value": "Be brief."}, *turns]},
                 {"conversations": turns, "system": "Be brief."},
-                {"conversations": [SYSTEM, USER, THINKING]}):  # fmt: skip
+                {"conversations": [{**turn, "role": None} for turn in turns], "system": "Be brief."},
+                {"conversations": [{"from": turn["role"], "value": turn["content"]} for turn in (USER, THINKING)],
+                 "system": "Be brief."},
+                {"conversations": [SYSTEM, USER, THINKING], "system": "Be brief."}):  # fmt: skip
         (example,) = read(tmp_path, row, format="chat")
         assert (example.question, example.steps) == ("What is 3 + 4?", ("3 + 4 = 7", "Done."))
         assert (example.answer, example.metadata) == ("It is 7.", {"messages": [SYSTEM, USER]})
@@ -127,6 +130,9 @@ def test_reasoning_dataset_refuses_history_without_chat_format(
     audit = audit_examples(scanned, tokenizer, None, lambda *_: None)
     prompt = tokenizer.apply_chat_template(messages[:-1])
     assert audit.problems == ()
+    assert audit_examples(scanned, build_byte_tokenizer(), None, lambda *_: None).problems == ()
+    empty = {"messages": [{"role": "system", "content": " "}, USER, REPLY]}
+    assert len(ReasoningDataset(read(tmp_path, empty), tokenizer, config)) == 1
     assert audit.lengths["question"].maximum == len(tokenizer.encode(prompt, add_special_tokens=False))
 
 

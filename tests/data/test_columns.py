@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from laconic.config.data import DataConfig
-from laconic.data.reasoning.columns import COLUMN_CONVERTERS, detect_columns, normalise_number, parse_icot_line
+from laconic.data.reasoning.columns import (
+    COLUMN_CONVERTERS,
+    detect_columns,
+    normalise_number,
+    parse_icot_line,
+    split_gsm8k_answer,
+)
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.strict_jsonl import RowError
 from laconic.errors import InputError
@@ -81,7 +87,7 @@ def test_read_examples_of_published_gsm8k(tmp_path: Path) -> None:
     example = read_examples(path, CONFIG).examples[0]
     assert (example.steps, example.answer) == (("<<2+2=4>>",), "1004")
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?", "answer": "3"}\n')
-    with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no #### in '3', unlike the first row; end it"):
+    with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: '3' does not end with ####.*add ####"):
         read_examples(path, CONFIG)
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?"}\n')
     with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no such field in .*; the first row has it"):
@@ -166,22 +172,37 @@ def test_detect_columns_of_a_published_set_with_other_columns(name: str) -> None
     )
 
 
-def test_detect_columns_gsm8k_needs_a_number(tmp_path: Path) -> None:
+def test_detect_columns_gsm8k_needs_one_line_after_the_mark(tmp_path: Path) -> None:
     row = {"question": "Q0?", "answer": NOTES}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
     read = read_examples(path, DataConfig(path="x", answer_type="text"))
     assert (read.examples[0].answer, read.examples[0].steps) == (NOTES, ())
     assert read.notes == (
-        "rows.jsonl: answer: has #### but no chain and number as in GSM8K, so all of it is the answer",
+        "rows.jsonl: answer: has #### but not before one last line, as in GSM8K, so all of it is the answer",
     )
-    for end in ("1,200", "-5", "3.5", " $-5 ", "-$1,200.00", ".5", "5 apples"):
+    for end in ("1,200", "-5", "3.5", " $-5 ", "€50", "5 apples", " (A)", " yes ", r"\frac{1}{2}"):
         assert detect_columns({"question": "?", "answer": f"Some.\n####{end}"}) == "gsm8k-prose"
-    for end in ("", " none", " 5\nNotes", " Step 3"):
+    for end in ("", " 5\nNotes", " Step 3\n\nAdd."):
         assert detect_columns({"question": "?", "answer": f"Some.\n####{end}"}) == "standard"
     assert detect_columns({"question": "?", "cot": "2", "answer": NOTES}) == "standard"
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + "\n" + json.dumps(row) + "\n")
-    with pytest.raises(
-        InputError, match=r"^rows\.jsonl:2:1: answer: no number on one line after #### but 'Notes.*row;"
-    ):
+    with pytest.raises(InputError, match=r"^rows\.jsonl:2:1: answer: .* does not end with #### and one line"):
         read_examples(path, CONFIG)
+
+
+def test_convert_instruction_of_hostile_and_mixed_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    good, text = {"instruction": "Give", "input": "x", "output": "12"}, DataConfig(path="x", answer_type="text")
+    for instruction in (None, "", ["a"]):
+        path.write_text(json.dumps(good) + "\n" + json.dumps(good | {"instruction": instruction}) + "\n")
+        with pytest.raises(InputError, match=r"^rows\.jsonl:2:"):
+            read_examples(path, text)
+    both = good | {"response": "13", "conversations": [{"from": "human", "value": "?"}]}
+    path.write_text(json.dumps(both) + "\n")
+    example = read_examples(path, text).examples[0]
+    assert (example.question, example.answer) == ("Give\n\nx", "13")
+
+
+def test_split_gsm8k_answer_of_a_long_text_is_fast() -> None:
+    assert split_gsm8k_answer("#### 7" + " " * 10**6 + "x\ny") == ("", "")

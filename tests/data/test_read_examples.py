@@ -90,11 +90,11 @@ def test_read_examples_notes_texts_that_are_not_read(tmp_path: Path) -> None:
     path = written(tmp_path, row, row | {"input": "4, 1", "instruction": "Sum."}, row | {"input": " "})
     config = DataConfig(path="x", columns={"question": "instruction", "answer": "output"})
     assert read_examples(path, config).notes[0] == (
-        "rows.jsonl: input: has text, which is not part of the question; remove data.columns, so that it follows the "
-        "instruction (2 lines)"
+        "rows.jsonl: input: has a value, which is not part of the question; remove data.columns, so that it follows "
+        "the instruction (2 lines)"
     )
     path = written(tmp_path, {"question": "Who?", "context": "Ada counts.", "answer": "Ada"})
-    note = "rows.jsonl: context: has text, which is not part of the question; add it there"
+    note = "rows.jsonl: context: has a value, which is not part of the question; add it there"
     assert read_examples(path, CONFIG).notes == (note,)
     assert read_examples(path, DataConfig(path="x", columns={"document": "context"})).notes == ()
 
@@ -112,7 +112,7 @@ def test_read_examples_hints_at_messages_beside_an_answer(tmp_path: Path) -> Non
     ("steps", "is_unclear"),
     [
         (["13+38=51", "51-1=50"], True),
-        (["First step one.", "Then 12."], True),
+        (["First step one.", "Then 12."], False),
         (["24", "16"], True),
         (["<<13+38=51>>", "<<51-1=50>>"], False),
         (["13+38=51;", "51-1=50;"], False),

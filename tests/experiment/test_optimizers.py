@@ -77,6 +77,12 @@ def test_m3_parameter_groups(tmp_path: Path) -> None:
     assert {group["rule"]: group["weight_decay"] for group in optimizer.param_groups} == {"m3": 0.1, "adamw": 0.0}
 
 
+def test_early_stop_by_a_loss_is_refused() -> None:
+    settings = ["train.early_stop.metric=nats", "train.early_stop.at_least=1.0"]
+    with pytest.raises(UsageError, match=r"train\.early_stop.*a loss falls"):
+        build_experiment(load_recipe("read-books", settings)[0], CPU)
+
+
 def test_optimizer_refusals(tmp_path: Path) -> None:
     config = recipe(tmp_path, "train.optimizer=dgd", "train.weight_decay=0.1")
     with pytest.raises(UsageError, match=r"train\.weight_decay"):

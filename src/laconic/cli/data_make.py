@@ -213,7 +213,7 @@ class DataMakeCommand:
     def convert_chains(
         self, examples: "Iterable[ReasoningExample]", results_only_fraction: float = 0.0
     ) -> "Iterator[ReasoningExample]":
-        """Yield rows with chains in the style of `--chain`, a fraction of them with results only."""
+        """Yield rows with chains in the style of `--chain-style`, a fraction of them with results only."""
         from laconic.data.generators.result_chains import convert_chain, shorten_chains
 
         if self.chain_style == "results":

@@ -257,8 +257,6 @@ class Recipe(ConfigModel):
             if metric is not None and metric not in self.validation_metrics:
                 known = ", ".join(self.validation_metrics)
                 raise ValueError(f'train.{key} "{metric}": not a metric of this validation, which has {known}')
-        if goal and goal.metric.startswith("nats"):
-            raise ValueError(f'train.early_stop "{goal.metric}": a loss falls; give a metric that rises')
         latents = self.latents if "latents" in tables or self.is_custom_method else None
         if latents and latents.schedule == "jacobi" and latents.jacobi_iterations is None:
             raise ValueError("latents.jacobi_iterations: missing; the jacobi schedule needs a number, 3 in the papers")

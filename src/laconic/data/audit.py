@@ -169,7 +169,7 @@ def add_token_lengths(
     config: DataConfig,
 ) -> AuditResult:
     """Add token lengths, and the problems of rows that cannot be encoded; conversations need the chat template."""
-    row_format = "chat" if any(map(has_history, examples)) else config.format
+    row_format = "chat" if tokenizer.chat_template and any(map(has_history, examples)) else config.format
     values = {"eos_token": fallback_eos_token(tokenizer), "format": row_format}
     encoder = ReasoningEncoder(tokenizer, config.model_copy(update=values))
     counts: dict[str, list[int]] = {part: [] for part in PART_NAMES}

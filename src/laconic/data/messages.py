@@ -30,7 +30,7 @@ def check_messages(value: Any, name: str) -> list[Message]:
         if isinstance(content, list):
             parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
             content = None if None in parts else "".join(map(str, parts))
-        if content is None and "tool_calls" in message:
+        if content is None and message.get("tool_calls"):
             content = ""
         if not isinstance(content, str):
             raise InputError(f"{name}: the content of message {index} ({message['role']}) is not text")

@@ -1,5 +1,6 @@
 """The commands that repeat the stored evaluations of a run, for its model card."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -30,10 +31,12 @@ def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str) -> li
     for (is_audit, task, options), flags in conditions.items():
         options = "".join(f" {flag} {','.join(x)}".rstrip() for flag, x in sorted(flags.items())) + options
         if is_audit:
-            audits.append(f"laconic audit {target} --task {task}{options}")
+            audits.append(f"laconic audit {target} --task {shlex.quote(task)}{options}")
         else:
             tasks.setdefault(options, []).append(task)
-    commands = [f"laconic evaluate {target} --tasks {','.join(names)}{options}" for options, names in tasks.items()]
+    commands = [
+        f"laconic evaluate {target} --tasks {shlex.quote(','.join(x))}{options}" for options, x in tasks.items()
+    ]
     return [*commands, *audits] or [f"laconic evaluate {target}{task}" for task in list_held_out(recipe)]
 
 

@@ -289,7 +289,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         kind: The expected type of artifact.
 
     Returns:
-        The tensors by name, and the metadata.
+        The memory-mapped tensors by name, and the metadata.
 
     Raises:
         InputError: If there is no such file.
@@ -305,8 +305,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
             f"{path} is damaged, or was changed after it was written: its contents do not match the digest in it; use "
             "an intact copy"
         )
-    # copies, since a file that is overwritten in place would change mapped tensors
-    return {name: tensor.clone() for name, tensor in tensors.items()}, metadata
+    return tensors, metadata
 
 
 def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -> None:

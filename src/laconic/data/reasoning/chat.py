@@ -15,7 +15,9 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
 Row = dict[str, Any]
-SHAREGPT_ROLES: Mapping[Any, str] = {"human": "user", "gpt": "assistant", "system": "system"}
+SHAREGPT_ROLES: Mapping[str, str] = {
+    "human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"
+}  # fmt: skip
 THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -70,11 +72,11 @@ def convert_conversations(row: Row) -> Row:
     for turn in turns if isinstance(turns, list) else [turns]:
         fields = turn if isinstance(turn, dict) else {}
         message = {"role": SHAREGPT_ROLES.get(str(fields.get("from"))), "content": fields.get("value")}
-        messages.append(fields if "role" in fields else message)
+        messages.append(fields if fields.get("role") else message)
         if messages[-1]["role"] is None:
             raise chat_row_error("conversations", turn, "turns from human, gpt or system with a value, or messages")
     system = row.get("system")
-    if isinstance(system, str) and system.strip():
+    if isinstance(system, str) and system.strip() and messages[:1] and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     rest = {key: value for key, value in row.items() if key not in ("conversations", "system")}
     return convert_messages(rest | {"messages": messages})
@@ -82,7 +84,8 @@ def convert_conversations(row: Row) -> Row:
 
 def has_history(example: ReasoningExample) -> bool:
     """Return whether an example is a conversation with more messages before its answer than the question."""
-    return len(example.metadata.get("messages") or ()) > 1
+    messages = example.metadata.get("messages") or ()
+    return sum(message["role"] != "system" or bool(message["content"].strip()) for message in messages) > 1
 
 
 def check_conversations(examples: Iterable[ReasoningExample], row_format: str) -> None:

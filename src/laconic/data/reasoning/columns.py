@@ -13,7 +13,6 @@ from laconic.data.strict_jsonl import RowError, make_excerpt
 
 Row = dict[str, Any]
 EQUATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations
-GSM8K_NUMBER = re.compile(r"\s*[-+−]?\s?\$?\s?[-+−]?\.?\d[^\n]*\s*")  # after ####: one line that begins with a number
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0*")
 NUMBER_TEXT = re.compile(
     r"[-+−]?\s?\$?\s?[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s?%?\.?"
@@ -27,17 +26,23 @@ def keep_row(row: Row) -> Row | None:
 
 def convert_gsm8k(row: Row) -> Row | None:
     """Convert GSM8K: the answer is a solution with equations in << >>, then #### and the number."""
-    solution, separator, number = str(row["answer"]).rpartition("####")
-    if not (separator and GSM8K_NUMBER.fullmatch(number)):
-        excerpt = make_excerpt(number.strip() if separator else str(row["answer"]))
-        problem = f"no number on one line after #### but {excerpt!r}" if separator else f"no #### in {excerpt!r}"
-        raise RowError(1, "other formats", f"answer: {problem}, unlike the first row; end it with a line #### NUMBER")
+    solution, number = split_gsm8k_answer(row["answer"])
+    if not number:
+        excerpt = make_excerpt(str(row["answer"]))
+        message = f"answer: {excerpt!r} does not end with #### and one line, unlike the first row; add #### ANSWER"
+        raise RowError(1, "other formats", message)
     return row | {
         "steps": EQUATION.findall(solution),
         "rationale": EQUATION.sub("", solution).strip(),
         "answer": normalise_number(number),
         "raw_answer": row["answer"],
     }
+
+
+def split_gsm8k_answer(answer: object) -> tuple[str, str]:
+    """Return the solution and what follows the last ####, "" if that is not one line (as after a Markdown heading)."""
+    solution, _, number = str(answer).rpartition("####")
+    return solution, "" if "\n" in number.strip() or "####" not in str(answer) else number.strip()
 
 
 def convert_gsm8k_prose(row: Row) -> Row | None:
@@ -86,10 +91,10 @@ def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None
 
 def convert_instruction(row: Row) -> Row | None:
     """Convert a row of an instruction: its input or context, if there is one, follows after an empty line."""
-    answer = "output" if "output" in row else "response"
+    answer, question = "response" if "response" in row else "output", row["instruction"]
     inputs = [key for key in INSTRUCTION_INPUTS if isinstance(row.get(key, ""), str | None)]
-    texts = [text for key in inputs if (text := row.get(key)) and text.strip()]
-    question = "\n\n".join([row["instruction"], *texts]) if texts else row["instruction"]
+    if isinstance(question, str) and question.strip():
+        question = "\n\n".join([question, *(text for key in inputs if (text := row.get(key)) and text.strip())])
     rest = {key: value for key, value in row.items() if key not in ("instruction", answer, *inputs)}
     return rest | {"question": question, "answer": row[answer]}
 
@@ -110,15 +115,15 @@ COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "instruction": convert_instruction,
 }
 DATASET_COLUMNS: Mapping[str, tuple[set[str], set[str]]] = {
-    "svamp": ({"question_concat", "Answer"}, {"ID", "Body", "Question", "Equation", "Type"}),
-    "multiarith": ({"question", "final_ans"}, set()),
+    "svamp": ({"question_concat", "Answer"}, {"ID", "Body", "Question", "Equation", "Type", "__index_level_0__"}),
+    "multiarith": ({"question", "final_ans"}, {"id", "__index_level_0__"}),
 }  # which every row of the set has, and which it may have besides
 IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
     ("messages", {"messages"}),
     ("prompt-completion", {"prompt", "completion"}),
-    ("conversations", {"conversations"}),
     ("instruction", {"instruction", "output"}),
     ("instruction", {"instruction", "response"}),
+    ("conversations", {"conversations"}),
 )
 
 
@@ -129,11 +134,11 @@ def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:
 
 
 def detect_columns(row: Row) -> str:
-    """Return the converter for a row: by its columns, or GSM8K's number after ####, else "standard".
+    """Return the converter for a row: by its columns, or GSM8K's line after ####, else "standard".
 
     A row of a published set has no other columns than the set, so that nothing else is taken for its numbers.
     """
-    if "question" in row and has_gsm8k_answer(row):
+    if "question" in row and split_gsm8k_answer(row.get("answer"))[1]:
         if "cot" in row:
             return "zen"
         if {"steps", "rationale"} & row.keys():
@@ -147,12 +152,6 @@ def detect_columns(row: Row) -> str:
         if required <= row.keys() <= required | others:
             return name
     return next((name for name, keys in IDENTIFYING_COLUMNS if keys <= row.keys()), "standard")
-
-
-def has_gsm8k_answer(row: Row) -> bool:
-    """Return whether the answer ends as in GSM8K: with #### and a line that begins with a number."""
-    _, separator, number = str(row.get("answer")).rpartition("####")
-    return bool(separator and GSM8K_NUMBER.fullmatch(number))
 
 
 def normalise_number(answer: object) -> str:

@@ -47,11 +47,10 @@ from laconic.errors import InputError, translate_os_errors
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
 OTHER_FORMATS = ({"text"},)
 USUAL_NAMES = {
-    "question": ("prompt", "problem", "input", "query", "instruction"),
-    "answer": ("response", "output", "target", "label", "result", "solution", "completion"),
+    "question": ("prompt", "problem", "input", "query", "instruction", "question_concat"),
+    "answer": ("response", "output", "target", "label", "result", "solution", "completion", "final_ans"),
 }  # of fields, for the remedy of an error
 UNREAD_TEXTS = ("input", "context", "system")  # usual names of fields that belong to a question
-CLOSING_MARKS, OPENING_MARKS = tuple(">;)]}›»|# \n\t"), tuple("<([{‹«|# \n\t")
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
 UNCLEAR_CHAINS = (
     'steps: data.format "pccot" joins them without a separator, as in 3+4=77+1=8; write <<3+4=7>>, end a step with ; '
@@ -214,14 +213,14 @@ class ExampleReader:
         """Note what training would leave out or write unclearly."""
         for field in UNREAD_TEXTS:
             text = example.metadata.get(field)
-            if isinstance(text, str) and text.strip():
+            if text and str(text).strip() not in example.question:
                 is_instruction = "instruction" in self.config.columns.values() and field != "system"
                 remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
-                self.notes[f"{field}: has text, which is not part of the question; {remedy}"] += 1
+                self.notes[f"{field}: has a value, which is not part of the question; {remedy}"] += 1
         if has_history(example) and self.config.format != "chat":
             self.notes['conversations of several messages, which need data.format = "chat"'] += 1
         if self.columns == "standard" and "####" in example.answer:
-            self.notes["answer: has #### but no chain and number as in GSM8K, so all of it is the answer"] += 1
+            self.notes["answer: has #### but not before one last line, as in GSM8K, so all of it is the answer"] += 1
         if self.config.format == "pccot" and joins_unclearly(example.steps):
             self.notes[UNCLEAR_CHAINS] += 1
 
@@ -323,7 +322,7 @@ def joins_unclearly(steps: Sequence[str]) -> bool:
     """Return whether nothing separates two steps that follow one another; steps of one character need nothing."""
     if max(map(len, steps), default=0) < 2:
         return False
-    return any(not a.endswith(CLOSING_MARKS) and not b.startswith(OPENING_MARKS) for a, b in pairwise(steps))
+    return any(a[-1:].isalnum() and b[:1].isalnum() for a, b in pairwise(steps))
 
 
 def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:

@@ -128,6 +128,8 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
         InputError: If rows or a checkpoint are invalid.
     """
     check_type("recipe", recipe, Recipe, "the recipe alone: recipe, notes = load_recipe(…)")
+    if (goal := recipe.train.early_stop) and goal.metric.startswith("nats"):
+        raise UsageError(f'train.early_stop "{goal.metric}": a loss falls; give a metric that rises')
     decoder, tokenizer, earlier = load_initial_model(recipe, device)
     rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, progress)
     data = rows.source

@@ -272,6 +272,8 @@ class MemoryStore:
                 return self.prefixes[key]
         with torch.inference_mode():
             prefix = self.build_prefix(entries)
+            # a copy, since a file that is overwritten in place changes the tensors that were loaded from it
+            prefix = replace(prefix, cache=prefix.cache.map_tensors(torch.clone))
         with self.lock:
             if all(self.entries.get(entry.card.id) is entry for entry in entries):  # none was deleted meanwhile
                 self.prefixes[key] = prefix

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from laconic.errors import CorruptArtifactError
 from laconic.experiment.text_models.nested_model import NestedTextModel, load_read_documents
 from laconic.experiment.text_models.read_into_state import ReadDocument
-from laconic.nested.state import FastWeightState
+from laconic.nested.state import FastWeightState, map_tensors
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import hide_path
@@ -139,4 +141,5 @@ class SessionStore:
             raise ApiError(400, f"the file holds the states of {rows:,} texts; a session has one", "state")
         if not state.position.any():
             return None, ()
-        return state, tuple(documents[0] if documents else ())
+        # copies, since loaded tensors hold their file open, which is temporary
+        return map_tensors(state, torch.clone), tuple(documents[0] if documents else ())
