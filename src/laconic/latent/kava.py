@@ -156,7 +156,7 @@ class Kava(codi.Codi):
         >>> method = laconic.Kava(decoder, latents, DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['codi', 'kv_target_fraction', 'kv', 'student', 'student_token_accuracy', 'teacher', 'teacher_token_accuracy']
+        ['codi', 'kv', 'kv_target_fraction', 'student', 'student_token_accuracy', 'teacher', 'teacher_token_accuracy']
     """
 
     schedules: ClassVar[tuple[str, ...]] = ("jacobi", "sequential")
