@@ -144,6 +144,7 @@ def test_peft_adapter_loads(folder: Path, kind: str) -> None:
     assert error(our_logits(lora.merge_adapter(loaded)), logits) <= FLOAT32
 
 
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed")
 def test_peft_adapter_with_biases_of_its_own_is_not_merged(tmp_path: Path) -> None:
     config = peft_config("LoRA", ["q_proj"])
     config.lora_bias, config.task_type = True, "CAUSAL_LM"

@@ -39,7 +39,7 @@ def test_cot_loss_equals_single_rows(name: str, chain: bool) -> None:
     assert_close(step.loss, torch.cat(rows).mean())
     assert step.metrics[part] == step.loss
     assert not step.metrics[part].requires_grad
-    assert set(step.metrics) == {part, f"{part}_right"}
+    assert set(step.metrics) == {part, f"{part}_token_accuracy"}
     assert method.loss_denominators(BATCH) == {part: sum(map(len, rows))}
 
 
