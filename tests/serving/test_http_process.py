@@ -236,7 +236,7 @@ def refuses_connections(server: ServerProcess) -> bool:
 
 
 def test_server_ends_requests_some_time_after_sigterm() -> None:
-    """A text that has begun ends as if it were complete, one that waits gets a 503; connections are refused."""
+    """A text that has begun ends with `length`; texts that wait, of the same request too, end in a 503."""
     with run_server("stories260k", "--shutdown-seconds", 1, "--max-batch-size", 1) as server:
         response = start_stream(server, max_tokens=450, n=60, seed=1, temperature=1)
         with ThreadPoolExecutor(1) as pool:
@@ -246,9 +246,10 @@ def test_server_ends_requests_some_time_after_sigterm() -> None:
             server.wait_until(lambda: refuses_connections(server))
             assert server.process.poll() is None, "a request still runs"
             text = response.read().decode()
-            assert text.endswith("data: [DONE]\n\n")
-            assert text.count('"finish_reason":"') == 60
-            assert '"finish_reason":"length"' in text
+            *_, last, error = text.strip().split("\n\n")
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
+            assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+            assert 0 < text.count('"finish_reason":"') < 60
             status, content = waiting.result()
         assert (status, json.loads(content)["error"]["code"]) == (503, "shutting_down")
         assert server.process.wait(timeout=60) == 0

@@ -159,7 +159,8 @@ def select_command(args: list[str]) -> Any:
     name = args[0] if args else ""
     if name in COMMANDS and name != "version":
         return COMMANDS[name] | COMMANDS["version"]
-    return reduce(operator.or_, (summarise_command(*command) for command in COMMANDS.items()))
+    kinds = (command if key == name else summarise_command(key, command) for key, command in COMMANDS.items())
+    return reduce(operator.or_, kinds)
 
 
 def summarise_command(name: str, command: Any) -> Any:

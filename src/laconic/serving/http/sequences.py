@@ -111,9 +111,10 @@ class SequenceGroup:
         """Yield events with the index of their sequence until all have ended.
 
         Raises:
-            ApiError: 408, or 503, at the deadline, if a sequence has no token yet.
+            ApiError: 408, or 503, at the deadline, if a sequence has no token yet; after the events of the others.
             Exception: The error of a sequence that fails.
         """
+        is_incomplete = False
         while self.ids:
             index, event = await self.next_event()
             self.record(index, event)
@@ -123,9 +124,12 @@ class SequenceGroup:
                 raise event.error
             if isinstance(event, FinishEvent) and event.reason == "cancelled":
                 if index not in self.times:
-                    raise self.deadline.build_error("the request took too long; shorten it, or raise --max-seconds")
+                    is_incomplete = True
+                    continue
                 event = replace(event, reason="length")
             yield index, event
+        if is_incomplete:
+            raise self.deadline.build_error("the request took too long; shorten it, or raise --max-seconds")
 
     async def next_event(self) -> tuple[int, EngineEvent]:
         """Wait for an event; at the deadline cancel everything and wait for the engine to report it."""
