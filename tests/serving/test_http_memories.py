@@ -251,6 +251,22 @@ def test_memory_file_that_is_overwritten_does_not_change_what_was_loaded(
     assert message == (409, "memory second: its file was replaced by another; upload it, or restart the server")
 
 
+def test_memory_that_is_uploaded_while_it_is_loaded(
+    client: TestClient, chat_model: LanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    id = create(client, keep=0.5)["id"]
+    store = cast(Any, client.app).state.services.memories
+    load, other = store.load_file, compress(chat_model, "A second letter.")
+
+    def upload_and_load(path: Path) -> Any:
+        other.save(tmp_path / "new.safetensors")
+        store.add(tmp_path / "new.safetensors", id)
+        return load(path)
+
+    monkeypatch.setattr(store, "load_file", upload_and_load)
+    assert complete(client, id) == generate_after(chat_model, other)
+
+
 @pytest.mark.parametrize(
     ("body", "param", "text"),
     [

@@ -132,7 +132,8 @@ class OpenChunk:
 class FastWeightState:
     """What a model has learned from the text that it read: the changes of the weights of every layer.
 
-    Immutable: reading returns a new state. `NestedTextModel.compress` makes one with a file format around it.
+    Immutable: reading returns a new state. `NestedTextModel.compress` returns one, and its `load_memory` reads one
+    from a file.
 
     Attributes:
         layers: Changes of each layer's levels and memories.

@@ -166,7 +166,7 @@ def merge_adapter(model: "PeftModel") -> Decoder:
     for name, layer in model.named_modules():
         if any(getattr(layer, "lora_bias", {}).values()) and layer.get_base_layer().bias is None:
             raise InputError(
-                f"the adapter has a lora_bias on {name}, which has no bias to merge it into; train without"
+                f"the adapter has a lora_bias on {name}, which has no bias to merge it into; train it without lora_bias"
             )
     decoder = model.merge_and_unload()
     assert isinstance(decoder, Decoder)

@@ -304,7 +304,8 @@ class MemoryStore:
         except LaconicError as error:
             message = f"memory {entry.card.id}: {hide_path(error, entry.path, entry.card.id)}"
             raise ApiError(409, message, "memory") from None
-        if digest != entry.digest:
+        current = self.entries.get(entry.card.id, entry)  # another one, if a client has uploaded the memory meanwhile
+        if digest not in (entry.digest, current.digest):
             message = f"memory {entry.card.id}: its file was replaced by another; upload it, or restart the server"
             raise ApiError(409, message, "memory")
         return memory
