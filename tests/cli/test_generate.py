@@ -13,6 +13,7 @@ import torch
 
 import laconic
 from laconic.cli import generate_batch
+from laconic.cli.generate_prompts import read_prompt_rows
 from laconic.cli.threads import apply_cpu_quota, count_cores, read_cpu_quota
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
@@ -50,6 +51,18 @@ def test_generate_chat_prints_the_reply_alone(run_cli: RunCli, chat_model: Path,
         (tmp_path / name).write_text(json.dumps(content))
         result = run_cli("generate", chat_model, "--messages", tmp_path / name, "--max-tokens", 8)
         assert result.out == f"{text}\n"
+
+
+def test_generate_gives_the_tools_of_a_row_to_the_chat_template(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[1] / "real_configs/supported/Qwen--Qwen2.5-0.5B-Instruct"
+    row: dict[str, Any] = {"messages": TURNS, "tools": [{"function": {"name": "add"}}]}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (row, row | {"tools": "[]"})))
+    tokenizer = laconic.load_tokenizer(folder)
+    texts = [
+        tokenizer.decode(row.encode(tokenizer), skip_special_tokens=False)
+        for row in read_prompt_rows(tmp_path / "rows.jsonl", False, None)
+    ]
+    assert ['"add"' in text for text in texts] == [True, False]
 
 
 @pytest.mark.medium

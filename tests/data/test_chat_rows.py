@@ -155,6 +155,38 @@ def test_encode_example_chat_equals_transformers(
     assert row.answer_ids[-1] == theirs.eos_token_id
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_encode_example_chat_tools_equal_transformers(as_text: bool, tmp_path: Path) -> None:
+    """Qwen's template lists the tools of a row before the messages; data sets hold a list or its JSON text."""
+    needs("transformers")
+    from transformers import AutoTokenizer
+
+    folder = Path(__file__).parents[1] / "real_configs/supported/Qwen--Qwen2.5-0.5B-Instruct"
+    row = {"messages": [USER, REPLY], "tools": json.dumps(TOOLS) if as_text else TOOLS}
+    (example,) = read(tmp_path, row, format="chat", forbid_unknown_fields=True)
+    tokenizer = load_tokenizer(folder)
+    ours = encode_example(example, tokenizer, DataConfig(path="rows.jsonl", format="chat", answer_type="text"))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    prompt = theirs.apply_chat_template([USER], tools=TOOLS, add_generation_prompt=True, return_dict=False)
+    assert list(ours.question_ids) == prompt
+    assert '"add"' in tokenizer.decode(prompt)
+
+
+@pytest.mark.parametrize("tools", ["text", "{}", [1], 3])
+def test_read_examples_refuses_other_tools(tools: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r":1:1: tools: expected a list of JSON schemas, or its JSON text: "):
+        read(tmp_path, {"messages": [USER, REPLY], "tools": tools}, format="chat")
+
+
+@pytest.mark.parametrize("tools", [None, [], "", "[]", "null"])
+def test_read_examples_without_tools(tools: Any, tmp_path: Path) -> None:
+    (example,) = read(tmp_path, {"messages": [USER, REPLY], "tools": tools})
+    assert "tools" not in example.metadata
+
+
 def test_encode_example_chat_with_chain_and_number(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (example,) = read(tmp_path, {"question": "3 + 4 - 2 =", "steps": ["3 + 4 = 7", "7 - 2 = 5"], "answer": "5"})
     row = encode_example(example, tokenizer, DataConfig(path="rows.jsonl", format="chat", chain_steps="all"))

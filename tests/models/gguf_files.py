@@ -29,7 +29,7 @@ MIXED = {  # part of a tensor's name -> quantisation
 }
 K_QUANTS = {"ffn_gate": Kind.Q4_K, "ffn_up": Kind.Q5_K, "ffn_down": Kind.Q6_K, "attn_q.weight": Kind.Q3_K}
 TYPES = {str: Value.STRING, bool: Value.BOOL, int: Value.UINT32, float: Value.FLOAT32}
-PRE_TOKENIZERS = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
+PRE_TOKENIZERS = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "smaug-bpe"}
 
 
 def byte_alphabet() -> list[str]:
@@ -46,7 +46,7 @@ def byte_level_tokens() -> list[str]:
 def random_decoder(family: str, D: int = 64, **changes: Any) -> Decoder:
     """Return a decoder of two layers whose weights all matter, with rows of D and heads of 16."""
     sizes = {"hidden_size": D, "intermediate_size": D, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"vocab_size": len(byte_level_tokens()), "head_dim": 16, "tie_word_embeddings": family == "llama"}
+    sizes |= {"vocab_size": len(byte_level_tokens()), "head_dim": 16, "tie_word_embeddings": family in ("llama", "smollm3")}
     decoder = Decoder(DecoderConfig.tiny(family, **sizes | changes))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
-    if family == "llama":
+    if family in ("llama", "smollm3"):
         writer.add_rope_dimension_count(config.head_dim)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     assert config.rope is not None

@@ -98,6 +98,7 @@ def convert(folder: Path, decoder: Decoder, **options: object) -> Path:
 
 def test_gguf_bos_follows_the_file_or_the_pre_tokenizer(tmp_path: Path) -> None:
     cases = {("smollm", None): False, ("llama-bpe", None): True, ("llama-bpe", False): False, ("smollm", True): True}
+    cases |= {("smaug-bpe", None): False}  # of SmolLM3: words as in Llama 3, without bos
     for i, ((pre, flag), has_bos) in enumerate(cases.items()):
         extra = {} if flag is None else {"tokenizer.ggml.add_bos_token": flag}
         tokenizer = load_tokenizer(convert(tmp_path / str(i), random_decoder("llama"), pre=pre, extra=extra))
@@ -135,6 +136,23 @@ def test_gguf_llama3_scaling_is_read_from_its_tensor(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not Llama 3's"):
         convert_gguf(write_gguf(tmp_path / "b.gguf", decoder, rope_factors=divisors * 1.01), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.medium
+def test_gguf_smollm3_logits_equal_transformers(tmp_path: Path) -> None:
+    """Every fourth layer is without RoPE, which a file does not say; transformers reads the checkpoint it is from."""
+    needs("transformers")
+    from transformers import AutoModelForCausalLM
+
+    decoder = random_decoder("smollm3", num_hidden_layers=5, nope_layers=(3,))
+    decoder.save_pretrained(tmp_path / "original")
+    read = Decoder.from_pretrained(convert(tmp_path, decoder, quantizations={}))
+    assert read.config.nope_layers == (3,)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "original", dtype=torch.float32).eval()
+    ids = torch.arange(1, 41)[None]
+    logits = read.logits(read(read.embed(ids)).hidden_states)
+    assert error(logits, theirs(ids).logits) < FLOAT32
+    assert logits[0].argmax(-1).tolist() == LLAMA_CPP_SMOLLM3
 
 
 @pytest.mark.medium

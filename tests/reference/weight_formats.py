@@ -56,7 +56,7 @@ GGUF_NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-GGUF_INTERLEAVED_FAMILIES = ("llama", "mistral")  # qwen2 and qwen3 store half-split rows
+GGUF_INTERLEAVED_FAMILIES = ("llama", "mistral", "smollm3")  # qwen2 and qwen3 store half-split rows
 ROPE_TABLES = ("rope.freqs", "rope_freqs.weight")  # computed from the configuration instead
 
 

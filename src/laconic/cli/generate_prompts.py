@@ -22,7 +22,8 @@ class PromptRow:
     """A prompt: a text to continue, or chat messages to reply to.
 
     The name is for error messages. A text may be echoed before its continuation. `source` is the object of the JSONL
-    row that it came from, `title` the name of the memory's row that it follows, printed before it if there are several.
+    row that it came from, `tools` are its JSON schemas for the chat template. `title` is the name of the memory's row
+    that it follows, printed before it if there are several.
     """
 
     name: str
@@ -30,6 +31,7 @@ class PromptRow:
     messages: Sequence[dict[str, Any]] = ()
     should_echo: bool = False
     source: dict[str, Any] = field(default_factory=dict)
+    tools: Sequence[dict[str, Any]] = ()
     title: str = ""
 
     def encode(self, tokenizer: "Tokenizer", is_continuation: bool = False) -> list[int]:
@@ -42,7 +44,8 @@ class PromptRow:
             InputError: The tokenizer has no chat template, or the template rejects the messages.
         """
         if self.text is None:
-            return tokenizer.encode(tokenizer.apply_chat_template(self.messages), add_special_tokens=False)
+            text = tokenizer.apply_chat_template(self.messages, tools=self.tools)
+            return tokenizer.encode(text, add_special_tokens=False)
         ids = tokenizer.encode(self.text, add_special_tokens=not is_continuation)
         if not ids:
             raise UsageError(f"{self.name} is empty; give text")
@@ -115,7 +118,7 @@ def to_chat(row: PromptRow, system: str | None) -> PromptRow:
     from laconic.data.messages import add_system_message
 
     messages = row.messages if row.text is None else [{"role": "user", "content": row.text}]
-    return PromptRow(row.name, None, add_system_message(messages, system), source=row.source)
+    return replace(row, text=None, messages=add_system_message(messages, system), should_echo=False)
 
 
 def read_message_file(path: Path, system: str | None) -> PromptRow:
@@ -138,6 +141,7 @@ def read_prompt_rows(
         UsageError: A system message is given, but no row is chat messages.
     """
     from laconic.data.messages import check_messages
+    from laconic.data.reasoning.chat import parse_tools
     from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 
     def convert(row: dict[str, Any], text: str, name: str) -> PromptRow:
@@ -154,7 +158,9 @@ def read_prompt_rows(
         except InputError as error:
             raise RowError(1, "messages", str(error)) from None
         prompt = PromptRow(name, None if messages else value, messages, source=row)
-        return to_chat(prompt, system) if is_chat or messages else prompt
+        if not (is_chat or messages):
+            return prompt
+        return to_chat(replace(prompt, tools=parse_tools(row.get("tools"))), system)
 
     name = "standard input" if str(path) == STANDARD_INPUT else path.name
     if str(path) == STANDARD_INPUT:

@@ -171,12 +171,19 @@ class Tokenizer:
             with translate_os_errors(Path(folder) / name):
                 (Path(folder) / name).write_bytes(data)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Render messages with the chat template.
 
         Args:
             messages: Messages with `role` and `content`.
             add_generation_prompt: Whether to append the beginning of the assistant's reply.
+            tools: JSON schemas of tools, for templates that list them.
 
         Raises:
             UsageError: If the messages are no list of messages.
@@ -195,7 +202,7 @@ class Tokenizer:
             **self.special_tokens,
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
         }
         return render_chat_template(self.chat_template, variables)

@@ -307,6 +307,9 @@ def encode_after_memory(
     from laconic.experiment.text_models.kv_compressor import encode_messages, encode_prompt, is_chat_memory
     from laconic.experiment.text_models.text_model import match_prompts
 
+    with_tools = next((row for row in rows if row.tools), None)
+    if with_tools is not None:
+        raise UsageError(f"{with_tools.name}: tools cannot follow a memory, whose text is already in the prompt")
     rows = [to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows
     rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
     rows = match_prompts(rows, memory.B)

@@ -1,9 +1,11 @@
 """Conversations as question, chain and answer: `messages`, `prompt` and `completion`, ShareGPT, and chat prompts.
 
 The last message is the assistant's answer; the messages before it are the question. A chain of thought is the field
-`reasoning_content` of the last message, or the text between `<think>` and `</think>` at its beginning.
+`reasoning_content` of the last message, or the text between `<think>` and `</think>` at its beginning. A field `tools`,
+a list of JSON schemas or its JSON text, is given to the chat template.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -44,7 +46,27 @@ def convert_messages(row: Row) -> Row:
     steps = [line.strip() for line in str(thinking).splitlines() if line.strip()]
     users = [message["content"] for message in messages[:-1] if message["role"] == "user"]
     question = users[-1] if users else messages[-2]["content"]
-    return row | {"messages": messages[:-1], "question": question, "steps": steps, "answer": content}
+    fields = {key: value for key, value in row.items() if key != "tools"}
+    if tools := parse_tools(row.get("tools")):
+        fields["tools"] = tools
+    return fields | {"messages": messages[:-1], "question": question, "steps": steps, "answer": content}
+
+
+def parse_tools(value: Any) -> list[Row]:
+    """Return the schemas of a row's tools: a list, its JSON text, or nothing.
+
+    Raises:
+        RowError: They are something else.
+    """
+    try:
+        tools = json.loads(value) if isinstance(value, str) and value.strip() else value
+    except ValueError:
+        tools = value
+    if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools):
+        return tools
+    if tools is None or tools == "":
+        return []
+    raise chat_row_error("tools", value, "a list of JSON schemas, or its JSON text")
 
 
 def convert_prompt_completion(row: Row) -> Row:
@@ -108,12 +130,13 @@ def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
     """Return the prompt of an example: its `messages`, or its question as the user's, up to the assistant's reply.
 
     Raises:
-        InputError: There is no chat template, or a message contains a special token of the tokenizer.
+        InputError: There is no chat template, or a message or tool contains a special token of the tokenizer.
     """
     messages = example.metadata.get("messages") or [{"role": "user", "content": example.question}]
     special = {t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special}
-    text = "\n".join(message["content"] for message in messages)
+    tools = example.metadata.get("tools")
+    text = "\n".join([*(message["content"] for message in messages), json.dumps(tools, ensure_ascii=False)])
     offending = min((token for token in special if token in text), default=None)
     if offending is not None:
-        raise InputError(f"a message contains the special token {offending}; remove it")
-    return tokenizer.apply_chat_template(messages)
+        raise InputError(f"a message or tool contains the special token {offending}; remove it")
+    return tokenizer.apply_chat_template(messages, tools=tools)

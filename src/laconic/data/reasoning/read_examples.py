@@ -219,6 +219,8 @@ class ExampleReader:
                 self.notes[f"{field}: has a value, which is not part of the question; {remedy}"] += 1
         if has_history(example) and self.config.format != "chat":
             self.notes['conversations of several messages, which need data.format = "chat"'] += 1
+        if example.metadata.get("tools") and "messages" in example.metadata and self.config.format != "chat":
+            self.notes['tools, which are read only with data.format = "chat"'] += 1
         if self.columns == "standard" and "####" in example.answer:
             self.notes["answer: has #### but not before one last line, as in GSM8K, so all of it is the answer"] += 1
         if self.config.format == "pccot" and joins_unclearly(example.steps):
@@ -264,7 +266,7 @@ class RowSchema:
             self._check_text(row, field, text)
         metadata = {key: value for key, value in row.items() if key not in self.known_fields}
         document = metadata.pop("document") if isinstance(metadata.get("document"), str) else None
-        unknown = [key for key in metadata if key != "messages"]
+        unknown = [key for key in metadata if key not in ("messages", "tools")]
         if self.forbid_unknown_fields and unknown:
             key = unknown[0]
             column = locate_field(text, key)[0]

@@ -16,7 +16,7 @@ from laconic.models.gguf.header import GGUFHeader
 from laconic.models.ops.rope_scaling import llama3_frequencies
 from laconic.models.rope import frequencies
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")  # named as the families of the decoder
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "gpt2")  # named as the families of the decoder
 # Keys whose features are not implemented, with the values that leave the model unchanged.
 NEUTRAL_KEYS = {
     "expert_count": (0,),
@@ -146,7 +146,9 @@ def rope_sizes(header: GGUFHeader, family: str, rope_factors: Tensor | None) -> 
     }
     if family == "qwen2":
         return sizes | {"use_sliding_window": False}
-    mlp_bias = {"mlp_bias": "blk.0.ffn_up.bias" in header.tensors} if family == "llama" else {}
+    if family == "smollm3":  # files do not say it, and llama.cpp assumes it
+        sizes["no_rope_layer_interval"] = 4
+    mlp_bias = {"mlp_bias": "blk.0.ffn_up.bias" in header.tensors} if family in ("llama", "smollm3") else {}
     return sizes | mlp_bias | {"attention_bias": "blk.0.attn_q.bias" in header.tensors}
 
 

@@ -1,6 +1,6 @@
 """Find the weights of a decoder in a GGUF file, and dequantise them.
 
-Files of the llama architecture have the rows of q and k in the order of interleaved rotary pairs; Eq. C7
+Files of Llama and SmolLM3 have the rows of q and k in the order of interleaved rotary pairs; Eq. C7
 (`rope.half_split`) restores the half-split order.
 """
 
@@ -130,6 +130,6 @@ def read_weight(
     tensor, names = read_tensor(header, matched[name], dtype), WEIGHT_NAMES[config.family]
     heads = {names.q: config.num_attention_heads, names.k: config.num_key_value_heads}
     num_heads = next((n for part, n in heads.items() if part and f".{part}." in name), 0)
-    if config.family == "llama" and num_heads:
+    if config.family in ("llama", "smollm3") and num_heads:
         return half_split(tensor, num_heads)
     return tensor.t().contiguous() if name in transposed_weights(config) else tensor

@@ -36,8 +36,15 @@ SPLITS = {  # name in the file -> regular expression, GPT-2's, or GPT-2's after 
     "tekken": TEKKEN_SPLIT,
 }
 MAX_TOKEN_LENGTH = 256  # longer tokens of SentencePiece are not built from merges
-DEFAULT_SPLIT = {"gpt2": "gpt-2", "llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2"}  # older files name none
-WHOLE_WORD_SPLITS = (LLAMA3_SPLIT, TEKKEN_SPLIT)  # words in the vocabulary are not built from merges; bos by default
+DEFAULT_SPLIT = {  # of architectures, for older files that name none
+    "gpt2": "gpt-2",
+    "llama": "llama-bpe",
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+    "smollm3": "smaug-bpe",
+}
+WHOLE_WORD_SPLITS = (LLAMA3_SPLIT, TEKKEN_SPLIT)  # words in the vocabulary are not built from merges
+WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")  # unless the file says otherwise
 
 
 def build_tokenizer_files(header: GGUFHeader, vocab_size: int) -> dict[str, str]:
@@ -95,12 +102,16 @@ def find_special_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, 
 
 def find_split(header: GGUFHeader) -> str:
     """Return how the byte-level BPE of a file splits text into words."""
-    name = header.get(f"{PREFIX}pre", str)
-    if name in (None, "default"):
-        name = DEFAULT_SPLIT[header.require("general.architecture", str)]
+    name = find_pre_tokenizer(header)
     if name not in SPLITS:
         raise InputError(f"{header.path.name}: pre-tokenizer {name!r} is not supported; supported: {', '.join(SPLITS)}")
     return SPLITS[name]
+
+
+def find_pre_tokenizer(header: GGUFHeader) -> str:
+    """Return the name of a file's pre-tokenizer, or of the usual one of its architecture."""
+    name = header.get(f"{PREFIX}pre", str)
+    return DEFAULT_SPLIT[header.require("general.architecture", str)] if name in (None, "default") else name
 
 
 def build_byte_level(header: GGUFHeader, tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
@@ -172,7 +183,7 @@ def add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) 
 
 def is_bos_default(header: GGUFHeader, kind: str) -> bool:
     """Return whether a text begins with bos if the file does not say it."""
-    return kind == "llama" or find_split(header) in WHOLE_WORD_SPLITS
+    return kind == "llama" or find_pre_tokenizer(header) in WITH_BOS
 
 
 def build_post_processor(header: GGUFHeader, special: dict[str, str], has_bos: bool) -> Any:
