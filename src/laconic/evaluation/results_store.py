@@ -106,12 +106,14 @@ class EvalMetadata:
 class EvalJob:
     """One evaluation of one checkpoint: the contents of one results folder.
 
-    A stored evaluation with other metadata under the same name is refused, unless only the name of the run differs: it
-    may be renamed or copied. `evaluate` returns the items of each of the
-    given units of work, usually items, `batch_size` per call on each rank, in this `order`; records are stored in order
-    of the units all the same. With `reports_fraction`, `evaluate` takes a second argument: a function to call with the
-    fraction of these units that is done. `summarize` returns the figures that are stored in `result.json`; `notes` are
-    remarks beside them, and `source` is data that a report on the results needs besides.
+    `evaluate` returns the items of each of the given units of work; a unit is usually one item. It is called with
+    `batch_size` units on each rank, in this `order`, but records are stored in order of the units. If
+    `reports_fraction` is set, it takes a second argument: a function to call with the fraction of these units that is
+    done. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks beside them, and
+    `source` is data that a report on the results needs besides.
+
+    A stored evaluation with other metadata under the same name is refused, unless only the name of the run differs,
+    because runs may be renamed and copied.
     """
 
     metadata: EvalMetadata
