@@ -344,6 +344,54 @@ def test_dgd_learns_and_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
+def test_dgd_rate_of_a_bias_alone_follows_the_schedule_of_its_group() -> None:
+    """`adam_lr` times what a schedule has made of the group's own learning rate, also after a state dict was loaded."""
+    steps: list[Tensor] = []
+    for lr, group_lr, factor in ((1.0, 1.0, 1.0), (0.01, 1.0, 1.0), (0.3, 0.5, 0.5)):
+        model = record_inputs(build_model())
+        model[1].weight.requires_grad_(False)
+        named = {"params": list(model.named_parameters()), "lr": group_lr}
+        saved = DGD([named], lr, adam_lr=1e-3).state_dict()
+        optimizer = DGD(model.named_parameters(), 7.0, adam_lr=0.5)
+        optimizer.load_state_dict(saved)
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        before = model[1].bias.detach().clone()
+        train(model, optimizer, 1)
+        steps.append((model[1].bias.detach() - before).abs() / factor)
+    assert steps[0].max().item() == pytest.approx(1e-3, rel=1e-4)
+    for other in steps[1:]:
+        torch.testing.assert_close(other, steps[0])
+
+
+def test_dgd_resumes_momentum_of_bfloat16_bit_for_bit() -> None:
+    """The momentum is float32; torch loads a state as the type of its parameter."""
+    model = record_inputs(build_model().bfloat16())
+    optimizer = DGD(model.named_parameters(), 0.1, momentum=0.5)
+    train(model, optimizer, 3)
+    other = record_inputs(build_model(seed=1).bfloat16())
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    resumed = DGD(other.named_parameters(), 0.1, momentum=0.5)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert train(other, resumed, 3) == train(model, optimizer, 3)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_dgd_refuses_states_of_other_settings_and_optimizers() -> None:
+    model = record_inputs(build_model())
+    optimizer = DGD(model.named_parameters())
+    other = DGD(model.named_parameters(), value="target", erase=0.3).state_dict()
+    with pytest.raises(UsageError, match=r"^DGD: the state is of erase=0\.3, not 1\.0$"):
+        optimizer.load_state_dict(other)
+    with pytest.raises(UsageError, match="another optimizer, whose groups have no rule"):
+        optimizer.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
+    old = optimizer.state_dict()
+    for group in old["param_groups"]:
+        group.pop("rule_settings", None)  # as written before these were stored
+    optimizer.load_state_dict(old)
+    train(model, optimizer, 1)
+
+
 def rules_of(optimizer: torch.optim.Optimizer) -> dict[int, str]:
     return {id(p): group["rule"] for group in optimizer.param_groups for p in group["params"]}
 

@@ -335,6 +335,11 @@ def test_hope_outer_gradient_changes_no_value(objective: str, which: int) -> Non
             assert_close([torch.cat([y, read(model, ids[:, 5:], state)[0]], 1)], [expected])
 
 
+def test_hope_refuses_an_unknown_outer_gradient() -> None:
+    with pytest.raises(UsageError, match="hope: outer_gradient 'fulll' is not one of"):
+        build_hope("task").read_tokens(random_ids(1, 4), outer_gradient="fulll")  # pyright: ignore[reportArgumentType]
+
+
 def test_hope_full_outer_gradient_equals_finite_differences() -> None:
     model, ids = build_attention("task"), random_ids(1, 6)
     p = model.get_parameter("model.layers.0.mlp.levels.0.up_proj.weight")

@@ -331,6 +331,23 @@ def test_m3_copied_with_its_model_trains_like_the_original(settings: dict[str, A
         assert copied.param_groups[-1]["weight_decay"] == settings.get("adam_weight_decay", 0.0)
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-7])
+def test_m3_float16_stays_finite_at_tiny_gradients(scale: float) -> None:
+    p = nn.Parameter(torch.randn(4, 6).half())
+    optimizer = M3([p], lr=1e-2)
+    p.grad = torch.full_like(p, scale)
+    optimizer.step()
+    assert p.isfinite().all()
+
+
+def test_m3_refuses_complex_matrices_and_states_of_other_optimizers() -> None:
+    with pytest.raises(UsageError, match=r"a parameter \[2, 2\] is complex; set rule='adamw'"):
+        M3([nn.Parameter(torch.zeros(2, 2, dtype=torch.cfloat))])
+    p = nn.Parameter(torch.randn(3, 3))
+    with pytest.raises(UsageError, match="^M3: the state is that of another optimizer"):
+        M3([p]).load_state_dict(torch.optim.AdamW([p]).state_dict())
+
+
 def test_m3_refuses_vectors() -> None:
     with pytest.raises(UsageError, match=r"\[5\]"):
         newton_schulz(torch.ones(5))

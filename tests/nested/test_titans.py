@@ -287,6 +287,8 @@ def test_titans_refuses_inputs_that_do_not_fit() -> None:
         (noise(0, 3, 2, D), {"state": state}, "3 rows, the state 2"),
         (noise(0, 2, 3, D), {"outer_gradient": "truncated"}, "truncate_after"),
         (noise(0, 2, 3, D), {"truncate_after": 3}, "truncate_after"),
+        (noise(0, 0, 3, D), {}, "B, T >= 1"),
+        (noise(0, 2, 3, D), {"outer_gradient": "first-order"}, "'first-order' is not one of full, truncated, first_"),
     ):
         with pytest.raises(UsageError, match=message):
             layer(x, **arguments)
@@ -294,3 +296,5 @@ def test_titans_refuses_inputs_that_do_not_fit() -> None:
         chunked_scan.check_inputs("titans", 5, state, noise(0, 2, 5), None, "full", None)
     with pytest.raises(UsageError, match="attention_mask"):
         chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)
+    with pytest.raises(UsageError, match=r"attention_mask is float32 \[2, 3\], expected bool or integers"):
+        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 3), "full", None)

@@ -34,6 +34,7 @@ from laconic.nested.hope.init import check_growth, copy_donor_weights, init_adde
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_state_finite
+from laconic.nested.recurrence.chunked_scan import check_gradient_mode
 from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
 from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
@@ -206,6 +207,7 @@ class Hope(Decoder):
         check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
         )
+        check_gradient_mode("hope", outer_gradient, truncate_after)
         state = self.initial_state(len(inputs_embeds)) if state is None else state
         self._check_state(state, len(inputs_embeds))
         gradient_mode = GradientMode(outer_gradient, truncate_after)

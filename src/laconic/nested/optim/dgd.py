@@ -13,6 +13,7 @@ from laconic.models.attention import accumulation_dtype
 from laconic.nested.optim.dgd_equations import dgd_embedding, dgd_gram, dgd_mean, dgd_sequential, solve_ridge
 from laconic.nested.optim.input_recording import InputStatistics
 from laconic.nested.optim.param_groups import (
+    RULE_SETTINGS,
     ParamGroup,
     call_closure,
     check_choice,
@@ -20,12 +21,15 @@ from laconic.nested.optim.param_groups import (
     check_not_negative,
     check_options,
     check_settings,
+    check_state_dict,
     describe_parameter,
+    restore_dtype,
     split_groups_by_rule,
     step_adamw,
 )
 
 BatchMode = Literal["joint", "mean", "sequential"]
+FORM_SETTINGS = ("batch", "inputs", "erase", "value", "loss", "bias")  # a state continues only with the same
 TOLERANCE = 0.1  # of the gradient, for sums of many micro-batches in bfloat16
 
 
@@ -109,8 +113,28 @@ class DGD(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs."""
-        names = ("batch", "inputs", "erase", "value", "loss", "bias", "adam_lr", "adam_weight_decay")
+        names = (*FORM_SETTINGS, "adam_lr", "adam_weight_decay")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict, and undo torch's conversion of momentum to the type of its parameter.
+
+        Args:
+            state_dict: From `state_dict`, of a DGD with the same `batch`, `inputs`, `erase`, `value`, `loss` and
+                `bias`. Raises `UsageError` for another.
+        """
+        check_state_dict("DGD", state_dict)
+        own = {name: getattr(self, name) for name in FORM_SETTINGS}
+        settings = [group[RULE_SETTINGS] for group in self.param_groups if group["rule"] == "dgd"]
+        for group in state_dict["param_groups"]:
+            saved = group.get(RULE_SETTINGS, own)
+            other = next((name for name in FORM_SETTINGS if saved[name] != own[name]), None)
+            if other is not None:
+                raise UsageError(f"DGD: the state is of {other}={saved[other]!r}, not {own[other]!r}")
+        super().load_state_dict(state_dict)
+        for group, default in zip([g for g in self.param_groups if g["rule"] == "dgd"], settings, strict=True):
+            group.setdefault(RULE_SETTINGS, default)  # of version 0.1.0 and earlier
+        restore_dtype(self, state_dict, "m")
 
     def _check_settings(self, settings: ParamGroup) -> None:
         """Raise `UsageError` for invalid settings of a group."""
@@ -141,8 +165,16 @@ class DGD(torch.optim.Optimizer):
         group = self.param_groups[-1]
         if group["rule"] == "dgd" and group["momentum"] and any(map(is_sharded, group["params"])):
             raise UsageError(f"DGD: momentum {group['momentum']} is not supported with sharded weights; use DDP")
+        if group["rule"] == "adamw":
+            return
+        group[RULE_SETTINGS] = {
+            **{name: getattr(self, name) for name in FORM_SETTINGS},
+            "base_lr": float(group["lr"]),
+            "adam_lr": self.adam_lr,
+            "adam_weight_decay": self.adam_weight_decay,
+        }
         members = {id(p) for p in group["params"]}
-        for p in group["params"] if group["rule"] == "dgd" else ():
+        for p in group["params"]:
             if dgd_rule(describe_parameter(p), p) == "adamw":
                 raise UsageError(f"DGD: {describe_parameter(p)} has no recorded inputs; set rule='adamw' for its group")
             statistics = cast(InputStatistics, get_statistics(p))
@@ -203,9 +235,10 @@ class DGD(torch.optim.Optimizer):
             elif statistics.weight.grad is None or not statistics.weight.requires_grad:
                 alone.append(p)
         if alone:
-            schedule = float(group["lr"] / self.defaults["lr"]) if self.defaults["lr"] else 1.0
-            settings = {"lr": schedule * self.adam_lr, "weight_decay": self.adam_weight_decay}
-            step_adamw(self.state, {**group, **settings, "params": alone})
+            settings = group[RULE_SETTINGS]
+            schedule = float(group["lr"]) / settings["base_lr"] if settings["base_lr"] else 1.0
+            adam = {"lr": schedule * settings["adam_lr"], "weight_decay": settings["adam_weight_decay"]}
+            step_adamw(self.state, {**group, **adam, "params": alone})
 
     def _mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
         """Return the gradient of the mean loss: a sum over positions is divided by their number."""

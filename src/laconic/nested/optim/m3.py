@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from laconic.errors import UsageError
+from laconic.models.attention import accumulation_dtype
 from laconic.models.checkpoints.weights import has_fast_bfloat16
 from laconic.nested.optim.m3_equations import QUINTIC, M3Hyperparameters, M3Memories, algorithm1, algorithm1_ema
 from laconic.nested.optim.param_groups import (
@@ -21,7 +22,9 @@ from laconic.nested.optim.param_groups import (
     check_not_negative,
     check_options,
     check_settings,
+    check_state_dict,
     describe_parameter,
+    restore_dtype,
     split_groups_by_rule,
     step_adamw,
 )
@@ -37,7 +40,7 @@ class M3(torch.optim.Optimizer):
     like any other matrix. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices;
     on a CPU that is slow at bfloat16, its products run in float32. The state of a matrix is M1, M2 and step, V if it is
     used, and O2 in the type of Newton-Schulz's result: 10 bytes for each number of a float32 matrix. Sharded matrices
-    (FSDP2) are gathered for Newton-Schulz only.
+    (FSDP2) are gathered for Newton-Schulz only. `torch.compile` the model, not `step`, which torch cannot trace.
 
     Args:
         params: Parameters, named parameters or groups.
@@ -57,7 +60,7 @@ class M3(torch.optim.Optimizer):
 
     Raises:
         UsageError: For invalid settings, for a group with an unknown option (M3 has no `foreach` or `maximize`), and
-            for a parameter of a group with rule "m3" that is not a matrix.
+            for a parameter of a group with rule "m3" that is complex or not a matrix.
 
     Examples:
         >>> import torch, laconic
@@ -144,8 +147,9 @@ class M3(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for p in group["params"] if group["rule"] == "m3" else ():
-            if p.ndim != 2:
-                raise UsageError(f"M3: {describe_parameter(p)} is not a matrix; set rule='adamw' for its group")
+            if p.ndim != 2 or p.is_complex():
+                kind = "complex" if p.is_complex() else "not a matrix"
+                raise UsageError(f"M3: {describe_parameter(p)} is {kind}; set rule='adamw' for its group")
 
     def _check_settings(self, settings: ParamGroup) -> None:
         """Raise `UsageError` for invalid settings of a group."""
@@ -170,15 +174,14 @@ class M3(torch.optim.Optimizer):
         Args:
             state_dict: From `state_dict`, of an M3 with the same mode. Raises `UsageError` for another.
         """
+        check_state_dict("M3", state_dict)
         for group in state_dict["param_groups"]:
             for state in (state_dict["state"].get(index, {}) for index in group["params"]):
                 mode = "literal" if "V" in state and group.get("second") == "none" else "ema"
                 if "M1" in state and mode != self.mode:
                     raise UsageError(f"M3: the state is of mode={mode!r}, not {self.mode!r}; build M3(mode={mode!r})")
         super().load_state_dict(state_dict)
-        for p, state in self.state.items():
-            if "O2" in state:
-                state["O2"] = state["O2"].to(newton_schulz_dtype(p))
+        restore_dtype(self, state_dict, "O2")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -259,7 +262,7 @@ def orthogonalize(m: Tensor, divisor: float, steps: int) -> Tensor:
 def fused_newton_schulz(m: Tensor, divisor: float, steps: int) -> Tensor:
     """Apply Newton-Schulz (Eq. 44) to m / divisor, with each addition part of a product."""
     a, b, c = QUINTIC
-    norm = cast(Tensor, cast(Any, torch.linalg).vector_norm(m))
+    norm = cast(Tensor, cast(Any, torch.linalg).vector_norm(m, dtype=accumulation_dtype(m.dtype)))
     x = m.to(product_dtype(m)) / (norm + divisor * 1e-7)
     is_tall = x.shape[0] > x.shape[1]
     x = x.mT if is_tall else x

@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 from laconic.errors import UsageError
 
 ParamGroup = dict[str, Any]
+RULE_SETTINGS = "rule_settings"  # of a group: settings of the optimizer that its rule needs, set by the optimizer
 
 
 def split_groups_by_rule(
@@ -57,7 +58,8 @@ def check_settings(optimizer: str, settings: ParamGroup, rules: tuple[str, ...])
 
 def check_options(optimizer: str, group: ParamGroup, defaults: Mapping[str, Any]) -> None:
     """Raise `UsageError` for an option of a group that the optimizer does not have."""
-    unknown = next((key for key in group if key not in {*defaults, "params", "param_names", "initial_lr"}), None)
+    known = {*defaults, "params", "param_names", "initial_lr", RULE_SETTINGS}
+    unknown = next((key for key in group if key not in known), None)
     if unknown is not None:
         raise UsageError(
             f"{optimizer}: a group has {unknown}, which is not an option; use {', '.join(sorted(defaults))}"
@@ -86,6 +88,21 @@ def check_length(optimizer: str, name: str, values: object, length: int) -> None
     """Raise `UsageError` for a value that is not a sequence of this length."""
     if not (isinstance(values, Sequence) and len(cast("Sequence[object]", values)) == length):
         raise UsageError(f"{optimizer}: {name} {values!r}: give {length} numbers")
+
+
+def check_state_dict(optimizer: str, state_dict: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for the state dict of an optimizer whose groups have no rules."""
+    if not all("rule" in group for group in state_dict["param_groups"]):
+        raise UsageError(f"{optimizer}: the state is that of another optimizer, whose groups have no rule")
+
+
+def restore_dtype(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any], name: str) -> None:
+    """Give a state its dtype of a loaded state dict; torch converts it to that of the parameter."""
+    for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+        for index, p in zip(saved["params"], cast("list[Tensor]", group["params"]), strict=True):
+            value = state_dict["state"].get(index, {}).get(name)
+            if value is not None and value.dtype != p.dtype:
+                optimizer.state[p][name] = value.to(p.device, copy=True)
 
 
 def call_closure(closure: Callable[[], float] | None) -> float | None:

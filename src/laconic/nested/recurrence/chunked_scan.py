@@ -5,7 +5,7 @@ gives the result it gives alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -162,16 +162,22 @@ def check_inputs(
         UsageError: If the vectors, the mask, the state or the gradient mode do not fit the layer.
     """
     B = len(x)
-    if x.ndim != 3 or x.shape[2] != width or not x.shape[1]:
-        raise UsageError(f"{layer}: expected vectors [B, T, {width}] with T >= 1, got {list(x.shape)}")
+    if x.ndim != 3 or x.shape[2] != width or not B or not x.shape[1]:
+        raise UsageError(f"{layer}: expected vectors [B, T, {width}] with B, T >= 1, got {list(x.shape)}")
     if num_rows(state) != B:
         raise UsageError(
             f"{layer}: the batch has {B} rows, the state {num_rows(state)}; use select_rows or concat_rows"
         )
-    if attention_mask is not None and attention_mask.shape != x.shape[:2]:
-        raise UsageError(
-            f"{layer}: attention_mask has shape {list(attention_mask.shape)}, expected {list(x.shape[:2])}"
-        )
+    if attention_mask is not None and (attention_mask.shape != x.shape[:2] or attention_mask.is_floating_point()):
+        got = f"{attention_mask.dtype} {list(attention_mask.shape)}".removeprefix("torch.")
+        raise UsageError(f"{layer}: attention_mask is {got}, expected bool or integers {list(x.shape[:2])}")
+    check_gradient_mode(layer, outer_gradient, truncate_after)
+
+
+def check_gradient_mode(layer: str, outer_gradient: OuterGradient, truncate_after: int | None) -> None:
+    """Raise `UsageError` for an unknown outer gradient, and for `truncate_after` that does not fit it."""
+    if outer_gradient not in (modes := get_args(OuterGradient)):
+        raise UsageError(f"{layer}: outer_gradient {outer_gradient!r} is not one of {', '.join(modes)}")
     if (outer_gradient == "truncated") != (truncate_after is not None) or (
         truncate_after is not None and truncate_after < 1
     ):
