@@ -189,6 +189,28 @@ def test_published_top_p_of_zero_is_greedy_at_any_temperature(tmp_path: Path, pu
     assert "top_p 0.9" in changed.describe()
 
 
+@pytest.mark.parametrize(
+    ("published", "defaults"),
+    [
+        ({}, {}),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"do_sample": False, "temperature": 0.7, "repetition_penalty": 1.05}, {"repetition_penalty": 1.05}),
+        ({"do_sample": False, "temperature": 0.7}, {}),
+    ],
+)
+def test_published_greedy_decoding_is_the_default_of_requests(
+    tmp_path: Path, published: dict[str, Any], defaults: dict[str, float]
+) -> None:
+    """As in transformers, which samples only with `do_sample`."""
+    (tmp_path / "generation_config.json").write_text(json.dumps(published))
+    assert read_published_sampling(tmp_path).request_defaults == defaults
+
+
+def test_published_sampling_is_the_default_of_requests(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.7, "do_sample": true}')
+    assert read_published_sampling(tmp_path).request_defaults["temperature"] == 0.7
+
+
 def test_published_sampling_names_the_folder_of_a_broken_file(tmp_path: Path) -> None:
     for text, message in (("{\n x", ":2:2: not JSON"), ('{"top_p": -1}', ": top_p=-1 must be")):
         (tmp_path / "generation_config.json").write_text(text)

@@ -1,6 +1,7 @@
 """Access, limits and errors: keys, hosts, sizes, times, queues, and what answers do not tell."""
 
 import asyncio
+import gzip
 import os
 import sys
 import threading
@@ -52,6 +53,14 @@ def test_key_is_required_everywhere_but_for_health(chat_model: LanguageModel, st
     key = {b"Authorization": "Bearer sésame".encode()}
     assert server.get("/v1/models", headers=key).json()["data"][0]["id"] == NAME
     assert server.get("/v1/models", headers=key | {b"Host": b"example.org"}).status_code == 200
+
+
+def test_compressed_bodies_are_refused_by_name(chat_model: LanguageModel, start_server: StartServer) -> None:
+    server = start_server(chat_model)
+    response = server.post("/v1/completions", content=gzip.compress(b"{}"), headers={"Content-Encoding": "gzip"})
+    assert response.status_code == 415
+    assert error_of(response)["message"] == "Content-Encoding 'gzip' is not supported; send the body uncompressed"
+    assert server.post("/v1/completions", json=BODY, headers={"Content-Encoding": "identity"}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,18 @@ GREEDY_TOP_P = 1e-9  # instead of 0, which some files have for greedy decoding: 
 
 
 class PublishedSampling(NamedTuple):
-    """Options by their name in `GenerationConfig`, and the names of those that the file has."""
+    """Options by their name in `GenerationConfig`, the names of those that the file has, and its `do_sample`."""
 
     options: dict[str, float | int]
     published: tuple[str, ...]
+    do_sample: bool = True
+
+    @property
+    def request_defaults(self) -> dict[str, float | int]:
+        """Options of a request that gives none: as published, or none but the penalty if the file is greedy."""
+        if self.do_sample and set(self.published) - {"repetition_penalty"}:
+            return self.options
+        return {name: self.options[name] for name in self.published if name == "repetition_penalty"}
 
     def describe(self) -> str:
         """Return a line with the options in use."""
@@ -30,7 +38,7 @@ class PublishedSampling(NamedTuple):
 
 
 def read_published_sampling(folder: Path | None) -> PublishedSampling:
-    """Read temperature, top_p, top_k, min_p and repetition_penalty of a checkpoint; others than these are ignored.
+    """Read temperature, top_p, top_k, min_p, repetition_penalty and do_sample of a checkpoint; others are ignored.
 
     A `top_p` of 0 leaves only the most likely token, at any temperature, as in transformers.
 
@@ -56,4 +64,4 @@ def read_published_sampling(folder: Path | None) -> PublishedSampling:
         GenerationConfig(**published)
     except UsageError as error:
         raise InputError(f"{path}: {error}; correct the file") from None
-    return PublishedSampling(DEFAULTS | published, tuple(published))
+    return PublishedSampling(DEFAULTS | published, tuple(published), content.get("do_sample") is not False)

@@ -15,7 +15,7 @@ from starlette.routing import Match
 from laconic.console import log_message
 from laconic.errors import DiskError, InputError, LaconicError, UnsafeFileError, UsageError
 from laconic.serving.engine import EngineClosedError
-from laconic.serving.http.schemas import UNSUPPORTED_PARAMETERS
+from laconic.serving.http.schemas import NEUTRAL_MESSAGE_FIELDS, UNSUPPORTED_PARAMETERS
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -124,6 +124,8 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if len(path) > 1 and isinstance(path[1], int):  # path[1] may also be a member of a union
         name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if first["type"] not in FIELD_ERRORS)
     match first["type"]:
+        case "extra_forbidden" if len(path) > 1 and path[-1] in NEUTRAL_MESSAGE_FIELDS:
+            message, code = f"{name}: {path[-1]} is not supported; leave it out", "unsupported_parameter"
         case "extra_forbidden" if len(path) > 1:
             message, code = f"{name}: unknown field {str(path[-1])[:80]!r}; remove it", "unknown_parameter"
         case "extra_forbidden" if param in UNSUPPORTED_PARAMETERS:

@@ -60,8 +60,7 @@ class ApiModel:
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
         """Sampling of requests that give none: as published in generation_config.json, else the most likely token."""
-        published = read_published_sampling(self.decoder.source_folder)
-        return published.options if published.published else {}
+        return read_published_sampling(self.decoder.source_folder).request_defaults
 
     @cached_property
     def longest_token(self) -> int:

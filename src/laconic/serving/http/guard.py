@@ -84,7 +84,7 @@ class RequestGuard:
 
         try:
             self.check_access(scope["path"], headers)
-            body.check_length(headers)
+            body.check_headers(headers)
             await self.app(scope, body.receive, send_with_id)
         except asyncio.CancelledError:
             if not deadline.is_shutdown:
@@ -110,9 +110,8 @@ class RequestGuard:
             origin = headers.get("origin", "http://localhost")  # web pages send it, programs do not
             host, is_allowed = headers.get("host", "localhost"), {"*", origin} & {*self.allowed_origins}
             if not is_local_host(host):
-                raise ApiError(
-                    403, f"host {host[:80]!r} is not this machine; start the server with --api-key to allow it"
-                )
+                advice = "start the server with --api-key, or let the proxy in front of it send 'Host: localhost'"
+                raise ApiError(403, f"host {host[:80]!r} is not this machine; {advice}")
             if not is_local_host(origin.partition("://")[2]) and not is_allowed:
                 advice = "start the server with --allowed-origin to allow its web pages"
                 raise ApiError(403, f"origin {origin[:80]!r} is not this machine; {advice}")
@@ -145,8 +144,11 @@ class LimitedBody:
         self.open_bodies, self.max_open = open_bodies, max_open
         self.num_bytes, self.is_complete, self.is_late = 0, False, False
 
-    def check_length(self, headers: Headers) -> None:
-        """Raise ApiError (413) if the header announces a body that is too large."""
+    def check_headers(self, headers: Headers) -> None:
+        """Raise ApiError if the headers announce a body that is compressed (415) or too large (413)."""
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ApiError(415, f"Content-Encoding {encoding[:20]!r} is not supported; send the body uncompressed")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self.max_bytes:
             raise self.too_large()
