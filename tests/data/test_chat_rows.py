@@ -155,6 +155,12 @@ def test_encode_example_chat_equals_transformers(
     assert row.answer_ids[-1] == theirs.eos_token_id
 
 
+def test_encode_example_chat_needs_a_template(tmp_path: Path) -> None:
+    rows = read(tmp_path, {"messages": [USER, REPLY]}, {"messages": [USER, THINKING]})
+    with pytest.raises(InputError, match=r'^data\.format "chat": the model has no chat template [^\n]*$'):
+        ReasoningDataset(rows, build_byte_tokenizer(), DataConfig(path="rows.jsonl", format="chat"), max_positions=99)
+
+
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 

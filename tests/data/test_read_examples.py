@@ -50,6 +50,9 @@ def test_read_examples_max_rows(tmp_path: Path) -> None:
         (None, "lines", {"rationale": "He has 2.\nSo 4."}, ("He has 2.", "So 4.")),
         (None, "lines", {}, ()),
         (None, "lines", {"steps": []}, ()),
+        (None, "lines", {"steps": None}, ()),  # as pyarrow and polars write an empty list
+        (None, "spaces", {"cot": ""}, ()),  # as in GSM8K-Aug
+        (None, "lines", {"rationale": None}, ()),
     ],
 )
 def test_read_examples_chain_fields(
@@ -58,6 +61,19 @@ def test_read_examples_chain_fields(
     path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
     config = DataConfig.model_validate({"path": "rows.jsonl", "chain_field": field, "chain_split": split})
     assert read_examples(path, config).examples[0].steps == steps
+
+
+def test_read_examples_notes_several_steps_in_one(tmp_path: Path) -> None:
+    chain = {"cot": "<<2+2=4>> <<4*1=4>>"}
+    path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
+    assert "chains of one step with several <<…>>, which data.chain_split" in read_examples(path, CONFIG).notes[0]
+    assert not read_examples(path, DataConfig(path="x", chain_split="spaces")).notes
+
+
+def test_read_examples_suggests_the_final_answer(tmp_path: Path) -> None:
+    path = written(tmp_path, {"problem": "2+2?", "generated_solution": "It is 4.", "expected_answer": "4"})
+    with pytest.raises(InputError, match=r'data\.columns = { question = "problem", answer = "expected_answer" }'):
+        read_examples(path, CONFIG)
 
 
 def test_read_examples_renamed_columns_and_numbers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The faster forward of plain LoRA layers, compared with peft's own forward and with float64."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,13 @@ def test_lora_linear_without_active_adapter_is_the_base_layer() -> None:
     assert error(logits(), before) < 1e-5
     model.unmerge_adapter()
     assert error(logits(), before) < 1e-5
+
+
+def test_lora_linear_can_be_pickled() -> None:
+    model = build_model("llama", torch.float32)
+    copied = pickle.loads(pickle.dumps(model))
+    expected, ours = (m.logits(m(m.embed(IDS)).hidden_states) for m in (model, copied))
+    assert torch.equal(ours, expected)
 
 
 def test_lora_linear_trains_an_unfrozen_base_by_peft() -> None:

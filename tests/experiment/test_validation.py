@@ -70,7 +70,7 @@ def test_build_validation_gold_answer_without_a_number(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rows\.jsonl: no row has a chain, from which method kava learns; add"):
         build_experiment(recipe, CPU)
     (tmp_path / "rows.jsonl").write_text(row.replace('"7", "7"', '"7"') % "7")
-    with pytest.raises(InputError, match=r'set data\.chain_steps = "all"'):
+    with pytest.raises(InputError, match=r'else data\.chain_steps = "all"'):
         build_experiment(recipe, CPU)
 
 

@@ -46,7 +46,11 @@ def byte_level_tokens() -> list[str]:
 def random_decoder(family: str, D: int = 64, **changes: Any) -> Decoder:
     """Return a decoder of two layers whose weights all matter, with rows of D and heads of 16."""
     sizes = {"hidden_size": D, "intermediate_size": D, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"vocab_size": len(byte_level_tokens()), "head_dim": 16, "tie_word_embeddings": family in ("llama", "smollm3")}
+    sizes |= {
+        "vocab_size": len(byte_level_tokens()),
+        "head_dim": 16,
+        "tie_word_embeddings": family in ("llama", "smollm3"),
+    }
     decoder = Decoder(DecoderConfig.tiny(family, **sizes | changes))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -344,7 +344,7 @@ def test_m3_refuses_complex_matrices_and_states_of_other_optimizers() -> None:
     with pytest.raises(UsageError, match=r"a parameter \[2, 2\] is complex; set rule='adamw'"):
         M3([nn.Parameter(torch.zeros(2, 2, dtype=torch.cfloat))])
     p = nn.Parameter(torch.randn(3, 3))
-    with pytest.raises(UsageError, match="^M3: the state is that of another optimizer"):
+    with pytest.raises(UsageError, match=r"^M3: the state is that of another optimizer"):
         M3([p]).load_state_dict(torch.optim.AdamW([p]).state_dict())
 
 

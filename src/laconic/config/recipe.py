@@ -57,6 +57,7 @@ SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into s
 BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages", "digit_documents")
 COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # these learn to write the chain too
 DOCUMENT_REASONING_METHODS = ("cot", "nocot", "codi", "pccot", "kava")  # with [compression], over a row's document
+METHOD_SCHEDULES = {"codi": "sequential", "pccot": "jacobi"}  # the only latents.schedule that a method has
 FULL_CHAIN_METHODS = ("cot", "icot", "coconut")  # these learn to write the chain, so data.chain_steps defaults to all
 # Keys with paths. A "name" is a path only if that folder exists, "rows" if the file exists or has a data file's suffix.
 PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
@@ -258,15 +259,16 @@ class Recipe(ConfigModel):
                 known = ", ".join(self.validation_metrics)
                 raise ValueError(f'train.{key} "{metric}": not a metric of this validation, which has {known}')
         latents = self.latents if "latents" in tables or self.is_custom_method else None
+        schedule = METHOD_SCHEDULES.get(self.method)
+        if latents and schedule and latents.schedule != schedule:
+            raise ValueError(f'latents.schedule "{latents.schedule}": method {self.method} needs "{schedule}"')
         if latents and latents.schedule == "jacobi" and latents.jacobi_iterations is None:
             raise ValueError("latents.jacobi_iterations: missing; the jacobi schedule needs a number, 3 in the papers")
         if self.latents and self.latents.length_policy != "fixed" and self.method not in ("pccot", "kava"):
             raise ValueError(f'latents.length_policy "{self.latents.length_policy}": only for methods pccot and kava')
         if self.latents and self.latents.jacobi_iterations == 0 and self.latents.projection != "none":
-            raise ValueError(
-                f'latents.projection "{self.latents.projection}": unused and untrained with jacobi_iterations = 0; '
-                'set projection = "none"'
-            )
+            projection = self.latents.projection
+            raise ValueError(f'latents.projection "{projection}": unused with jacobi_iterations = 0; set it to "none"')
         return self
 
     @model_validator(mode="after")

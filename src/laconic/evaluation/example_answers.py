@@ -52,6 +52,7 @@ def shorten_middle(text: str) -> str:
 
 
 COLUMNS = (
+    Column("data set", lambda row: row[0].dataset, is_text=True),
     Column("question", lambda row: row[0].question, is_text=True),
     Column("expected", lambda row: row[0].expected, is_text=True),
     Column("answered by", lambda row: row[1].title, is_text=True),

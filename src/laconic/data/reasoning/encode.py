@@ -80,10 +80,16 @@ class ReasoningEncoder:
     """Encodes rows with one tokenizer and one format.
 
     Raises:
-        InputError: If the tokenizer has no end-of-sequence token, or cannot encode the prompt of the answer.
+        InputError: If the tokenizer has no end-of-sequence token or, for the format chat, no template, or cannot encode
+            the prompt of the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:
+        if config.format == "chat" and tokenizer.chat_template is None:
+            raise InputError(
+                'data.format "chat": the model has no chat template (base models have none); set another format, such '
+                'as "codi", or take its instruction-tuned version'
+            )
         self.tokenizer, self.config = tokenizer, config
         unk_token_id = tokenizer.special_token_id("unk_token")
         self.unk_token_id = unk_token_id if unk_token_id != tokenizer.eos_token_id else None

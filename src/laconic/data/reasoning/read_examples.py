@@ -48,8 +48,11 @@ CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the f
 OTHER_FORMATS = ({"text"},)
 USUAL_NAMES = {
     "question": ("prompt", "problem", "input", "query", "instruction", "question_concat"),
-    "answer": ("response", "output", "target", "label", "result", "solution", "completion", "final_ans"),
-}  # of fields, for the remedy of an error
+    "answer": (
+        *("expected_answer", "final_answer", "final_ans", "correct"),
+        *("response", "output", "target", "label", "result", "solution", "completion"),
+    ),
+}  # of fields, the likeliest first, for the remedy of an error
 UNREAD_TEXTS = ("input", "context", "system")  # usual names of fields that belong to a question
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
 UNCLEAR_CHAINS = (
@@ -223,6 +226,9 @@ class ExampleReader:
             self.notes['tools, which are read only with data.format = "chat"'] += 1
         if self.columns == "standard" and "####" in example.answer:
             self.notes["answer: has #### but not before one last line, as in GSM8K, so all of it is the answer"] += 1
+        is_text = self.schema is not None and self.schema.chain_field != "steps"
+        if is_text and len(example.steps) == 1 and example.steps[0].count("<<") > 1:
+            self.notes['chains of one step with several <<…>>, which data.chain_split = "spaces" separates'] += 1
         if self.config.format == "pccot" and joins_unclearly(example.steps):
             self.notes[UNCLEAR_CHAINS] += 1
 
@@ -294,6 +300,8 @@ class RowSchema:
             message = f"{self.chain_field}: no such field in {make_excerpt(text)}; the first row has it{remedy}"
             raise RowError(1, "missing fields", message)
         value = row[self.chain_field]
+        if value is None or (isinstance(value, str) and self.chain_field != "steps" and not value.strip()):
+            return ()  # as GSM8K-Aug has for some rows
         if self.chain_field != "steps":
             self._check_text(row, self.chain_field, text)
             return split_chain(value, self.chain_split)
@@ -330,7 +338,8 @@ def joins_unclearly(steps: Sequence[str]) -> bool:
 def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return the message for a first row without question or answer, with the columns that it has."""
     others = [key for key in row if key not in get_args(FieldName)]
-    usual = {field: next((key for key in others if key.lower() in USUAL_NAMES[field]), None) for field in missing}
+    by_name = {key.lower(): key for key in others}
+    usual = {field: next((by_name[x] for x in USUAL_NAMES[field] if x in by_name), None) for field in missing}
     rest = iter([key for key in others if key not in usual.values() and isinstance(row[key], str | int | float)])
     columns = {field: usual[field] or next(rest, None) for field in missing}
     pairs = [f'{field} = "{make_excerpt(key)}"' for field, key in columns.items() if key is not None]

@@ -87,13 +87,14 @@ class ReasoningSuite:
             check_task_files(recipe, request.tasks, describe_folder(folder))
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return method and dtype, and how the recipe differs from the paper's row that it names."""
+        """Return method, dtype, differences from the paper's row that the recipe names, and if sets may overlap."""
         return {
             "method": recipe.method,
             "dtype": recipe.model.dtype,
             "paper_table": recipe.paper_table,
             "table_row": recipe.table_row,
             "differences": recipe_differences(recipe),
+            "allow_contamination": recipe.data.allow_contamination,
         }
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:

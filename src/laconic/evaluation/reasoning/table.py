@@ -39,7 +39,7 @@ class ReasoningRow:
     """A run on one question set under one condition, over its seeds.
 
     The condition is empty as trained. A subset is a part of another set. `paper_figures` are None for a recipe of no
-    paper.
+    paper. `may_overlap` says that the recipe accepts held-out questions in its training rows.
     """
 
     dataset: str
@@ -50,6 +50,7 @@ class ReasoningRow:
     is_subset: bool = False
     paper_figures: Sequence[PaperFigure] | None = None
     latency: Latency | None = None
+    may_overlap: bool = False
 
     @cached_property
     def correct(self) -> ScoreMatrix:
@@ -157,7 +158,9 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
         ReasoningResult.from_items(items, figures["protocol"], figures["bytes_per_position"])
         for items, figures in zip(result.items_by_seed, result.figures, strict=True)
     )
-    row = ReasoningRow(result.task, result.run, condition, result.seeds, results, False, papers, latency)
+    row = ReasoningRow(
+        result.task, result.run, condition, result.seeds, results, False, papers, latency, info["allow_contamination"]
+    )
     examples = result.source.examples if result.source else ()
     subset = changed_subset(row, [not example.metadata.get(UNCHANGED_FLAG, False) for example in examples])
     return [row] if subset is None else [row, subset]
@@ -268,6 +271,8 @@ def list_caveats(table: ReasoningTable) -> list[str]:
         seeds = statistics.format_seeds(few[0])
         caveats.append(f"{seeds}: the intervals are about these weights; a run with another seed may fall outside them")
     for row in table.rows:
+        if row.may_overlap:
+            caveats.append(f"{row.run}: may have trained on these questions: its recipe sets data.allow_contamination")
         if row.latency and not row.latency.has_fresh_warmup:
             caveats.append(f"{row.dataset}: some timed questions were also warm-up questions: it has too few others")
         rows = table.rows_of(row.dataset)

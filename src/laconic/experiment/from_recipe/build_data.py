@@ -119,7 +119,8 @@ def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
         return
     if any(example.steps for example in rows.examples):
         raise InputError(
-            'every chain has one step, which data.chain_steps = "drop_last" leaves out; set data.chain_steps = "all"'
+            'every chain has one step, which data.chain_steps = "drop_last" leaves out; if it is a text of several, '
+            'set data.chain_split = "spaces" or "sentences", else data.chain_steps = "all"'
         )
     files = ", ".join(Path(name).name for name in recipe.data.name or (str(recipe.data.path),))
     raise InputError(

@@ -93,7 +93,15 @@ def define_lora_linear() -> "type[PeftLinear]":
             lora_A, lora_B = (cast(nn.Linear, layers[name]) for layers in (self.lora_A, self.lora_B))
             return compute_lora(x, cast(nn.Linear, self.base_layer), lora_A, lora_B, self.scaling[name])
 
+    LoraLinear.__qualname__ = LoraLinear.__name__  # where pickle looks for it
     return LoraLinear
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class `LoraLinear`, which is defined on first use, because importing peft is slow."""
+    if name != "LoraLinear":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return define_lora_linear()
 
 
 def use_fast_forward(model: nn.Module) -> None:

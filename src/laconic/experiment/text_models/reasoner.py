@@ -158,7 +158,7 @@ class Reasoner:
             One `Answer` per question.
 
         Raises:
-            UsageError: For `stop_strings` or `eos_token_ids`, if the method writes no chain, or as `read_memory`.
+            UsageError: For `stop_strings` or `eos_token_ids`, or as `read_memory`.
         """
         texts = [questions] if isinstance(questions, str) else list(questions)
         batch_size = max(len(texts), 1)
