@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.catalog import find_dataset
+from laconic.evaluation.class_incremental.intent_data import FILE_PREFIX, INTENT_DATASETS
 from laconic.evaluation.compression.run import EXCERPT
 from laconic.evaluation.reasoning.question_sets import RECIPE_SPLITS, set_title
 from laconic.evaluation.reasoning.run import COT_CONDITION
@@ -63,6 +64,8 @@ def name_task(metadata: EvalMetadata, recipe: Recipe) -> str:
             return EXCERPT if EXCERPT in task else task.partition("-")[0]
         case "context_qa":
             return f"{task}.jsonl"
+        case "class_incremental" if task not in INTENT_DATASETS:
+            return f"{FILE_PREFIX}{task}.jsonl"
         case "streams":
             return task.partition("-bin-")[0]
         case "reasoning" | "audit":

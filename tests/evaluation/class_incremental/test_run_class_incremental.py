@@ -11,6 +11,7 @@ import pytest
 
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import InputError
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.evaluation.class_incremental.metrics import METHODS
 from laconic.evaluation.class_incremental.report import build_method_table
@@ -86,6 +87,40 @@ def test_available_methods_leaves_out_what_a_model_does_not_have() -> None:
     attention_free = Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(8,), num_heads=2, head_dim=8)).eval()
     assert available_methods(add_levels(decoder())) == list(METHODS)
     assert set(METHODS) - set(available_methods(attention_free)) == {"icl", "lora"}
+
+
+def test_plan_of_a_file_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
+    """Of rows without a test split; classes that do not divide evenly are put into up to five tasks."""
+    file = tmp_path / "intents.jsonl"
+    examples = [{"text": f"{label} {i}", "label": label} for label in "abcdefg" for i in range(10)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in examples))
+    plan = plan_class_incremental(decoder(), build_byte_tokenizer(), f"classes:{file}", None, orders=(0, 1))
+    assert plan.description["set"] == "intents"
+    assert plan.description["tasks"] == [2, 2, 3]
+    assert (plan.description["train_examples"], plan.description["test_examples"]) == (56, 14)
+    stream = plan.streams[0]
+    for classes, train, test in zip(stream.task_classes, stream.train, stream.test, strict=True):
+        assert {item.label for item in train} == {item.label for item in test} == set(classes)
+    assert not {item.input_ids for task in stream.train for item in task} & {
+        item.input_ids for task in stream.test for item in task
+    }
+    again = plan_class_incremental(decoder(), build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
+    assert again.streams[0].fingerprint == stream.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("abc", r"^intents: 3 classes do not divide into two or more tasks of 2$"),
+        ("a", r"^intents\.jsonl: 1 class in 2 rows"),
+        ("abc!", r"^intents\.jsonl: the label '!' has no words; rename it$"),
+    ],
+)
+def test_plan_of_a_file_with_few_classes_is_refused(tmp_path: Path, labels: str, message: str) -> None:
+    file = tmp_path / "intents.jsonl"
+    file.write_text("".join(json.dumps({"text": f"{x} {i}", "label": x}) + "\n" for x in labels for i in range(2)))
+    with pytest.raises(InputError, match=message):
+        plan_class_incremental(decoder(), build_byte_tokenizer(), f"classes:{file}", None)
 
 
 def test_plan_of_a_plain_decoder_puts_levels_on_it_for_the_learner_alone(rows: Path) -> None:

@@ -32,7 +32,7 @@ OPTION_USERS = {  # options that not every suite has, and the runs that they are
     **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
     **dict.fromkeys(("documents", "tokens"), TEXTS),
 }
-CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
+CLASS_TASKS, CLASS_FILE_PREFIX = ("clinc150", "banking77", "dbpedia14"), "classes:"
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class EvaluateCommand:
     limit: OptionalInt = None
     """evaluate only the first N questions or documents; for sets with classes, N examples of each class"""
     shots: OptionalInt = None
-    """models: solved examples before each question; clinc150, banking77, dbpedia14: training examples per
-    class"""
+    """models: solved examples before each question; clinc150, banking77, dbpedia14, classes:FILE: training examples
+    per class"""
     shots_from: OptionalStr = None
     """models: data set or file of the solved examples (default: the training split of the task)"""
     prompt: Annotated[Literal["chat", "plain"] | None, arg(metavar="{chat,plain}", help_behavior_hint="")] = None
@@ -183,8 +183,9 @@ class EvaluateCommand:
             return str(prepare_checkpoint(model, run, style, self.shots or 0, self.shots_from, quantize))
         flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
         refuse_flags(flags, f"only for models, and {run} is a run")
-        if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
-            raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; remove --shots")
+        has_classes = any(x in CLASS_TASKS or x.startswith(CLASS_FILE_PREFIX) for x in split_commas(self.tasks))
+        if self.shots is not None and not has_classes:
+            raise UsageError(f"--shots: only for models, {', '.join(CLASS_TASKS)} and classes:FILE; remove --shots")
         return run if export is None else str(export)
 
 

@@ -44,6 +44,7 @@ TASKS = (
     TaskInfo(
         "clinc150, banking77, dbpedia14", CLASSES, "class-incremental learning; slow: limit with --limit and --shots"
     ),
+    TaskInfo("classes:FILE", CLASSES, "the same on a .jsonl or .parquet file with text, label and optionally split"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Intent data sets (CLINC150, Banking77) and DBpedia as class-incremental streams.
+"""Intent data sets (CLINC150, Banking77), DBpedia and files of labelled texts as class-incremental streams.
 
 CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 2020 (arXiv:2003.04807). A line is
 `utterance → label`. Training rows whose text is also held out are dropped, because the published splits overlap.
@@ -7,6 +7,7 @@ CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 202
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, L
 from laconic.evaluation.labelled_texts import LabelledText, parse_labelled_text
 
 ARROW, LINE_END = "→", "\n"
-CLASS_ORDER_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 3, 100  # LINE_ORDER_KEY + task for lines
+CLASS_ORDER_KEY, HOLD_OUT_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 2, 3, 100  # LINE_ORDER_KEY + task for lines
+FILE_PREFIX = "classes:"  # of a task that is a file of labelled texts
+MAX_FILE_TASKS, HELD_OUT_FRACTION = 5, 0.2  # of a file
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,42 @@ class IntentRows(NamedTuple):
 # --- loading
 
 
+def is_class_task(task: str) -> bool:
+    """Return whether a task of `laconic evaluate` is a data set with classes, or `classes:FILE`."""
+    return task in INTENT_DATASETS or task.startswith(FILE_PREFIX)
+
+
+def find_class_file(task: str) -> Path | None:
+    """Return the file of a task `classes:FILE`, None for a data set. Raises `InputError` if it does not exist."""
+    if not task.startswith(FILE_PREFIX):
+        return None
+    file = Path(task.removeprefix(FILE_PREFIX)).expanduser()
+    if not file.is_file():
+        raise InputError(f"--tasks {task}: no such file; give a .jsonl or .parquet file of rows with text and label")
+    return file
+
+
+def load_class_file(file: Path) -> IntentRows:
+    """Load rows with text, label and optionally split; if no row is a test row, a fifth of each class is held out.
+
+    Raises:
+        InputError: As `deduplicate_splits`, or if a row is invalid.
+    """
+    rows = read_rows(file, parse_labelled_text)[0]
+    if not any(row.split == "test" for row in rows):
+        train = [i for i, row in enumerate(rows) if row.split != "valid"]
+        groups = group_by_label(rows[i] for i in train).values()
+        counts = [max(1, round(HELD_OUT_FRACTION * len(group))) for group in groups]
+        chosen = [
+            train[group[j]]
+            for group, n in zip(groups, counts, strict=True)
+            for j in rng.permutation(len(group), 0, HOLD_OUT_KEY, n)
+        ]
+        for i in chosen:
+            rows[i] = rows[i]._replace(split="test")
+    return deduplicate_splits(rows, file.name)
+
+
 def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
     """Load a data set of `INTENT_DATASETS`: from a file, the folder that contains the data sets, or without a path the
     Hub.
@@ -111,7 +150,8 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str) -> IntentRows:
     """Group rows by split and drop those whose text is in a later split (train, valid, test).
 
     Raises:
-        InputError: For fewer than two classes, a class without training or test rows, or labels with the same words.
+        InputError: For fewer than two classes, a class without training or test rows, or labels with no or the same
+            words.
     """
     by_part: dict[SplitName, list[LabelledText]] = {"train": [], "valid": [], "test": []}
     held_out: set[str] = set()
@@ -127,6 +167,9 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str) -> IntentRows:
         missing = sorted(labels - {row.label for row in by_part[part]})
         if missing:
             raise InputError(f"{name}: class {missing[0]} has no {part} row")
+    wordless = next((label for label in sorted(labels) if not label_to_text(label)), None)
+    if wordless is not None:
+        raise InputError(f"{name}: the label {wordless!r} has no words; rename it")
     if len({label_to_text(label) for label in labels}) < len(labels):
         raise InputError(f"{name}: two labels have the same words; rename one of them")
     num_dropped = len(rows) - sum(map(len, by_part.values()))
@@ -187,23 +230,25 @@ def build_stream(
     seed: int,
     *,
     name: str,
-    classes_per_task: int,
+    classes_per_task: int | None = None,
     max_test_per_class: int | None = None,
     max_train_per_class: int | None = None,
 ) -> ClassIncrementalStream:
     """Build the stream of a seed: the shuffled classes divided into tasks, and the lines of each task shuffled.
 
+    Without `classes_per_task`, there are up to five tasks of two or more classes, whose sizes differ by at most one.
     Limits on the rows of a class leave the same rows for every seed.
 
     Raises:
         InputError: If the classes do not divide into whole tasks, or the tokenizer merges the arrow with what follows.
     """
     labels = list(group_by_label([*intents.train, *intents.test]))
-    size = classes_per_task
-    if len(labels) % size or len(labels) == size:
-        raise InputError(f"{name}: {len(labels)} classes do not divide into two or more tasks of {size}")
-    shuffled = rng.permutation(len(labels), seed, CLASS_ORDER_KEY)
-    task_classes = [tuple(shuffled[i : i + size]) for i in range(0, len(labels), size)]
+    K = len(labels)
+    n = min(MAX_FILE_TASKS, K // 2) if classes_per_task is None else K // classes_per_task
+    if n < 2 or (classes_per_task is not None and K % classes_per_task):
+        raise InputError(f"{name}: {K} classes do not divide into two or more tasks of {classes_per_task or 2}")
+    shuffled, ends = rng.permutation(K, seed, CLASS_ORDER_KEY), [K * i // n for i in range(n + 1)]
+    task_classes = [tuple(shuffled[start:end]) for start, end in pairwise(ends)]
     number = {label: i for i, label in enumerate(labels)}
     prompt_format = PromptFormat.from_tokenizer(tokenizer)
 

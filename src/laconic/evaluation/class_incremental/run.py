@@ -13,7 +13,13 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
     FinetunedLearner,
     ReplayReservoir,
 )
-from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS, build_stream, load_intents
+from laconic.evaluation.class_incremental.intent_data import (
+    INTENT_DATASETS,
+    build_stream,
+    find_class_file,
+    load_class_file,
+    load_intents,
+)
 from laconic.evaluation.class_incremental.learners import (
     FrozenModel,
     InContextLearner,
@@ -76,13 +82,14 @@ class ClassIncrementalPlan:
         return {**self.description, "methods": {name: summarise_orders(orders) for name, orders in by_method.items()}}
 
 
-def build_class_job(request: EvalRequest, run: LoadedRun, name: str) -> EvalJob:
-    """Return the class-incremental evaluation of a run on a data set."""
+def build_class_job(request: EvalRequest, run: LoadedRun, task: str) -> EvalJob:
+    """Return the class-incremental evaluation of a run on a data set or on `classes:FILE`."""
     data_dir = request.data_dir or (run.recipe.data.data_dir and str(run.recipe.data.data_dir))
     parts, limits = run.parts, (request.limit, request.shots)
-    plan = plan_class_incremental(parts.decoder, parts.tokenizer, name, data_dir, *limits)
+    plan = plan_class_incremental(parts.decoder, parts.tokenizer, task, data_dir, *limits)
     key = {"data": plan.streams[0].fingerprint}
-    metadata = describe_evaluation(run, "class_incremental", name, limit=request.limit, shots=request.shots, key=key)
+    title = plan.streams[0].name
+    metadata = describe_evaluation(run, "class_incremental", title, limit=request.limit, shots=request.shots, key=key)
 
     def log(text: str) -> None:
         log_message(f"{metadata.run}: {text}")
@@ -95,15 +102,19 @@ def build_class_job(request: EvalRequest, run: LoadedRun, name: str) -> EvalJob:
 def plan_class_incremental(
     model: Decoder,
     tokenizer: Tokenizer,
-    name: str,
+    task: str,
     path: str | Path | None,
     max_test_per_class: int | None = None,
     max_train_per_class: int | None = None,
     orders: Sequence[int] = range(NUM_ORDERS),
 ) -> ClassIncrementalPlan:
-    """Prepare the evaluation of a model on a data set; raises `InputError` as `load_intents` and `build_stream` do."""
+    """Prepare the evaluation of a model on a data set, whose files are in `path`, or on `classes:FILE`.
+
+    Raises `InputError` as `load_intents`, `load_class_file` and `build_stream` do.
+    """
     learner = model if isinstance(model, Hope) else add_levels(model)
-    intents = load_intents(name, path)
+    file = find_class_file(task)
+    intents, name = (load_intents(task, path), task) if file is None else (load_class_file(file), file.stem)
     config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
         build_stream(
@@ -111,7 +122,7 @@ def plan_class_incremental(
             tokenizer,
             seed,
             name=name,
-            classes_per_task=INTENT_DATASETS[name].classes_per_task,
+            classes_per_task=INTENT_DATASETS[task].classes_per_task if file is None else None,
             max_test_per_class=max_test_per_class,
             max_train_per_class=max_train_per_class,
         )

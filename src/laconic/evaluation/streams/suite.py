@@ -8,7 +8,7 @@ from laconic.config.recipe import Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.checkpoints import read_prompt
 from laconic.evaluation.class_incremental import report as class_report
-from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
+from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS, find_class_file, is_class_task
 from laconic.evaluation.class_incremental.run import build_class_job
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
@@ -35,23 +35,24 @@ class StreamSuite:
         """
         methods = {recipe.method for recipe in recipes}
         are_streams = all(recipe.data.source in SYNTHETIC_STREAMS for recipe in recipes)
-        has_stream_name = not {*STREAM_NAMES, *INTENT_DATASETS}.isdisjoint(tasks)
+        has_stream_name = any(task in STREAM_NAMES or is_class_task(task) for task in tasks)
         return (
             NESTED_METHOD in methods
             or (methods == {LM_METHOD} and (are_streams or has_stream_name))
-            or set(tasks) <= set(INTENT_DATASETS)
+            or all(map(is_class_task, tasks))
         )
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
         """Raise `UsageError` for an unknown task, a run that does not read streams, or an option without effect."""
         for name in request.tasks:
-            if name not in TASK_NAMES:
-                raise UsageError(f"--tasks {name}: runs of method hope and lm have the tasks {', '.join(TASK_NAMES)}")
+            if name not in TASK_NAMES and find_class_file(name) is None:
+                known = ", ".join(TASK_NAMES)
+                raise UsageError(f"--tasks {name}: runs of method hope and lm have the tasks {known} and classes:FILE")
         if request.data_dir is not None and not set(request.tasks) & set(INTENT_DATASETS):
             raise UsageError(f"--data-dir: only for {', '.join(INTENT_DATASETS)}; remove --data-dir")
         for folder, recipe in recipes.items():
             prompt = read_prompt(folder)
-            if prompt is not None and set(request.tasks) <= set(INTENT_DATASETS):
+            if prompt is not None and all(map(is_class_task, request.tasks)):
                 if prompt.quantize:
                     raise UsageError(f"--quantize {prompt.quantize}: rounded weights are not fine-tuned; remove it")
             elif recipe.method not in (NESTED_METHOD, LM_METHOD):
@@ -70,7 +71,7 @@ class StreamSuite:
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         """Yield the streams of a task name, or one class-incremental evaluation."""
-        if task in INTENT_DATASETS:
+        if is_class_task(task):
             yield build_class_job(request, run, task)
         else:
             yield from build_stream_jobs(request, run, task)
