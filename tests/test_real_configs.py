@@ -44,6 +44,20 @@ TEXTS = [
 ]  # fmt: skip
 SYSTEM = {"role": "system", "content": "Be brief."}
 FIRST_TURN = {"role": "user", "content": " Hi\n"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number", "description": "one"}, "b": {"type": "number"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
 CONVERSATIONS: list[list[dict[str, str]]] = [
     [FIRST_TURN],
     [SYSTEM, FIRST_TURN],
@@ -125,6 +139,8 @@ def test_load_tokenizer_of_published_files_equals_transformers(folder: Path) -> 
         for prompt in (True, False):
             expected = render(theirs.apply_chat_template, messages, tokenize=False, add_generation_prompt=prompt)
             assert render(ours.apply_chat_template, messages, add_generation_prompt=prompt) == expected
+        expected = render(theirs.apply_chat_template, messages, tokenize=False, tools=TOOLS)
+        assert render(ours.apply_chat_template, messages, add_generation_prompt=False, tools=TOOLS) == expected
 
 
 def test_load_tokenizer_keeps_the_published_pipeline_of_sentencepiece_models() -> None:

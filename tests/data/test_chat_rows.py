@@ -161,36 +161,77 @@ def test_encode_example_chat_needs_a_template(tmp_path: Path) -> None:
         ReasoningDataset(rows, build_byte_tokenizer(), DataConfig(path="rows.jsonl", format="chat"), max_positions=99)
 
 
+QWEN = Path(__file__).parents[1] / "real_configs/supported/Qwen--Qwen2.5-0.5B-Instruct"
+CHAT = DataConfig(path="rows.jsonl", format="chat", answer_type="text")
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 
-@pytest.mark.parametrize("as_text", [False, True])
-def test_encode_example_chat_tools_equal_transformers(as_text: bool, tmp_path: Path) -> None:
-    """Qwen's template lists the tools of a row before the messages; data sets hold a list or its JSON text."""
+@pytest.mark.parametrize("form", ["list", "text", "texts"])
+def test_encode_example_chat_tools_equal_transformers(form: str, tmp_path: Path) -> None:
+    """Data sets hold a list of tools, its JSON text, or a list of JSON texts."""
     needs("transformers")
     from transformers import AutoTokenizer
 
-    folder = Path(__file__).parents[1] / "real_configs/supported/Qwen--Qwen2.5-0.5B-Instruct"
-    row = {"messages": [USER, REPLY], "tools": json.dumps(TOOLS) if as_text else TOOLS}
+    tools: Any = {"list": TOOLS, "text": json.dumps(TOOLS), "texts": list(map(json.dumps, TOOLS))}[form]
+    row = {"messages": [USER, REPLY], "tools": tools}
     (example,) = read(tmp_path, row, format="chat", forbid_unknown_fields=True)
-    tokenizer = load_tokenizer(folder)
-    ours = encode_example(example, tokenizer, DataConfig(path="rows.jsonl", format="chat", answer_type="text"))
-    theirs = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(QWEN)
+    ours = encode_example(example, tokenizer, CHAT)
+    theirs = AutoTokenizer.from_pretrained(QWEN)
     prompt = theirs.apply_chat_template([USER], tools=TOOLS, add_generation_prompt=True, return_dict=False)
     assert list(ours.question_ids) == prompt
     assert '"add"' in tokenizer.decode(prompt)
 
 
-@pytest.mark.parametrize("tools", ["text", "{}", [1], 3])
-def test_read_examples_refuses_other_tools(tools: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r":1:1: tools: expected a list of JSON schemas, or its JSON text: "):
-        read(tmp_path, {"messages": [USER, REPLY], "tools": tools}, format="chat")
+def test_encode_example_chat_tools_of_parquet_have_no_keys_of_other_rows(tmp_path: Path) -> None:
+    """In Parquet, every object has the keys of all others, with null."""
+    needs("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    names = ("x", "y")
+    tools = [{"type": "function", "function": {"name": "f", "properties": {name: {"type": "int"}}}} for name in names]
+    rows = [{"messages": [USER, REPLY], "tools": [tool]} for tool in tools]
+    table, file = pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(table, file)
+    examples = read_examples(file, DataConfig(path=str(file), format="chat")).examples
+    assert examples[0].metadata["tools"][0]["function"]["properties"] == {"x": {"type": "int"}, "y": None}
+    tokenizer = load_tokenizer(QWEN)
+    for example, tool in zip(examples, tools, strict=True):
+        prompt = tokenizer.apply_chat_template([USER], tools=[tool])
+        assert tokenizer.decode(list(encode_example(example, tokenizer, CHAT).question_ids), False) == prompt
 
 
-@pytest.mark.parametrize("tools", [None, [], "", "[]", "null"])
-def test_read_examples_without_tools(tools: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tools", ["text", [1], 3])
+def test_tools_that_are_no_schemas_are_refused_where_they_are_read(tools: Any, tmp_path: Path) -> None:
+    (example,) = read(tmp_path, {"messages": [USER, REPLY], "tools": tools}, format="codi")
+    with pytest.raises(InputError, match="tools: expected a list of JSON schemas, or its JSON text: "):
+        encode_example(example, load_tokenizer(QWEN), CHAT)
+
+
+@pytest.mark.parametrize("tools", [None, [], "", " ", "[]", "null"])
+def test_tools_may_be_empty(tools: Any, tmp_path: Path, tokenizer: Tokenizer) -> None:
     (example,) = read(tmp_path, {"messages": [USER, REPLY], "tools": tools})
-    assert "tools" not in example.metadata
+    (plain,) = read(tmp_path, {"messages": [USER, REPLY]})
+    ours, expected = (encode_example(e, tokenizer, CHAT) for e in (example, plain))
+    assert ours.question_ids == expected.question_ids
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "3 + 4?", "answer": "7"},
+        {"prompt": "3 + 4?", "completion": "7"},
+        {"instruction": "3 + 4?", "output": "7"},
+    ],
+)
+def test_tools_of_rows_without_messages_are_another_field(
+    row: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    (example,) = read(tmp_path, row | {"tools": "calculator"}, format="chat")
+    (plain,) = read(tmp_path, row, format="chat")
+    ours, expected = (encode_example(e, tokenizer, CHAT) for e in (example, plain))
+    assert ours.question_ids == expected.question_ids
 
 
 def test_encode_example_chat_with_chain_and_number(tmp_path: Path, tokenizer: Tokenizer) -> None:

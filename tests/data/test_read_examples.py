@@ -68,10 +68,19 @@ def test_read_examples_notes_several_steps_in_one(tmp_path: Path) -> None:
     path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
     assert "chains of one step with several <<…>>, which data.chain_split" in read_examples(path, CONFIG).notes[0]
     assert not read_examples(path, DataConfig(path="x", chain_split="spaces")).notes
+    prose = {"cot": "He has 3*2=<<3*2=6>>6 and 4*2=<<4*2=8>>8 so 14."}
+    assert not read_examples(written(tmp_path, {"question": "2?", "answer": "4", **prose}), CONFIG).notes
+
+
+def test_read_examples_refuses_an_empty_chain_beside_another(tmp_path: Path) -> None:
+    path = written(tmp_path, {"question": "2?", "answer": "4", "steps": None, "cot": "2"})
+    with pytest.raises(InputError, match=r'cot: has a chain, but steps is read; set data\.chain_field = "cot"'):
+        read_examples(path, CONFIG)
 
 
 def test_read_examples_suggests_the_final_answer(tmp_path: Path) -> None:
-    path = written(tmp_path, {"problem": "2+2?", "generated_solution": "It is 4.", "expected_answer": "4"})
+    row = {"problem": "2+2?", "generated_solution": "It is 4.", "correct": True, "expected_answer": "4"}
+    path = written(tmp_path, row)
     with pytest.raises(InputError, match=r'data\.columns = { question = "problem", answer = "expected_answer" }'):
         read_examples(path, CONFIG)
 

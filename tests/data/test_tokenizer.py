@@ -330,6 +330,17 @@ def test_read_chat_template_takes_the_first_of(files: dict[str, Any], stories: P
     assert load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}]) == "A"
 
 
+def test_apply_chat_template_takes_the_one_for_tools(stories: Path, tmp_path: Path) -> None:
+    """Beside chat_template.jinja, in a folder as transformers 5 writes it; other places are in the corpus."""
+    shutil.copy(stories / "tokenizer.json", tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "chat_template.jinja").write_text("default")
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ tools[0].name }}")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.apply_chat_template(TALK) == "default"
+    assert tokenizer.apply_chat_template(TALK, tools=[{"name": "add"}]) == "add"
+
+
 def test_load_tokenizer_with_a_sentencepiece_model_only(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(InputError, match=r"write tokenizer\.json once with transformers"):

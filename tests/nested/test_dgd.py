@@ -377,19 +377,31 @@ def test_dgd_resumes_momentum_of_bfloat16_bit_for_bit() -> None:
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_dgd_refuses_states_of_other_settings_and_optimizers() -> None:
+def test_dgd_refuses_momentum_of_other_settings() -> None:
     model = record_inputs(build_model())
-    optimizer = DGD(model.named_parameters())
-    other = DGD(model.named_parameters(), value="target", erase=0.3).state_dict()
-    with pytest.raises(UsageError, match=r"^DGD: the state is of erase=0\.3, not 1\.0$"):
-        optimizer.load_state_dict(other)
-    with pytest.raises(UsageError, match="another optimizer, whose groups have no rule"):
-        optimizer.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
-    old = optimizer.state_dict()
-    for group in old["param_groups"]:
-        group.pop("rule_settings", None)  # as written before these were stored
-    optimizer.load_state_dict(old)
-    train(model, optimizer, 1)
+    states: dict[float, dict[str, Any]] = {}
+    for momentum in (0.0, 0.5):
+        other = DGD(model.named_parameters(), 0.1, value="target", erase=0.3, momentum=momentum)
+        train(model, other, 1)
+        states[momentum] = other.state_dict()
+    optimizer = DGD(model.named_parameters(), momentum=0.5)
+    with pytest.raises(UsageError, match=r"^DGD: the momentum is of erase=0\.3, not 1\.0$"):
+        optimizer.load_state_dict(states[0.5])
+    optimizer.load_state_dict(states[0.0])  # has none
+
+
+def test_dgd_and_m3_refuse_states_of_other_optimizers() -> None:
+    model = record_inputs(build_model())
+    optimizers: list[torch.optim.Optimizer] = [
+        make(model.parameters()) for make in (DGD, laconic.M3, torch.optim.AdamW)
+    ]
+    for optimizer in optimizers:
+        train(model, optimizer, 1)
+    for optimizer in optimizers[:2]:
+        for other in optimizers:
+            if other is not optimizer:
+                with pytest.raises(UsageError, match="the state has groups with the rules"):
+                    optimizer.load_state_dict(other.state_dict())
 
 
 def rules_of(optimizer: torch.optim.Optimizer) -> dict[int, str]:

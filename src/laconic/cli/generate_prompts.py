@@ -155,12 +155,11 @@ def read_prompt_rows(
             raise RowError(1, "fields", f'"{fields[0]}" is not text')
         try:
             messages = check_messages(value, "messages") if fields[0] == "messages" else ()
+            tools = parse_tools(row.get("tools")) if messages else ()
         except InputError as error:
             raise RowError(1, "messages", str(error)) from None
-        prompt = PromptRow(name, None if messages else value, messages, source=row)
-        if not (is_chat or messages):
-            return prompt
-        return to_chat(replace(prompt, tools=parse_tools(row.get("tools"))), system)
+        prompt = PromptRow(name, None if messages else value, messages, source=row, tools=tools)
+        return to_chat(prompt, system) if is_chat or messages else prompt
 
     name = "standard input" if str(path) == STANDARD_INPUT else path.name
     if str(path) == STANDARD_INPUT:

@@ -62,6 +62,7 @@ class Tokenizer:
         chat_template: Jinja source, if there is one.
         fingerprint: SHA-256 of the vocabulary files.
         files: Contents of all files that were read, by name; `save` writes them unchanged.
+        tool_template: Jinja source for messages with tools, if it is another one.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class Tokenizer:
         chat_template: str | None,
         fingerprint: str,
         files: Mapping[str, bytes] | None = None,
+        tool_template: str | None = None,
     ) -> None:
-        self.backend, self.special_tokens = backend, dict(special_tokens)
+        self.backend, self.special_tokens, self.tool_template = backend, dict(special_tokens), tool_template
         self.chat_template, self.fingerprint, self.files = chat_template, fingerprint, dict(files or {})
         backend.no_truncation()
         backend.no_padding()
@@ -205,7 +207,8 @@ class Tokenizer:
             "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
         }
-        return render_chat_template(self.chat_template, variables)
+        template = self.tool_template if tools and self.tool_template else self.chat_template
+        return render_chat_template(template, variables)
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer:
@@ -251,7 +254,8 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
     fingerprint = hashlib.sha256(b"".join(contents.values())).hexdigest()
     config_files = [resolve_inside(root, name) for name in CONFIG_FILES]
     contents |= {file.name: read_small_file(file) for file in config_files if file.is_file()}
-    return Tokenizer(backend, special_tokens, read_chat_template(root, config), fingerprint, contents)
+    template, tool_template = (read_chat_template(root, config, name) for name in ("default", "tool_use"))
+    return Tokenizer(backend, special_tokens, template, fingerprint, contents, tool_template)
 
 
 def find_vocabulary_files(root: Path) -> list[Path]:

@@ -118,17 +118,23 @@ def get_token_text(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def read_chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the chat template: of chat_template.jinja, tokenizer_config.json (the one named "default", if there are
-    several) or chat_template.json, in this order."""
+def read_chat_template(root: Path, config: Mapping[str, Any], name: str = "default") -> str | None:
+    """Return a chat template of a tokenizer, which usually has one, the default.
+
+    It stands in chat_template.jinja, with others in additional_chat_templates/NAME.jinja, or in tokenizer_config.json
+    or chat_template.json, which may hold a list of named templates.
+    """
     path = resolve_inside(root, "chat_template.jinja")
     if path.is_file():
+        path = path if name == "default" else root / "additional_chat_templates" / f"{name}.jinja"
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8") if path.is_file() else None
         except UnicodeDecodeError as error:
             raise InputError(f"{path.name}: not UTF-8 at byte {error.start}; download it again") from None
     template = config.get("chat_template") or read_optional_json(root, "chat_template.json").get("chat_template")
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
-        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
+        template = next((entry.get("template") for entry in entries if entry.get("name") == name), None)
+    elif name != "default":
+        return None
     return template if isinstance(template, str) else None

@@ -46,27 +46,43 @@ def convert_messages(row: Row) -> Row:
     steps = [line.strip() for line in str(thinking).splitlines() if line.strip()]
     users = [message["content"] for message in messages[:-1] if message["role"] == "user"]
     question = users[-1] if users else messages[-2]["content"]
-    fields = {key: value for key, value in row.items() if key != "tools"}
-    if tools := parse_tools(row.get("tools")):
-        fields["tools"] = tools
-    return fields | {"messages": messages[:-1], "question": question, "steps": steps, "answer": content}
+    return row | {"messages": messages[:-1], "question": question, "steps": steps, "answer": content}
 
 
 def parse_tools(value: Any) -> list[Row]:
-    """Return the schemas of a row's tools: a list, its JSON text, or nothing.
+    """Return the schemas of a row's tools: a list of objects or of their JSON texts, its JSON text, or nothing.
+
+    Keys with null are left out of a list: in Parquet, every object has the keys of all others.
 
     Raises:
-        RowError: They are something else.
+        InputError: They are something else.
     """
-    try:
-        tools = json.loads(value) if isinstance(value, str) and value.strip() else value
-    except ValueError:
-        tools = value
-    if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools):
-        return tools
-    if tools is None or tools == "":
+    tools = parse_if_text(value)
+    if tools is None:
         return []
-    raise chat_row_error("tools", value, "a list of JSON schemas, or its JSON text")
+    tools = [parse_if_text(tool) for tool in tools] if isinstance(tools, list) else [tools]
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise InputError(f"tools: expected a list of JSON schemas, or its JSON text: {make_excerpt(str(value))}")
+    return drop_nulls(tools) if isinstance(value, list) else tools
+
+
+def parse_if_text(value: Any) -> Any:
+    """Return what a JSON text holds, None for an empty text, and any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except ValueError:
+        return value
+
+
+def drop_nulls(value: Any) -> Any:
+    """Return a JSON value without keys whose value is null."""
+    if isinstance(value, list):
+        return [drop_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def convert_prompt_completion(row: Row) -> Row:
@@ -132,10 +148,13 @@ def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
     Raises:
         InputError: There is no chat template, or a message or tool contains a special token of the tokenizer.
     """
-    messages = example.metadata.get("messages") or [{"role": "user", "content": example.question}]
+    messages = example.metadata.get("messages")
+    tools = parse_tools(example.metadata.get("tools")) if messages else []
+    messages = messages or [{"role": "user", "content": example.question}]
     special = {t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special}
-    tools = example.metadata.get("tools")
-    text = "\n".join([*(message["content"] for message in messages), json.dumps(tools, ensure_ascii=False)])
+    text = "\n".join(
+        [*(message["content"] for message in messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools)]
+    )
     offending = min((token for token in special if token in text), default=None)
     if offending is not None:
         raise InputError(f"a message or tool contains the special token {offending}; remove it")

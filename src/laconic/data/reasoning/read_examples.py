@@ -18,6 +18,7 @@ from laconic.data.reasoning.catalog import refuse_csv
 from laconic.data.reasoning.chat import has_history
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
+    EQUATION,
     detect_columns,
     normalise_number,
     parse_icot_line,
@@ -49,8 +50,8 @@ OTHER_FORMATS = ({"text"},)
 USUAL_NAMES = {
     "question": ("prompt", "problem", "input", "query", "instruction", "question_concat"),
     "answer": (
-        *("expected_answer", "final_answer", "final_ans", "correct"),
-        *("response", "output", "target", "label", "result", "solution", "completion"),
+        *("expected_answer", "final_answer", "final_ans"),
+        *("response", "output", "target", "label", "result", "solution", "completion", "correct"),
     ),
 }  # of fields, the likeliest first, for the remedy of an error
 UNREAD_TEXTS = ("input", "context", "system")  # usual names of fields that belong to a question
@@ -222,12 +223,13 @@ class ExampleReader:
                 self.notes[f"{field}: has a value, which is not part of the question; {remedy}"] += 1
         if has_history(example) and self.config.format != "chat":
             self.notes['conversations of several messages, which need data.format = "chat"'] += 1
-        if example.metadata.get("tools") and "messages" in example.metadata and self.config.format != "chat":
+        has_tools = "messages" in example.metadata and example.metadata.get("tools") not in (None, [], "", "[]")
+        if has_tools and self.config.format != "chat":
             self.notes['tools, which are read only with data.format = "chat"'] += 1
         if self.columns == "standard" and "####" in example.answer:
             self.notes["answer: has #### but not before one last line, as in GSM8K, so all of it is the answer"] += 1
         is_text = self.schema is not None and self.schema.chain_field != "steps"
-        if is_text and len(example.steps) == 1 and example.steps[0].count("<<") > 1:
+        if is_text and len(example.steps) == 1 and is_several_equations(example.steps[0]):
             self.notes['chains of one step with several <<…>>, which data.chain_split = "spaces" separates'] += 1
         if self.config.format == "pccot" and joins_unclearly(example.steps):
             self.notes[UNCLEAR_CHAINS] += 1
@@ -272,7 +274,8 @@ class RowSchema:
             self._check_text(row, field, text)
         metadata = {key: value for key, value in row.items() if key not in self.known_fields}
         document = metadata.pop("document") if isinstance(metadata.get("document"), str) else None
-        unknown = [key for key in metadata if key not in ("messages", "tools")]
+        known = ("messages", "tools") if "messages" in metadata else ()
+        unknown = [key for key in metadata if key not in known]
         if self.forbid_unknown_fields and unknown:
             key = unknown[0]
             column = locate_field(text, key)[0]
@@ -301,7 +304,12 @@ class RowSchema:
             raise RowError(1, "missing fields", message)
         value = row[self.chain_field]
         if value is None or (isinstance(value, str) and self.chain_field != "steps" and not value.strip()):
-            return ()  # as GSM8K-Aug has for some rows
+            other = next((field for field in CHAIN_FIELDS if field != self.chain_field and row.get(field)), None)
+            if other is None:
+                return ()  # as GSM8K-Aug has for some rows
+            column = locate_field(text, other)[0]
+            message = f'{other}: has a chain, but {self.chain_field} is read; set data.chain_field = "{other}"'
+            raise RowError(column, "other formats", message)
         if self.chain_field != "steps":
             self._check_text(row, self.chain_field, text)
             return split_chain(value, self.chain_split)
@@ -328,6 +336,11 @@ def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchem
     return RowSchema(chain, config.chain_split, config.forbid_unknown_fields)
 
 
+def is_several_equations(step: str) -> bool:
+    """Return whether a step is nothing but two or more of GSM8K's equations."""
+    return len(EQUATION.findall(step)) > 1 and not EQUATION.sub("", step).strip()
+
+
 def joins_unclearly(steps: Sequence[str]) -> bool:
     """Return whether nothing separates two steps that follow one another; steps of one character need nothing."""
     if max(map(len, steps), default=0) < 2:
@@ -338,7 +351,7 @@ def joins_unclearly(steps: Sequence[str]) -> bool:
 def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return the message for a first row without question or answer, with the columns that it has."""
     others = [key for key in row if key not in get_args(FieldName)]
-    by_name = {key.lower(): key for key in others}
+    by_name = {key.lower(): key for key in others if not isinstance(row[key], bool)}
     usual = {field: next((by_name[x] for x in USUAL_NAMES[field] if x in by_name), None) for field in missing}
     rest = iter([key for key in others if key not in usual.values() and isinstance(row[key], str | int | float)])
     columns = {field: usual[field] or next(rest, None) for field in missing}

@@ -23,13 +23,13 @@ from laconic.nested.optim.param_groups import (
     check_settings,
     check_state_dict,
     describe_parameter,
-    restore_dtype,
+    iter_saved_states,
     split_groups_by_rule,
     step_adamw,
 )
 
 BatchMode = Literal["joint", "mean", "sequential"]
-FORM_SETTINGS = ("batch", "inputs", "erase", "value", "loss", "bias")  # a state continues only with the same
+FORM_SETTINGS = ("batch", "inputs", "erase", "value", "loss", "bias")  # of the steps that momentum sums
 TOLERANCE = 0.1  # of the gradient, for sums of many micro-batches in bfloat16
 
 
@@ -120,21 +120,20 @@ class DGD(torch.optim.Optimizer):
         """Load a state dict, and undo torch's conversion of momentum to the type of its parameter.
 
         Args:
-            state_dict: From `state_dict`, of a DGD with the same `batch`, `inputs`, `erase`, `value`, `loss` and
-                `bias`. Raises `UsageError` for another.
+            state_dict: From `state_dict`. Raises `UsageError` for that of another optimizer, and for momentum of a DGD
+                with another `batch`, `inputs`, `erase`, `value`, `loss` or `bias`.
         """
-        check_state_dict("DGD", state_dict)
-        own = {name: getattr(self, name) for name in FORM_SETTINGS}
-        settings = [group[RULE_SETTINGS] for group in self.param_groups if group["rule"] == "dgd"]
-        for group in state_dict["param_groups"]:
-            saved = group.get(RULE_SETTINGS, own)
-            other = next((name for name in FORM_SETTINGS if saved[name] != own[name]), None)
+        check_state_dict("DGD", self, state_dict)
+        has_momentum = any("m" in state for state in state_dict["state"].values())
+        for group in state_dict["param_groups"] if has_momentum else ():
+            saved = group.get(RULE_SETTINGS, {})
+            other = next((name for name in FORM_SETTINGS if name in saved and saved[name] != getattr(self, name)), None)
             if other is not None:
-                raise UsageError(f"DGD: the state is of {other}={saved[other]!r}, not {own[other]!r}")
+                raise UsageError(f"DGD: the momentum is of {other}={saved[other]!r}, not {getattr(self, other)!r}")
         super().load_state_dict(state_dict)
-        for group, default in zip([g for g in self.param_groups if g["rule"] == "dgd"], settings, strict=True):
-            group.setdefault(RULE_SETTINGS, default)  # of version 0.1.0 and earlier
-        restore_dtype(self, state_dict, "m")
+        for p, saved in iter_saved_states(self, state_dict):
+            if "m" in saved:
+                self.state[p]["m"] = saved["m"].to(p.device, copy=True)
 
     def _check_settings(self, settings: ParamGroup) -> None:
         """Raise `UsageError` for invalid settings of a group."""

@@ -24,7 +24,7 @@ from laconic.nested.optim.param_groups import (
     check_settings,
     check_state_dict,
     describe_parameter,
-    restore_dtype,
+    iter_saved_states,
     split_groups_by_rule,
     step_adamw,
 )
@@ -174,14 +174,16 @@ class M3(torch.optim.Optimizer):
         Args:
             state_dict: From `state_dict`, of an M3 with the same mode. Raises `UsageError` for another.
         """
-        check_state_dict("M3", state_dict)
+        check_state_dict("M3", self, state_dict)
         for group in state_dict["param_groups"]:
             for state in (state_dict["state"].get(index, {}) for index in group["params"]):
                 mode = "literal" if "V" in state and group.get("second") == "none" else "ema"
                 if "M1" in state and mode != self.mode:
                     raise UsageError(f"M3: the state is of mode={mode!r}, not {self.mode!r}; build M3(mode={mode!r})")
         super().load_state_dict(state_dict)
-        restore_dtype(self, state_dict, "O2")
+        for p, saved in iter_saved_states(self, state_dict):
+            if "O2" in saved:
+                self.state[p]["O2"] = saved["O2"].to(p.device, newton_schulz_dtype(p), copy=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]

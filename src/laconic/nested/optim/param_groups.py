@@ -1,7 +1,7 @@
 """Split parameters into groups by the rule that updates them; AdamW (arXiv:1711.05101) for those without one."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, cast
 
@@ -90,19 +90,22 @@ def check_length(optimizer: str, name: str, values: object, length: int) -> None
         raise UsageError(f"{optimizer}: {name} {values!r}: give {length} numbers")
 
 
-def check_state_dict(optimizer: str, state_dict: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for the state dict of an optimizer whose groups have no rules."""
-    if not all("rule" in group for group in state_dict["param_groups"]):
-        raise UsageError(f"{optimizer}: the state is that of another optimizer, whose groups have no rule")
+def check_state_dict(name: str, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if the groups of a state dict have other rules than those of an optimizer."""
+    saved, own = (
+        [group.get("rule") for group in groups] for groups in (state_dict["param_groups"], optimizer.param_groups)
+    )
+    if saved != own:
+        raise UsageError(f"{name}: the state has groups with the rules {saved}, not {own}; load it as it was saved")
 
 
-def restore_dtype(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any], name: str) -> None:
-    """Give a state its dtype of a loaded state dict; torch converts it to that of the parameter."""
+def iter_saved_states(
+    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
+) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
+    """Yield each parameter with its state in a state dict that was loaded."""
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
         for index, p in zip(saved["params"], cast("list[Tensor]", group["params"]), strict=True):
-            value = state_dict["state"].get(index, {}).get(name)
-            if value is not None and value.dtype != p.dtype:
-                optimizer.state[p][name] = value.to(p.device, copy=True)
+            yield p, state_dict["state"].get(index, {})
 
 
 def call_closure(closure: Callable[[], float] | None) -> float | None:
