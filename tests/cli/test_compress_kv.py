@@ -196,6 +196,10 @@ def test_generate_answers_a_file_of_prompts_on_one_memory(
     for prompt, answer in zip((" Then", "<user>When?</user><assistant>", " It was"), answers, strict=True):
         alone = run_cli("generate", model, prompt, *options, "--format", "json")[1]
         assert answer["generation"]["ids"] == json.loads(alone)["generations"][0]["ids"]
+    file.write_text(json.dumps(rows[1] | {"tools": [{"name": "add"}]}) + "\n")
+    code, _, err = run_cli("generate", model, "--input", file, *options)
+    assert (code, "rows.jsonl:1: tools cannot follow a memory" in err) == (2, True), err
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     two = tmp_path / "two.safetensors"
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, TEXT[:30])))
     assert run_cli("compress", model, tmp_path / "texts.jsonl", "--out", two, "--method", "knorm")[0] == 0

@@ -135,6 +135,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         (("compress", "x", "y", "--out", "z", "--batch-size", "q"), 2, "--batch-size: q is not an integer; see"),
         (("compress", "x", "y", "--out"), 2, "--out: missing value; see"),
         (("compress", "x", "y", "z", "--out", "w"), 2, "z: compress takes fewer arguments; see"),
+        (("evaluate", "x", "--tasks", "a", "b"), 2, "b: evaluate takes fewer arguments; the values of --tasks"),
         (("generate", "x", "y", "--stop", "."), 2, "has no option --stop; did you mean --stop-string?"),
         (("generate", "x", "y", "--threads", 1), 2, "has no option --threads; set the environment variable OMP_NUM_"),
         (("generate", "x", "y", "--dry-run"), 2, "has no option --dry-run; see laconic generate --help"),

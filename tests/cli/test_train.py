@@ -276,6 +276,13 @@ def test_train_num_seeds_and_json(run: RunCli) -> None:
     assert weights("runs/tiny/seed-0", 1) != weights("runs/tiny/seed-1", 1)
 
 
+def test_train_says_which_run_has_to_be_trained_first(run: RunCli) -> None:
+    code, _, err = run("train", "tiny-kava", "--out", "kv", "train.steps=1")
+    assert code == 66
+    assert "model.init_from_run" in err
+    assert "no such run; first laconic train tiny-cot --out " in err
+
+
 @pytest.mark.medium
 def test_train_init_from_run_with_other_methods(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "method=cot", "train.steps=1")[0] == 0

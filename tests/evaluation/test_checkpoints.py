@@ -139,9 +139,9 @@ def test_evaluate_checkpoint_on_classes(rows: Path, run_cli: RunCli, monkeypatch
     assert figures["finetuning"]["learning_rate"] == 1e-3  # for a width of 64
     texts = [{"text": f"{i} {label}", "label": label} for label in "abcd" for i in range(2)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in texts))
-    own = run_cli("evaluate", "stories260k", "--tasks", f"classes:{rows}", "--shots", 1, "--format", "json")
-    assert own.code == 0, own.err
-    assert json.loads(own.out)["classes"][0]["tasks"] == [2, 2]
+    result = run_cli("evaluate", "stories260k", "--tasks", f"classes:{rows}", "--shots", 1, "--format", "json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["classes"][0]["tasks"] == [2, 2]
     missing = run_cli("evaluate", "stories260k", "--tasks", "classes:gone.jsonl")
     assert (missing.code, missing.err[:48]) == (66, "laconic: --tasks classes:gone.jsonl: no such fil")
     refused = run_cli("evaluate", "stories260k", *flags, "--quantize", "int8")

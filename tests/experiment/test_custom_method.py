@@ -94,6 +94,9 @@ def test_custom_method_trains_resumes_answers_and_loads(
     out = run_cli("generate", "whole", "1+2*3=", "--max-tokens", 4, "--format", "json").out
     assert json.loads(out)["generations"][0]["ids"] == list(answer.token_ids)
     assert run_cli("evaluate", "whole", "--tasks", "valid", "--limit", "4").code == 0
+    with_cot = run_cli("evaluate", "whole", "--tasks", "valid", "--limit", "4", "--with-cot")
+    assert with_cot.code == 0, with_cot.err
+    assert "with CoT" in with_cot.out
     assert not isinstance(model.method, ThinksInLatents)
     assert run_cli("inspect", "whole", "1+2*3=").code == 2
 

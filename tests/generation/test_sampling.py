@@ -198,17 +198,21 @@ def test_published_top_p_of_zero_is_greedy_at_any_temperature(tmp_path: Path, pu
         ({"do_sample": False, "temperature": 0.7}, {}),
     ],
 )
-def test_published_greedy_decoding_is_the_default_of_requests(
+def test_requests_are_greedy_where_the_file_is(
     tmp_path: Path, published: dict[str, Any], defaults: dict[str, float]
 ) -> None:
-    """As in transformers, which samples only with `do_sample`."""
+    """With `do_sample` false as in transformers, and without options of sampling; other options stay."""
     (tmp_path / "generation_config.json").write_text(json.dumps(published))
-    assert read_published_sampling(tmp_path).request_defaults == defaults
+    sampling = read_published_sampling(tmp_path)
+    assert sampling.request_defaults(asks_for_sampling=False) == defaults
+    assert sampling.request_defaults(asks_for_sampling=True) == sampling.options
 
 
-def test_published_sampling_is_the_default_of_requests(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.7, "do_sample": true}')
-    assert read_published_sampling(tmp_path).request_defaults["temperature"] == 0.7
+@pytest.mark.parametrize("do_sample", [True, None])
+def test_requests_are_sampled_as_published(tmp_path: Path, do_sample: bool | None) -> None:
+    """Also without `do_sample`, as in vLLM, where transformers decodes greedily."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "do_sample": do_sample}))
+    assert read_published_sampling(tmp_path).request_defaults(asks_for_sampling=False)["temperature"] == 0.7
 
 
 def test_published_sampling_names_the_folder_of_a_broken_file(tmp_path: Path) -> None:

@@ -99,8 +99,16 @@ def test_latents_after_a_cache_equal_those_after_embeddings(num_iterations: int 
 
 @pytest.mark.usefixtures("unchecked")
 def test_latents_refuse_invalid_arguments() -> None:
-    for changes in ({"schedule": "seq", "num_iterations": None}, {"num_latents": 0, "num_iterations": None}):
-        with pytest.raises(UsageError, match="give schedule jacobi or sequential, and 1 latent or more"):
+    for changes, message in (
+        ({"schedule": "seq", "num_iterations": None}, "schedule 'seq' is unknown; use one of 'jacobi', 'sequential'"),
+        ({"projection": "foo"}, "projection 'foo' is unknown; use one of 'pccot'"),
+        ({"projection_init_scale": "foo"}, "projection_init_scale 'foo' is unknown"),
+        ({"length_policy": "foo"}, "length_policy 'foo' is unknown"),
+        ({"num_latents": 0}, "num_latents=0: give 1 latent or more"),
+        ({"num_latents": 2.0}, "num_latents, num_iterations=.* must be an integer"),
+        ({"num_iterations": 1.5}, "num_latents, num_iterations=.* must be an integer"),
+    ):
+        with pytest.raises(UsageError, match=message):
             build_latents(**changes)
     with pytest.raises(UsageError, match=r"decoder: give a Decoder, such as model\.decoder, not str"):
         LatentThoughts("smollm2", num_latents=2)  # type: ignore[arg-type]

@@ -263,3 +263,15 @@ def test_cache_load_refuses_an_invalid_tensor(
     atomic.save_artifact(path, tensors, "cache", {"model": decoder.fingerprint})
     with pytest.raises(CorruptArtifactError, match=f"tensor {name} is missing or has"):
         KVCache.load(path, decoder)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_cache_refuses_what_would_change_its_values() -> None:
+    decoder = decoder_of("llama")
+    cache = decoder(decoder.embed(torch.tensor([[1, 2, 3]]))).cache
+    with pytest.raises(ValueError, match="num_slots -1 is negative"):
+        cache.pad_left(-1)
+    with pytest.raises(ValueError, match=r"dtype torch\.int32 is not a floating-point type"):
+        cache.to(dtype=torch.int32)
+    masked = cache.with_valid(torch.tensor([[1, 0, 1]]))  # type: ignore[arg-type]
+    assert masked.valid.tolist() == [[True, False, True]]

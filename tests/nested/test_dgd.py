@@ -13,6 +13,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -375,6 +380,20 @@ def test_dgd_resumes_momentum_of_bfloat16_bit_for_bit() -> None:
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert train(other, resumed, 3) == train(model, optimizer, 3)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.5}, {"momentum": 0.5, "bias": "gd"}], ids=str)
+def test_dgd_resumes_from_a_distributed_checkpoint(settings: dict[str, Any]) -> None:
+    """torch creates the state of a fresh optimizer by a step with zero gradients and learning rate 0."""
+    model = record_inputs(build_model())
+    optimizer = DGD(model.named_parameters(), 0.3, **settings)
+    train(model, optimizer, 3)
+    other = record_inputs(build_model(seed=1))
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    resumed = DGD(other.named_parameters(), 0.3, **settings)
+    saved, options = get_optimizer_state_dict(model, optimizer), StateDictOptions(strict=False)
+    set_optimizer_state_dict(other, resumed, copy.deepcopy(saved), options=options)
+    assert train(other, resumed, 3) == train(model, optimizer, 3)
 
 
 def test_dgd_refuses_momentum_of_other_settings() -> None:

@@ -276,6 +276,8 @@ def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path
     assert run_cli("compress", run, tmp_path / "a.txt", "--out", memory).code == 0
     command = ("export", memory, "--to", "vllm", "--prompt", "Book", "--out", file)
     assert "--reader: missing" in run_cli(*command).err
+    plain = run_cli(*command, "--reader", "stories260k")
+    assert (plain.code, "--reader stories260k: not an AutoCompressor" in plain.err) == (2, True)
     result = run_cli(*command, "--reader", run, "--dry-run")
     assert (result.code, "--dry-run: only with --push" in result.err) == (2, True)
     assert not file.exists()

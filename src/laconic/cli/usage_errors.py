@@ -36,8 +36,8 @@ def describe_unknown(words: list[str], suggestions: list[str], command: str) -> 
     """Return the line for the first of the words that a command does not take."""
     option, name = next((word for word in words if word.startswith("-")), None), command.removeprefix("laconic ")
     if option is None:
-        hint = "separate tasks by commas" if name == "evaluate" else f"see {command} --help"
-        return f"{words[0]}: {name} takes fewer arguments; {hint}"
+        hint = "the values of --tasks are separated by commas; " if name == "evaluate" else ""
+        return f"{words[0]}: {name} takes fewer arguments; {hint}see {command} --help"
     close = [
         s for s in suggestions if s.startswith(option) or SequenceMatcher(None, option, s).ratio() >= MIN_SIMILARITY
     ]

@@ -11,6 +11,7 @@ from laconic.errors import UsageError
 from laconic.interfaces import TrainingData
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import Icot
+from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
 
 TENSOR_FIELDS = frozenset(field.name for field in fields(ReasoningBatch)) - {
@@ -25,7 +26,8 @@ class TrainerModel(nn.Module):
         method: A method that learns from questions, such as `laconic.Kava`.
 
     Raises:
-        UsageError: For methods whose stages follow the epochs of laconic's own loop (iCoT, Coconut).
+        UsageError: For methods that follow the steps and epochs of laconic's own loop: iCoT, Coconut, and latents whose
+            number is drawn or learned (`length_policy`).
 
     `examples/hf_trainer.py` trains KaVa, saves it, and answers with the result.
     """
@@ -36,6 +38,11 @@ class TrainerModel(nn.Module):
         super().__init__()
         if isinstance(method, Coconut | Icot):
             raise UsageError("iCoT and Coconut go through stages by epochs of laconic's own loop; use laconic train")
+        thoughts = [module for module in method.modules() if isinstance(module, LatentThoughts)]
+        if any(module.length_policy != "fixed" for module in thoughts):
+            raise UsageError(
+                'length_policy: other than "fixed" follows the steps of laconic\'s own loop; use laconic train'
+            )
         self.method = method
 
     def forward(self, return_loss: bool = True, **tensors: Tensor) -> dict[str, Tensor]:

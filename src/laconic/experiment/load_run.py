@@ -280,7 +280,12 @@ def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
     """Return the decoder that training starts with, its tokenizer, and what an earlier run learned to compress."""
     model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
     if model.init_from_run is not None:
-        run = load_run(model.init_from_run, device)
+        folder = Path(model.init_from_run)
+        if not (is_export(folder) or is_run_dir(folder)):
+            name = read_planned_recipe(folder)
+            remedy = f"first laconic train {name} --out {folder}, or set model.init_from_run to your run"
+            raise InputError(f"model.init_from_run {folder}: no such run; {remedy}")
+        run = load_run(folder, device)
         build_model.check_context_length(recipe, run.parts.decoder.config)
         decoder = build_nested.prepare_decoder(recipe, run.merged_decoder())
         return InitialModel(decoder, run.parts.tokenizer, run.parts.summary_parameters)

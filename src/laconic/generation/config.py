@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex, get_args
 
 from laconic.errors import UsageError
 from laconic.generation.result import Generation
@@ -19,6 +19,13 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
     """Raise UsageError naming an argument, what is expected and the type given; `kind` is that of `isinstance`."""
     if not isinstance(value, kind):
         raise UsageError(f"{name}: give {expected}, not {type(value).__name__}")
+
+
+def check_choices(**choices: tuple[object, Any]) -> None:
+    """Raise UsageError for an argument whose value, the first of a pair, is not one of its Literal, the second."""
+    for name, (value, literal) in choices.items():
+        if value not in get_args(literal):
+            raise UsageError(f"{name} {value!r} is unknown; use one of {', '.join(map(repr, get_args(literal)))}")
 
 
 def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:

@@ -20,10 +20,13 @@ class PublishedSampling(NamedTuple):
     published: tuple[str, ...]
     do_sample: bool = True
 
-    @property
-    def request_defaults(self) -> dict[str, float | int]:
-        """Options of a request that gives none: as published, or none but the penalty if the file is greedy."""
-        if self.do_sample and set(self.published) - {"repetition_penalty"}:
+    def request_defaults(self, asks_for_sampling: bool) -> dict[str, float | int]:
+        """Return the options that a request does not give itself.
+
+        They are as published if the request asks for sampling, or if the file has `temperature`, `top_p`, `top_k` or
+        `min_p` and no `"do_sample": false`. Otherwise decoding is greedy, with the published penalty.
+        """
+        if asks_for_sampling or (self.do_sample and set(self.published) - {"repetition_penalty"}):
             return self.options
         return {name: self.options[name] for name in self.published if name == "repetition_penalty"}
 

@@ -205,10 +205,8 @@ class Codi(PromptedAnswers):
         if stop_training is not None and latent_thoughts.stop_head is None:
             raise UsageError('stop_training: these latents have no stop head; set length_policy = "stop_head"')
         if latent_thoughts.schedule not in self.schedules:
-            name = type(self).__name__.lower()
-            raise UsageError(
-                f"{name} requires latents with schedule {self.schedules[0]}, not {latent_thoughts.schedule}"
-            )
+            name, schedule = type(self).__name__, latent_thoughts.schedule
+            raise UsageError(f"{name}: requires latents with schedule {self.schedules[0]}, not {schedule}")
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.stop_training = stop_training
 

@@ -7,7 +7,7 @@ Shapes: B rows, M latents, D width, P inner width of CODI's projection, V vocabu
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from laconic.errors import UsageError
-from laconic.generation.config import check_type
+from laconic.generation.config import check_choices, check_type, list_integers
 from laconic.latent.adaptive_rollout import check_tolerance, run_adaptive_rollout
 from laconic.latent.rollout import (
     ForwardFn,
@@ -35,6 +35,7 @@ from laconic.storage import atomic
 
 LengthPolicy = Literal["fixed", "nested_dropout", "stop_head"]
 ProjectionKind = Literal["pccot", "codi", "none"]
+InitScale = Literal["unit", "embedding"]
 LAYER_NORM_EPS = 1e-5
 
 
@@ -76,7 +77,7 @@ class LatentThoughts(nn.Module):
         projection: ProjectionKind = "pccot",
         projection_width: int | None = None,
         projection_dropout: float = 0.0,
-        projection_init_scale: Literal["unit", "embedding"] = "unit",
+        projection_init_scale: InitScale = "unit",
         control_init: Literal["mean", "normal"] | tuple[int, ...] = "mean",
         length_policy: LengthPolicy = "fixed",
         head_lr_multiplier: float = 3.0,
@@ -84,8 +85,12 @@ class LatentThoughts(nn.Module):
     ) -> None:
         super().__init__()
         check_type("decoder", decoder, Decoder, "a Decoder, such as model.decoder")
-        if schedule not in get_args(LatentSchedule) or num_latents < 1:
-            raise UsageError(f"{schedule=}, {num_latents=}: give schedule jacobi or sequential, and 1 latent or more")
+        check_choices(
+            schedule=(schedule, LatentSchedule), length_policy=(length_policy, LengthPolicy),
+            projection=(projection, ProjectionKind), projection_init_scale=(projection_init_scale, InitScale),
+        )  # fmt: skip
+        if list_integers("num_latents, num_iterations", (num_latents, num_iterations or 0))[0] < 1:
+            raise UsageError(f"num_latents={num_latents}: give 1 latent or more")
         if (num_iterations is None) != (schedule == "sequential"):
             raise UsageError(f"num_iterations={num_iterations}: required for schedule jacobi, none for sequential")
         if length_policy != "fixed" and not num_iterations:

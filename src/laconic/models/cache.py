@@ -257,8 +257,10 @@ class KVCache:
         """Add invalid slots on the left.
 
         Args:
-            num_slots: Number of slots to add.
+            num_slots: Number of slots to add. Raises ValueError for a negative number.
         """
+        if num_slots < 0:
+            raise ValueError(f"num_slots {num_slots} is negative; crop removes slots")
         return self._map_slots(lambda x: F.pad(x, (0, 0, num_slots, 0)), lambda x: F.pad(x, (num_slots, 0)))
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
@@ -272,14 +274,16 @@ class KVCache:
         """
         if valid.shape != self.valid.shape:
             raise ValueError(f"valid is {list(valid.shape)}, the cache {list(self.valid.shape)}")
-        return replace(self, valid=valid)
+        return replace(self, valid=valid.bool())
 
     def detach(self) -> "KVCache":
         """Detach every tensor from the graph."""
         return self.map_tensors(lambda x: x.detach())
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVCache":
-        """Move to a device, and convert keys and values to a dtype."""
+        """Move to a device, and convert keys and values to a dtype. Raises ValueError for one of integers."""
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype {dtype} is not a floating-point type")
         return self.map_tensors(lambda x: x.to(device, dtype if x.is_floating_point() else None))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVCache":

@@ -34,7 +34,7 @@ class ExportCommand:
     to: Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")] = None
     """vllm: write a run for vllm serve, or a memory of summary vectors as prompt_embeds"""
     reader: OptionalPath = None
-    """with --to vllm and a memory: run or checkpoint that reads the memory"""
+    """with --to vllm and a memory: AutoCompressor (run or checkpoint) that reads the memory"""
     prompt: OptionalStr = None
     """with --to vllm and a memory: text that follows it (default: none)"""
     push: OptionalStr = None
@@ -184,13 +184,15 @@ class ExportCommand:
 
     def export_prompt_embeds(self, kind: str) -> int:
         """Write the vectors of a summary memory, and of a prompt after it, as vLLM's prompt_embeds."""
-        from laconic.experiment.text_models.compressor import load_compressor
+        from laconic.experiment.text_models.compressor import is_compressor, load_compressor
         from laconic.storage import atomic
 
         if self.reader is None:
-            raise UsageError("--reader: missing; name the run or checkpoint that reads the memory")
+            raise UsageError("--reader: missing; name the AutoCompressor that reads the memory")
         if kind != "memory":
             raise UsageError(f"{self.model} holds keys and values, which vLLM does not take; use summary vectors")
+        if not is_compressor(self.reader):
+            raise UsageError(f"--reader {self.reader}: not an AutoCompressor, which alone reads summary vectors")
         with status(f"loading {self.reader}"):
             compressor = load_compressor(self.reader)
             embeds = compressor.prompt_embeddings(compressor.load_memory(self.model), self.prompt)

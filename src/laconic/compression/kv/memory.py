@@ -184,7 +184,15 @@ class KVMemory:
         return caches[0] if len(caches) == 1 else KVCache.concat_rows(*caches)
 
     def to_dense_cache(self) -> KVCache:
-        """Return the cache of one document with as many slots in every head."""
+        """Return the cache of one document whose heads have equally many slots; `to_cache` takes any memory.
+
+        Raises:
+            UsageError: For several documents, or heads with different numbers of slots.
+        """
+        if self.B != 1 or not self.has_equal_heads:
+            raise UsageError(
+                "to_dense_cache: needs one document, and equal numbers of slots in all heads; use to_cache"
+            )
         (L, _, G), M = self.slots.shape, self.M
         keys, values = (tuple(x.view(1, G, M, x.shape[1]) for x in tensors) for tensors in (self.keys, self.values))
         positions = self.positions.view(L, 1, G, M).amax((0, 2))

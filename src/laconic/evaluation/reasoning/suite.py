@@ -76,7 +76,7 @@ class ReasoningSuite:
             for name in ("jacobi_iterations", "jacobi_tolerance"):
                 for value in getattr(request, name):
                     check_iterations(recipe, f"--{name.replace('_', '-')} {value:g}", describe_folder(folder))
-        if request.with_cot and not any(recipe.method in COT_TEACHER_METHODS for recipe in recipes.values()):
+        if request.with_cot and not any(may_write_chain(recipe.method) for recipe in recipes.values()):
             methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
             raise UsageError(
                 f"--with-cot: method {methods} is not trained to write the chain too; "
@@ -87,7 +87,7 @@ class ReasoningSuite:
             check_task_files(recipe, request.tasks, describe_folder(folder))
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return method, dtype, differences from the paper's row that the recipe names, and if sets may overlap."""
+        """Return method, dtype, how the recipe differs from its row of a paper, and if its sets may overlap."""
         return {
             "method": recipe.method,
             "dtype": recipe.model.dtype,
@@ -162,11 +162,16 @@ def request_protocol(request: EvalRequest, recipe: Recipe) -> answer_matching.An
     return choose_protocol(recipe, request.protocol, request.tolerance)
 
 
+def may_write_chain(method: str) -> bool:
+    """Return whether a method is trained to write the chain too; a class of one's own, `module:Class`, may be."""
+    return method in COT_TEACHER_METHODS or ":" in method
+
+
 def list_conditions(request: EvalRequest, method: str) -> list[EvalCondition]:
     """Return the requested conditions that a method has."""
     conditions = [EvalCondition(), *(EvalCondition(iterations=n) for n in request.jacobi_iterations)]
     conditions += [EvalCondition(tolerance=x) for x in request.jacobi_tolerance]
-    if request.with_cot and method in COT_TEACHER_METHODS:
+    if request.with_cot and may_write_chain(method):
         conditions.insert(1, EvalCondition(with_cot=True))
     return conditions
 
@@ -203,7 +208,7 @@ def list_notes(request: EvalRequest, results: Sequence[RunResult]) -> Iterator[s
     run, info = results[0].run, results[0].info
     for result in results:
         yield from result.notes
-    if request.with_cot and info["method"] not in COT_TEACHER_METHODS:
+    if request.with_cot and not may_write_chain(info["method"]):
         yield f"{run}: method {info['method']} is evaluated as trained only, not {COT_CONDITION}"
     if request.latency and results[0].source.protocol.sampling != answer_matching.GREEDY:
         yield f"{run}: timings are of greedy decoding, accuracy of sampled answers"

@@ -235,7 +235,8 @@ class TextCompressor:
                 all embeddings; or if memory and prompt do not fit the model.
         """
         if memory.B != 1:
-            raise UsageError(f"a memory of {memory.B} texts; select one, as in memory.select_rows([0])")
+            advice = "compress one text, or in Python select it by memory.select_rows([0])"
+            raise UsageError(f"a memory of {memory.B} texts, but prompt embeddings are of one; {advice}")
         config, decoder = self.method.config, self.decoder
         scheme = resolve_position_scheme(config, decoder.config)
         if scheme != "contiguous":

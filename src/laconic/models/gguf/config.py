@@ -33,12 +33,7 @@ NEUTRAL_KEYS = {
 }
 # llama.cpp's converter writes attention_factor of config.json as yarn_attn_factor, but llama.cpp multiplies it by
 # 1 + 0.1 ln f or ignores it, depending on its version. Only 1 changes nothing there.
-NEUTRAL_ROPE_SCALING = {
-    "attn_factor": 1.0,
-    "yarn_attn_factor": 1.0,
-    "yarn_ext_factor": 1.0,
-    "yarn_log_multiplier": 0.0,
-}
+NEUTRAL_ROPE_SCALING = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
 MAX_CONTEXT = 2**31 - 1
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 LLAMA3_CONTEXTS = (8192, 2048, 4096, 16384, 32768)  # candidates for Llama 3's original_max_position_embeddings

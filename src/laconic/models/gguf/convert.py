@@ -32,11 +32,7 @@ HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def convert_gguf(
-    path: Path,
-    folder: Path,
-    dtype: torch.dtype | None = None,
-    *,
-    on_progress: ProgressFn | None = None,
+    path: Path, folder: Path, dtype: torch.dtype | None = None, *, on_progress: ProgressFn | None = None
 ) -> None:
     """Convert a GGUF file to a Hugging Face folder with weights, tokenizer and chat template; write nothing on errors.
 

@@ -31,9 +31,7 @@ def attention_scores(
 
 
 def apply_bias_and_mask(
-    a: Float[Tensor, "B H T P"],
-    visible: Bool[Tensor, "#B T P"],
-    bias: Float[Tensor, "#B #T #P"] | None,
+    a: Float[Tensor, "B H T P"], visible: Bool[Tensor, "#B T P"], bias: Float[Tensor, "#B #T #P"] | None
 ) -> Float[Tensor, "B H T P"]:
     """Eq. C13: a + bias, then minus infinity where not visible."""
     a = a if bias is None else a + bias.to(a.dtype)[:, None]

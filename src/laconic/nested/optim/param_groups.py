@@ -92,11 +92,12 @@ def check_length(optimizer: str, name: str, values: object, length: int) -> None
 
 def check_state_dict(name: str, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
     """Raise `UsageError` if the groups of a state dict have other rules than those of an optimizer."""
-    saved, own = (
-        [group.get("rule") for group in groups] for groups in (state_dict["param_groups"], optimizer.param_groups)
-    )
-    if saved != own:
-        raise UsageError(f"{name}: the state has groups with the rules {saved}, not {own}; load it as it was saved")
+    saved_rules = [group.get("rule") for group in state_dict["param_groups"]]
+    rules = [group["rule"] for group in optimizer.param_groups]
+    if saved_rules != rules:
+        raise UsageError(
+            f"{name}: the state has groups with the rules {saved_rules}, not {rules}; load it as it was saved"
+        )
 
 
 def iter_saved_states(

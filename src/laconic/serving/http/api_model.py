@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.memory_file import MemoryMetadata
@@ -16,7 +15,7 @@ from laconic.experiment.text_models.kv_compressor import build_metadata
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.reasoner import Reasoner
-from laconic.generation.published import read_published_sampling
+from laconic.generation.published import PublishedSampling, read_published_sampling
 from laconic.interfaces import PromptsAnswers
 from laconic.models.decoder import Decoder
 from laconic.serving.http.token_text import TokenTexts
@@ -58,9 +57,9 @@ class ApiModel:
         return TokenTexts(self.tokenizer)
 
     @cached_property
-    def sampling_defaults(self) -> dict[str, Any]:
-        """Sampling of requests that give none: as published in generation_config.json, else the most likely token."""
-        return read_published_sampling(self.decoder.source_folder).request_defaults
+    def published_sampling(self) -> PublishedSampling:
+        """Sampling options of generation_config.json."""
+        return read_published_sampling(self.decoder.source_folder)
 
     @cached_property
     def longest_token(self) -> int:

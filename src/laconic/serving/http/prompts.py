@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from laconic.data.messages import Message
 from laconic.data.reasoning.dataset import answer_prefix_ids
@@ -245,9 +246,8 @@ def build_generation_config(
     if body.min_tokens is not None and body.min_tokens > num_tokens:
         message = f"min_tokens: {body.min_tokens:,} given, at most {num_tokens:,} tokens can be generated"
         raise ApiError(400, message, "min_tokens")
-    options = served.sampling_defaults | body.sampling_options
-    if "temperature" not in options and body.asks_for_sampling:
-        options["temperature"] = 1.0
+    defaults = served.published_sampling.request_defaults(body.asks_for_sampling)
+    options: dict[str, Any] = {**defaults, **body.sampling_options}
     if options.get("top_p") == 0:  # the smallest set of tokens is the most likely one
         options |= {"temperature": 0.0, "top_p": 1.0}
     check_token_ids(served, body.stop_token_ids or (), "stop_token_ids")

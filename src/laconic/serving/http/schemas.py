@@ -184,9 +184,9 @@ class GenerationRequest(RequestBody):
 
     @property
     def asks_for_sampling(self) -> bool:
-        """Whether the request has parameters that have no effect without sampling."""
+        """Whether the request has a temperature, or parameters that have no effect without sampling."""
         has_filter = (self.top_p or 1) < 1 or (self.top_k or 0) > 1 or bool(self.min_p)
-        return has_filter or self.seed is not None or (self.n or 1) > 1
+        return has_filter or bool(self.temperature) or self.seed is not None or (self.n or 1) > 1
 
     @property
     def memories(self) -> tuple[str, ...]:
