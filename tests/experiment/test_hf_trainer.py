@@ -141,9 +141,9 @@ def test_trainer_model_refusals(tmp_path: Path) -> None:
     coconut = build(tmp_path, TINY_RECIPE.replace("jacobi_iterations = 1", LATENTS["coconut"]), "method=coconut")
     with pytest.raises(UsageError, match="Coconut go through stages"):
         TrainerModel(coconut.method)
-    drawn = build(tmp_path, TINY_RECIPE, "latents.length_policy=nested_dropout")
+    sampled = build(tmp_path, TINY_RECIPE, "latents.length_policy=nested_dropout")
     with pytest.raises(UsageError, match=r'length_policy: other than "fixed" follows the steps'):
-        TrainerModel(drawn.method)
+        TrainerModel(sampled.method)
     (tmp_path / "books.jsonl").write_text('{"text": "' + "A sentence of a book. " * 20 + '"}\n' * 1)
     documents = build(tmp_path, TINY_DOCUMENT_RECIPE)
     with pytest.raises(UsageError, match="the data are documents"):

@@ -336,8 +336,8 @@ def test_hope_outer_gradient_changes_no_value(objective: str, which: int) -> Non
 
 
 def test_hope_refuses_an_unknown_outer_gradient() -> None:
-    with pytest.raises(UsageError, match="hope: outer_gradient 'fulll' is not one of"):
-        build_hope("task").read_tokens(random_ids(1, 4), outer_gradient="fulll")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="hope: outer_gradient 'complete' is not one of"):
+        build_hope("task").read_tokens(random_ids(1, 4), outer_gradient="complete")  # pyright: ignore[reportArgumentType]
 
 
 def test_hope_full_outer_gradient_equals_finite_differences() -> None:

@@ -180,19 +180,11 @@ class KVMemory:
         the next token stands: the largest of the heads, and `num_tokens` - 1 in the last slot.
         """
         rows = [self.select_rows([row]) for row in range(self.B)] if self.B != 1 else [self]
-        caches = [memory.to_dense_cache() if memory.has_equal_heads else memory.to_prefix_cache() for memory in rows]
+        caches = [memory._to_dense_cache() if memory.has_equal_heads else memory.to_prefix_cache() for memory in rows]
         return caches[0] if len(caches) == 1 else KVCache.concat_rows(*caches)
 
-    def to_dense_cache(self) -> KVCache:
-        """Return the cache of one document whose heads have equally many slots; `to_cache` takes any memory.
-
-        Raises:
-            UsageError: For several documents, or heads with different numbers of slots.
-        """
-        if self.B != 1 or not self.has_equal_heads:
-            raise UsageError(
-                "to_dense_cache: needs one document, and equal numbers of slots in all heads; use to_cache"
-            )
+    def _to_dense_cache(self) -> KVCache:
+        """Return the cache of one document whose heads have equally many slots."""
         (L, _, G), M = self.slots.shape, self.M
         keys, values = (tuple(x.view(1, G, M, x.shape[1]) for x in tensors) for tensors in (self.keys, self.values))
         positions = self.positions.view(L, 1, G, M).amax((0, 2))
