@@ -47,7 +47,7 @@ class DecoderOutput(NamedTuple):
     def __repr__(self) -> str:
         stems = dict.fromkeys(name.partition(".")[0] for name in self.activations)
         names = f", activations: {', '.join(stems)}" if stems else ""
-        return f"DecoderOutput(hidden_states {list(self.hidden_states.shape)}, {self.cache!r}{names})"
+        return f"{type(self).__name__}(hidden_states {list(self.hidden_states.shape)}, {self.cache!r}{names})"
 
     def _repr_html_(self) -> str:
         tensors = {"hidden_states": self.hidden_states, **self.activations}

@@ -93,7 +93,7 @@ class NestedLanguageModel(nn.Module):
             outer_gradient=self.config.outer_gradient,
             truncate_after=self.config.truncate_after,
         )
-        after = cast(FastWeightState, output.cache)
+        after = output.cache
         loss, accuracy = masked_cross_entropy(
             self.decoder.logits, output.hidden_states, inputs.targets, denominator=total["scored"]
         )

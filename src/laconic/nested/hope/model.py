@@ -42,6 +42,12 @@ from laconic.nested.titans.layer import Titans
 from laconic.storage.export_record import check_weights_while_reading
 
 
+class HopeOutput(DecoderOutput):
+    """Result of a forward pass of Hope: a `DecoderOutput` whose `cache` is the new state of the fast weights."""
+
+    cache: FastWeightState  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
 class Hope(Decoder):
     """A language model with a memory (self-modifying or Titans) and a continuum memory system in each layer.
 
@@ -154,9 +160,9 @@ class Hope(Decoder):
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
-    ) -> DecoderOutput:
+    ) -> HopeOutput:
         """Read token ids, each the target of the one before it; see `forward` for the arguments."""
-        return self(
+        output = self(
             self.embed(input_ids),
             state,
             input_ids=input_ids,
@@ -166,6 +172,7 @@ class Hope(Decoder):
             outer_gradient=outer_gradient,
             truncate_after=truncate_after,
         )
+        return cast(HopeOutput, output)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -181,7 +188,7 @@ class Hope(Decoder):
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
-    ) -> DecoderOutput:
+    ) -> HopeOutput:
         """Read vectors on a state and learn from them.
 
         Args:
@@ -221,7 +228,7 @@ class Hope(Decoder):
                     "set update_weights=False"
                 )
             hidden, state = read_and_learn(self, state, ids, attention_mask, gradient_mode)
-            return DecoderOutput(hidden, cast(Any, state), {})
+            return HopeOutput(hidden, cast(Any, state), {})
         if self.has_task_objective:
             state = flush_open_chunk(self, state, ids, attention_mask, gradient_mode)
         hidden, outputs = forward_pass(
@@ -238,7 +245,7 @@ class Hope(Decoder):
         open_chunk = empty_open_chunk(outputs.layers, like) if self.has_task_objective else None
         new_state = FastWeightState(outputs.layers, state.position + num_tokens, open_chunk)
         activations = collect_activations(capture, inputs_embeds, outputs, hidden)
-        return DecoderOutput(hidden, cast(Any, new_state), activations)
+        return HopeOutput(hidden, cast(Any, new_state), activations)
 
     def _check_state(self, state: FastWeightState, B: int) -> None:
         """Raise `UsageError` for a state of another model or of another batch size."""
