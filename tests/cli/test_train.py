@@ -483,7 +483,7 @@ def test_train_refuses_another_tokenizer_with_both_hashes(run: RunCli, base: Pat
 def test_train_invalid_origin_and_tokenizer(run: RunCli, base: Path) -> None:
     assert run("train", "tiny.toml", "model.init_from_run=base", "model.family=llama")[0] == 2
     Path("from.toml").write_text(ON_BASE.replace('name = "base"', 'init_from_run = "base"'))
-    assert "recipe.toml" in run("train", "from.toml")[2]
+    assert "no run, and no recipe of its name; train it first, or set model.name" in run("train", "from.toml")[2]
     (base / "recipe.toml").write_text(TINY_RECIPE)
     code, _, err = run("train", "from.toml")
     assert code == 66

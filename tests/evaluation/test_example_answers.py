@@ -20,7 +20,7 @@ def test_format_examples_shortens_the_middle_of_long_answers() -> None:
 
 
 def test_build_examples_table_has_whole_texts() -> None:
-    assert build_examples_table([EXAMPLE]).rows[0] == ["How\nmany?", "41", "kava", CHAIN, "correct"]
+    assert build_examples_table([EXAMPLE]).rows[0] == ["gsm8k", "How\nmany?", "41", "kava", CHAIN, "correct"]
 
 
 def test_build_examples_table_does_not_break_the_outcome() -> None:

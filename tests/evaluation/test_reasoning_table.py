@@ -146,7 +146,7 @@ def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
 def test_build_sections_separates_results_on_the_first_questions_of_a_set() -> None:
     def stored(run: str, num_questions: int, condition: str = "") -> RunResult:
         answers = result(A[:num_questions])
-        info = {"paper_table": None, "table_row": None}
+        info = {"paper_table": None, "table_row": None, "allow_contamination": False}
         variant = {"protocol": "codi"} | ({"condition": condition} if condition else {})
         items = [record.to_item("") for record in answers.records]
         figures = ({"protocol": "codi", "bytes_per_position": answers.bytes_per_position},)

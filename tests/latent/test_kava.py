@@ -41,9 +41,9 @@ def test_latent_methods_implement_the_protocol() -> None:
 
 
 def test_latent_methods_refuse_schedules_and_layers() -> None:
-    with pytest.raises(UsageError, match=r"codi requires .* sequential"):
+    with pytest.raises(UsageError, match=r"Codi: requires .* sequential"):
         Codi(*build_latent_model("llama"), DistillationConfig())
-    with pytest.raises(UsageError, match=r"pccot requires .* jacobi"):
+    with pytest.raises(UsageError, match=r"Pccot: requires .* jacobi"):
         Pccot(*build_latent_model("llama", num_iterations=None), DistillationConfig())
     for layers in ((), (0, 2)):
         with pytest.raises(UsageError, match="layers 0 to 1"):
