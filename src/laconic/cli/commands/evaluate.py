@@ -32,7 +32,6 @@ OPTION_USERS = {  # options that not every suite has, and the runs that they are
     **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
     **dict.fromkeys(("documents", "tokens"), TEXTS),
 }
-CLASS_TASKS, CLASS_FILE_PREFIX = ("clinc150", "banking77", "dbpedia14"), "classes:"
 
 
 @dataclass(frozen=True)
@@ -176,6 +175,7 @@ class EvaluateCommand:
     def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
         """Return a run as it is, and for a model the folder of its results."""
         from laconic.evaluation.checkpoints import find_hub_model, prepare_checkpoint
+        from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS, is_class_task
 
         model, export = find_hub_model(run)
         if model is not None:
@@ -183,9 +183,8 @@ class EvaluateCommand:
             return str(prepare_checkpoint(model, run, style, self.shots or 0, self.shots_from, quantize))
         flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
         refuse_flags(flags, f"only for models, and {run} is a run")
-        has_classes = any(x in CLASS_TASKS or x.startswith(CLASS_FILE_PREFIX) for x in split_commas(self.tasks))
-        if self.shots is not None and not has_classes:
-            raise UsageError(f"--shots: only for models, {', '.join(CLASS_TASKS)} and classes:FILE; remove --shots")
+        if self.shots is not None and not any(map(is_class_task, split_commas(self.tasks))):
+            raise UsageError(f"--shots: only for models, {', '.join(INTENT_DATASETS)} and classes:FILE; remove --shots")
         return run if export is None else str(export)
 
 

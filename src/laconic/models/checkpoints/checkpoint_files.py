@@ -20,7 +20,7 @@ from laconic.storage.file_names import is_printable
 from laconic.storage.safetensors_header import TensorSpec
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-LFS_POINTER = b"version https://git-lfs"  # begins the text that stands for a file until git-lfs fetches it
+LFS_POINTER = b"version https://git-lfs"  # first words of a Git LFS pointer file
 PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEADLESS_HINT = (
