@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 ORACLE = 1e-12  # float64: equations against loop oracles, properties of the decoder; relative to the largest magnitude
-MEMORY = 1e-10  # float64: chunked against recurrent memories, and their gradients
+MEMORY = 1e-10  # float64: memories in chunks against one token at a time, short forms of thinking; and their gradients
 FLOORS = 10.0  # float32 parity, in units of the measured float32 error
 LEAST_FLOOR = 1e-7  # lower bound of the float32 error
 QUIET = 1e-6  # below this root mean square of the reference, errors are absolute
