@@ -123,8 +123,9 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     files = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
     if shards:
         checkpoint.load_model(committed.path, files, method)
-    elif parts.method_parameters is not None:
-        parts.method_parameters.load(committed.path / "method.safetensors", files.fingerprints)
+    else:
+        for name, module in parts.extra_modules.items():
+            module.load(committed.path / name, files.fingerprints)
     epoch = None
     if recipe.method == "coconut":
         progress = checkpoint.read_settings(committed.path, checkpoint.PROGRESS_FILE, checkpoint.Progress)
@@ -194,7 +195,7 @@ def check_fingerprint(step: StepFolder, name: str, expected: str) -> None:
 def restore_parts(
     recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device, shards: bool
 ) -> ModelParts:
-    """Return decoder, adapter and trainable extras with the weights of a step; those of `shards` are still to be read.
+    """Return decoder, adapter and trainable extras; weights of the extras and of `shards` are still to be read.
 
     Trained parameters require gradients as in training, because torch uses other kernels otherwise.
     """
@@ -215,10 +216,7 @@ def restore_parts(
     summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
     decoder.requires_grad_(is_full)
     adapter = lora.load_adapter(decoder, step.path, trainable=True) if recipe.train.trainable == "lora" else None
-    parts = ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
-    for name, module in parts.extra_modules.items():
-        module.load(step.path / name, ModelCheckpoint(parts, recipe.method, recipe.train.trainable).fingerprints)
-    return parts
+    return ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
 
 
 def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
