@@ -223,13 +223,9 @@ def compress_text(
     return TextCompression(replace(result.memory, metadata=metadata), result.windows, result.positions)
 
 
-def open_kv_memory(memory: MemorySource | Sequence[MemorySource], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
-    """Return a memory, or several joined in order, as `load_kv_memories` does."""
-    sources = [memory] if isinstance(memory, str) or not isinstance(memory, Sequence) else memory
-    return load_kv_memories(sources, decoder, tokenizer)
-
-
-def load_kv_memories(sources: Sequence[MemorySource], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
+def load_kv_memories(
+    sources: MemorySource | Sequence[MemorySource], decoder: Decoder, tokenizer: Tokenizer
+) -> KVMemory:
     """Return memories, or those of files, that this model may read, one document after the other, on its device.
 
     A folder is a peft cartridge, which does not name its model's weights.
@@ -239,6 +235,7 @@ def load_kv_memories(sources: Sequence[MemorySource], decoder: Decoder, tokenize
         InputError: If there is no such file.
         UsageError: If there is none, one is another kind of memory, or several cannot be joined.
     """
+    sources = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     if not sources:
         raise UsageError("memory: the list is empty; give at least one memory, or None")
     reader, weight = build_metadata(decoder, tokenizer), decoder.token_embedding.weight

@@ -15,7 +15,7 @@ from laconic.experiment.text_models.kv_compressor import (
     compress_text,
     encode_prompt,
     is_chat_memory,
-    open_kv_memory,
+    load_kv_memories,
 )
 from laconic.experiment.text_models.text_model import (
     describe_decoder,
@@ -91,7 +91,7 @@ class LanguageModel:
         check_config(config)
         if memory is None:
             return generate(self.decoder, self.tokenizer, list_prompts(prompts), config=config)
-        memory = open_kv_memory(memory, self.decoder, self.tokenizer)
+        memory = load_kv_memories(memory, self.decoder, self.tokenizer)
         texts = match_prompts(list_prompts(prompts), memory.B)
         if config.eos_token_ids is None and is_chat_memory(memory):
             eos = find_stop_token_ids(self.tokenizer, self.decoder.config, is_reply=True)
@@ -146,7 +146,7 @@ class LanguageModel:
             CorruptArtifactError: If the file is damaged or was written by another model.
             InputError: If there is no such file.
         """
-        return open_kv_memory(path, self.decoder, self.tokenizer)
+        return load_kv_memories(path, self.decoder, self.tokenizer)
 
     def save(self, folder: str | Path) -> None:
         """Write the model as a Hugging Face folder, which transformers and `laconic.load` read.

@@ -27,7 +27,7 @@ from laconic.experiment.from_recipe.methods import (
 )
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
-from laconic.experiment.text_models.kv_compressor import open_kv_memory
+from laconic.experiment.text_models.kv_compressor import load_kv_memories
 from laconic.experiment.text_models.text_model import check_memory_type, describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig, check_type
 from laconic.interfaces import ThinksInLatents
@@ -276,7 +276,7 @@ class Reasoner:
 
     def _read_kv_memory(self, memory: Any) -> KVCache:
         """Return the cache of keys and values that the decoder selected."""
-        return open_kv_memory(memory, self.decoder, self.tokenizer).to_cache()
+        return load_kv_memories(memory, self.decoder, self.tokenizer).to_cache()
 
     def read_summaries(self, memory: Any) -> KVCache:
         """Return the cache of summary vectors, which the decoder reads in one pass.
