@@ -149,10 +149,8 @@ class DataCheckCommand:
         """Raise `UsageError` (2) for flags that what is read has no use for."""
         if self.documents or self.is_file:
             refuse_flags({"data_dir": self.data_dir}, f"{self.file} is a file, not a data set by name")
-        if self.documents:
-            refuse_flags({"columns": self.columns}, "documents have a field text")
-        elif not self.is_file:
-            refuse_flags({"columns": self.columns}, f"{self.file} is a data set, whose fields are known")
+        if self.documents or not self.is_file:
+            refuse_flags({"columns": self.columns}, "only for a file of questions")
 
     def scan_rows(self) -> "ScannedFile":
         from laconic.config.data import DataConfig
