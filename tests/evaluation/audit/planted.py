@@ -19,7 +19,7 @@ import torch
 from laconic.batches import ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.data.synthetic.digits import TOKEN_IDS
-from laconic.evaluation.audit.job import AuditedQuestions, audit_batch, list_conditions
+from laconic.evaluation.audit.job import audit_batch, list_conditions
 from laconic.evaluation.audit.verdict import ThoughtAudit
 from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
 from laconic.evaluation.inspection.inspected_run import InspectedRun
@@ -105,9 +105,8 @@ def audit_in_memory(run: LoadedRun, n: int = 100) -> ThoughtAudit:
     with torch.no_grad():
         num_latents = inspected.think(load_batch(inspected, questions.source, np.array([0]))).latents.shape[1]
         conditions = list_conditions(num_latents, latents.num_iterations)
-        audited = AuditedQuestions(inspected, questions, conditions, choose_donors(n, 0).tolist())
-        items = audit_batch(
-            audited, list(range(n)), reference_means_of(inspected, questions.source, 64), lambda share: None
-        )
+        donors, rows = choose_donors(n, 0).tolist(), list(range(n))
+        means = reference_means_of(inspected, questions.source, 64)
+        items = audit_batch(inspected, questions, conditions, donors, rows, means, lambda share: None)
     row = ReasoningRow("digits", "planted", "", (0,), (ReasoningResult.from_items(items, "last digit", 0),))
     return ThoughtAudit(row, [items])

@@ -65,15 +65,6 @@ def list_conditions(num_latents: int, num_iterations: int | None) -> list[AuditC
     return [*replaced, *map(cut_thoughts, lengths), *map(limit_iterations, iterations)]
 
 
-class AuditedQuestions(NamedTuple):
-    """What an audit asks: a run, its questions, the conditions, and the donor of each question."""
-
-    run: InspectedRun
-    questions: QuestionSet
-    conditions: Sequence[AuditCondition]
-    donors: Sequence[int]
-
-
 def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
     """Return the audit of a run on a question set that was loaded with `limit`.
 
@@ -93,7 +84,6 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
             f"be significant on fewer than {fewest}; raise --limit or use a larger --task, best with 200 or more"
         )
     donors = interventions.choose_donors(len(questions.examples), AUDIT_SEED).tolist()
-    audited = AuditedQuestions(inspected, questions, conditions, donors)
     figures = {"protocol": questions.protocol.name, "bytes_per_position": count_cache_bytes(run.parts.decoder, 1)}
 
     @cache
@@ -102,7 +92,8 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
 
     @torch.no_grad()
     def evaluate(indices: Sequence[int], report: ReportFraction) -> list[list[EvalItem]]:
-        return [[item] for item in audit_batch(audited, list(indices), means(), report)]
+        rows = list(indices)
+        return [[x] for x in audit_batch(inspected, questions, conditions, donors, rows, means(), report)]
 
     key = {
         "data": questions.source.fingerprint,
@@ -125,14 +116,19 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
 
 
 def audit_batch(
-    audited: AuditedQuestions, rows: list[int], means: ReferenceMeans, report: ReportFraction
+    run: InspectedRun,
+    questions: QuestionSet,
+    conditions: Sequence[AuditCondition],
+    donors: Sequence[int],
+    rows: list[int],
+    means: ReferenceMeans,
+    report: ReportFraction,
 ) -> list[EvalItem]:
     """Return the answers to some questions as trained and under each condition; `report` the share that is done.
 
     An item has the whole record of the answer as trained. Of the other answers it has the text, the prediction and
     whether it is correct, and with a swap the id of the question that the thoughts come from.
     """
-    run, questions, conditions, donors = audited
     examples, indices = [questions.examples[i] for i in rows], np.array(rows)
     donor_rows = [donors[i] for i in rows]
     batch = load_batch(run, questions.source, indices)
