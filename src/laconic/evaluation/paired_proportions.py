@@ -17,7 +17,6 @@ from laconic.evaluation import statistics
 from laconic.evaluation.statistics import CONFIDENCE, NORMAL_QUANTILE, Difference
 
 POWER = 0.8
-BISECTIONS = 40
 
 
 def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
@@ -65,13 +64,13 @@ def detectable_loss(num_questions: int, num_tests: int, gain_share: float = 0.0)
     by chance; as many are lost by chance.
     """
     z_level, z_power = power_quantiles(num_tests)
-    low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
-        loss = (low + high) / 2
+
+    def is_too_small(loss: float) -> bool:
         changed = loss + 2 * gain_share  # share of questions whose answer becomes right or wrong
         needed = z_level * math.sqrt(changed) + z_power * math.sqrt(max(changed - loss**2, 0.0))
-        low, high = (loss, high) if loss * math.sqrt(num_questions) < needed else (low, loss)
-    return high
+        return loss * math.sqrt(num_questions) < needed
+
+    return statistics.bisect_share(is_too_small)
 
 
 def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:
