@@ -11,8 +11,8 @@ from laconic.evaluation.audit.verdict import AS_TRAINED, ControlComparison, Thou
 from laconic.evaluation.paired_proportions import describe_test
 from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
-from laconic.evaluation.reasoning.run import build_question_job
-from laconic.evaluation.reasoning.suite import ReasoningSuite, request_protocol
+from laconic.evaluation.reasoning.run import build_question_job, choose_protocol
+from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import describe_folder, seed_runs
@@ -58,7 +58,7 @@ class AuditSuite:
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         """Yield the audit of a seed of the first run, or the answers of a control as `laconic evaluate` stores them."""
-        protocol = request_protocol(request, run.recipe)
+        protocol = choose_protocol(run.recipe, request.protocol, request.tolerance)
         questions = load_question_set(run, task, protocol, root=request.data_dir, limit=request.limit)
         build_job = build_audit_job if run.folder in seed_runs(request.runs[0]) else build_question_job
         yield build_job(run, questions, limit=request.limit, batch_size=request.batch_size)

@@ -69,7 +69,9 @@ class ReasoningSuite:
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
         """Raise `UsageError` for runs that cannot be evaluated with one protocol, or not as requested."""
-        protocols = {folder: request_protocol(request, recipe) for folder, recipe in recipes.items()}
+        protocols = {
+            folder: choose_protocol(recipe, request.protocol, request.tolerance) for folder, recipe in recipes.items()
+        }
         answer_matching.require_one_protocol([protocol.name for protocol in protocols.values()])
         for folder, recipe in recipes.items():
             answer_matching.check_format(protocols[folder], recipe.data.format, describe_folder(folder))
@@ -99,7 +101,7 @@ class ReasoningSuite:
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         """Yield one evaluation per condition."""
-        protocol = request_protocol(request, run.recipe)
+        protocol = choose_protocol(run.recipe, request.protocol, request.tolerance)
         questions = load_question_set(run, task, protocol, root=request.data_dir, limit=request.limit)
         for condition in list_conditions(request, run.recipe.method):
             yield build_question_job(run, questions, condition, limit=request.limit, batch_size=request.batch_size)
@@ -156,10 +158,6 @@ def group_results(results: Sequence[RunResult]) -> list[list[RunResult]]:
             of_set.append(questions)
         groups.setdefault((protocol, of_set.index(questions)), []).append(result)
     return sorted(groups.values(), key=lambda group: -max(len(result.items_by_seed[0]) for result in group))
-
-
-def request_protocol(request: EvalRequest, recipe: Recipe) -> answer_matching.AnswerProtocol:
-    return choose_protocol(recipe, request.protocol, request.tolerance)
 
 
 def may_write_chain(method: str) -> bool:
