@@ -7,7 +7,7 @@ Symbols: N prompts in all, b of them at once, K labels, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from laconic.models.decoder import Decoder
 from laconic.nested.nan_check import ReadOutput, read_tokens_checked
 from laconic.nested.state import FastWeightState, map_tensors
 
-T = TypeVar("T")
 ScoreArray = NDArray[np.float64]
 PROMPT_BATCH = 16  # prompts read at once
 LABEL_BATCH = 48  # pairs of prompt and label read at once; with more, labels are read that cannot be the best
@@ -58,7 +57,8 @@ def read_prompts(
         The indices of some prompts, their last hidden states [b, D], and the states after them.
     """
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    for batch in split_into_batches(by_length, limit_batch(PROMPT_BATCH, state)):
+    size = limit_batch(PROMPT_BATCH, state)
+    for batch in (by_length[i : i + size] for i in range(0, len(by_length), size)):
         ids, mask = pad_rows([prompts[i] for i in batch], device=get_device(model))
         output = read_ids(model, ids, fork_rows(state, torch.zeros(len(batch), dtype=torch.long)), mask)
         yield batch, output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1], output.state
@@ -160,11 +160,6 @@ def limit_batch(size: int, state: FastWeightState) -> int:
     """Return how many rows to read at once after a state: fewer than `size` after a long context."""
     cache = state.attention_cache
     return size if cache is None else min(size, max(1, MAX_CACHED_TOKENS // max(1, cache.S)))
-
-
-def split_into_batches(order: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Split a sequence into parts of at most `size`."""
-    return [order[i : i + size] for i in range(0, len(order), size)]
 
 
 def get_module(model: Any) -> Decoder:

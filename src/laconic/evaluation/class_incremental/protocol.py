@@ -45,10 +45,6 @@ class StreamResult(NamedTuple):
     matrix: AccuracyMatrix
     notes: dict[str, Any]
 
-    def to_metrics(self) -> dict[str, Any]:
-        """Return the result as it is stored."""
-        return {"order": self.order, "matrix": self.matrix, "notes": self.notes}
-
 
 def score_after(
     model: StatefulLM,

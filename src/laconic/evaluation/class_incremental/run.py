@@ -74,7 +74,7 @@ class ClassIncrementalPlan:
         name = self.methods[method]
         model = self.learner if name == "learner" else self.model
         result = run_method(name, model, self.streams[order], self.config, log)
-        return EvalItem(f"order-{result.order}", {name: result.to_metrics()})
+        return EvalItem(f"order-{result.order}", {name: result._asdict()})
 
     def summarise(self, items: Sequence[EvalItem]) -> dict[str, Any]:
         """Return the metrics and matrices of all units by method, as JSON values."""
