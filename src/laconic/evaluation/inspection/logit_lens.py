@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from laconic.batches import ReasoningBatch
@@ -64,20 +64,13 @@ def apply_logit_lens(
     if batch.B != 1:
         raise InputError(f"the logit lens takes one question, got {batch.B}")
     return LogitLens(
-        decode_valid_tokens(batch.question_ids, batch.question_mask, decode_token),
-        decode_valid_tokens(batch.chain_ids, batch.chain_mask, decode_token),
+        tuple(decode_token(int(i)) for i in batch.question_ids[batch.question_mask]),
+        tuple(decode_token(int(i)) for i in batch.chain_ids[batch.chain_mask]),
         tuple(
             top_tokens_of_pass(rollout.begin_hidden, record.hidden_states, logits, decode_token, top)
             for record in rollout.records
         ),
     )
-
-
-def decode_valid_tokens(
-    ids: Int[Tensor, "1 T"], valid: Bool[Tensor, "1 T"], decode_token: Callable[[int], str]
-) -> tuple[str, ...]:
-    """Decode the valid columns of one row, token by token."""
-    return tuple(decode_token(int(i)) for i in ids[valid])
 
 
 def top_tokens_of_pass(
