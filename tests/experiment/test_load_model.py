@@ -161,7 +161,7 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoint yet"):
         laconic.load(run)
     (tmp_path / "step-000001" / "config.json").unlink()  # as in a step of a LoRA run
-    with pytest.raises(InputError, match="a checkpoint without its run"):
+    with pytest.raises(InputError, match=r"has checkpoints, but no recipe\.toml"):
         laconic.load(tmp_path / "step-000001")
     for name, match in (("adapter_config.json", "a peft adapter"), ("memory.safetensors", "load of the model")):
         (tmp_path / "other").mkdir(exist_ok=True)
@@ -187,7 +187,7 @@ def test_train_in_python_as_the_page_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(names["model"], Reasoner)
     assert names["run"].step_numbers()[-1] == 20
     (tmp_path / "runs/kava/recipe.toml").unlink()
-    with pytest.raises(InputError, match=r"runs/kava has steps, but no recipe\.toml; write it with .*init_run\(run"):
+    with pytest.raises(InputError, match=r"runs/kava has checkpoints, but no recipe\.toml; .*init_run\(run"):
         laconic.load("runs/kava")
     names["init_run"](names["run"], names["recipe"])
     assert isinstance(laconic.load("runs/kava"), Reasoner)

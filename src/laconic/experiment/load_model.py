@@ -192,13 +192,11 @@ def check_is_model(path_or_name: str | Path) -> None:
         more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
         names = ", ".join(runs[:MAX_NAMES])
         raise InputError(f"{path} is not a run, but holds runs: {names}{more}; load one: {path / runs[0]}")
-    if any((path / "steps").glob("step-*")):
+    if any((path / "steps").glob("step-*")) or (path / MANIFEST_FILE).is_file():
         raise InputError(
-            f"{path} has steps, but no {RECIPE_FILE}; write it with laconic.experiment.run_init.init_run(run, recipe), "
-            "where recipe is the one that it was trained with"
+            f"{path} has checkpoints, but no {RECIPE_FILE}; load the run directory that has one, or write it with "
+            "laconic.experiment.run_init.init_run(run, recipe), where recipe is the one that it was trained with"
         )
-    if (path / MANIFEST_FILE).is_file():
-        raise InputError(f"{path} is a checkpoint without its run; load the run directory, which has {RECIPE_FILE}")
     if (path / ADAPTER_CONFIG_FILE).is_file() and read_base_model(path) is None:
         raise InputError(
             f"{path} is a peft adapter that names no base model; laconic export MODEL --adapter {path} --out DIR "

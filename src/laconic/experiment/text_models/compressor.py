@@ -31,7 +31,7 @@ from laconic.experiment.text_models.text_model import (
     current_time,
     describe_decoder,
     find_stop_token_ids,
-    list_prompts,
+    list_texts,
     match_prompts,
     name_texts,
 )
@@ -281,7 +281,7 @@ class TextCompressor:
             CorruptArtifactError: If the file is damaged or belongs to another model.
         """
         check_config(config)
-        texts = list_prompts(prompts)
+        texts = list_texts("prompts", prompts)
         if not texts:
             return []
         if memory is None:

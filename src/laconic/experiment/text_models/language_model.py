@@ -20,7 +20,7 @@ from laconic.experiment.text_models.kv_compressor import (
 from laconic.experiment.text_models.text_model import (
     describe_decoder,
     find_stop_token_ids,
-    list_prompts,
+    list_texts,
     match_prompts,
     name_texts,
 )
@@ -90,9 +90,9 @@ class LanguageModel:
         """
         check_config(config)
         if memory is None:
-            return generate(self.decoder, self.tokenizer, list_prompts(prompts), config=config)
+            return generate(self.decoder, self.tokenizer, list_texts("prompts", prompts), config=config)
         memory = load_kv_memories(memory, self.decoder, self.tokenizer)
-        texts = match_prompts(list_prompts(prompts), memory.B)
+        texts = match_prompts(list_texts("prompts", prompts), memory.B)
         if config.eos_token_ids is None and is_chat_memory(memory):
             eos = find_stop_token_ids(self.tokenizer, self.decoder.config, is_reply=True)
             config = replace(config, eos_token_ids=eos)

@@ -31,7 +31,7 @@ from laconic.experiment.text_models.text_model import (
     current_time,
     describe_decoder,
     find_stop_token_ids,
-    list_prompts,
+    list_texts,
     match_prompts,
     name_texts,
 )
@@ -44,10 +44,10 @@ from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState, LayerState
 from laconic.nested.state_check import check_cache_dtype, check_waiting_tokens
+from laconic.nested.state_file import HASH_PREFIX
 
 NESTED_METHOD = "hope"
 READING_CHUNK = 512  # tokens of a segment; the result does not depend on it
-HASH_DIGITS = 12  # of a fingerprint in a message
 OnReading = Callable[[int, int, float], None]
 
 
@@ -239,7 +239,7 @@ class NestedTextModel:
         """
         check_config(config)
         state = self.open_state(memory)
-        ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in list_prompts(prompts)]
+        ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in list_texts("prompts", prompts)]
         return self.generate_from_ids(ids, state, config)
 
     def generate_from_ids(
@@ -336,7 +336,7 @@ class NestedTextModel:
         theirs, ours = str(about.get("tokenizer", "")), self.tokenizer.fingerprint
         if theirs and theirs != ours:
             raise CorruptArtifactError(
-                f"state: {path} was read with tokenizer {theirs[:HASH_DIGITS]}…, not {ours[:HASH_DIGITS]}…; "
+                f"state: {path} was read with tokenizer {theirs[:HASH_PREFIX]}…, not {ours[:HASH_PREFIX]}…; "
                 "use that one"
             )
         embedding = cast(torch.Tensor, self.model.token_embedding.weight)

@@ -27,11 +27,6 @@ def name_texts(texts: Iterable[str] | str, names: Sequence[str]) -> list[tuple[s
     return list(zip(names, texts, strict=True))
 
 
-def list_prompts(prompts: Iterable[str] | str) -> list[str]:
-    """Return the prompts as a list; a single text is one prompt. Raise `UsageError` if one is not text."""
-    return list_texts("prompts", prompts)
-
-
 def list_texts(name: str, texts: Iterable[str] | str) -> list[str]:
     """Return texts, which a generator may yield, as a list; a single text is one. Raise `UsageError` for others."""
     is_single = isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable)
