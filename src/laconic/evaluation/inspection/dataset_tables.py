@@ -1,7 +1,5 @@
 """The tables of an inspection of a set of questions, for a terminal and for a page."""
 
-from typing import NamedTuple
-
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.summary import DatasetSummary, chain_word_rates, effects_per_run
 from laconic.evaluation.paired_proportions import describe_test
@@ -9,16 +7,8 @@ from laconic.evaluation.statistics import Estimate, format_difference
 from laconic.evaluation.tables import Table, format_interval, format_percent
 
 
-class TitledTable(NamedTuple):
-    """A table of results with its title and what to know to read it."""
-
-    title: str
-    table: Table
-    note: str
-
-
-def dataset_tables(summary: DatasetSummary) -> list[TitledTable]:
-    """Return accuracy under interventions and by Jacobi iterations, and tokens of the chain; without empty tables."""
+def dataset_tables(summary: DatasetSummary) -> list[tuple[str, Table, str]]:
+    """Return titles and tables, without empty ones, and what to know to read each."""
     interventions = (
         f"Changes are paired by question: 95 % interval; {describe_test(1)}, Holm's correction over the interventions "
         "of a run. Donor's: of the questions whose donor has another answer, the share that gives it; without a swap "
@@ -29,11 +19,11 @@ def dataset_tables(summary: DatasetSummary) -> list[TitledTable]:
         "question, which is chance; and the share of the chain that they name in its order."
     )
     tables = [
-        TitledTable("Accuracy under interventions", effects_table(summary), interventions),
-        TitledTable("Jacobi iterations at test time", iterations_table(summary), ""),
-        TitledTable("Tokens named by latents", chain_words_table(summary), chain_words),
+        ("Accuracy under interventions", effects_table(summary), interventions),
+        ("Jacobi iterations at test time", iterations_table(summary), ""),
+        ("Tokens named by latents", chain_words_table(summary), chain_words),
     ]
-    return [titled for titled in tables if titled.table.rows]
+    return [(title, table, note) for title, table, note in tables if table.rows]
 
 
 def describe_set(summary: DatasetSummary) -> str:
