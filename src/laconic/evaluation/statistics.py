@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from laconic import rng
+from laconic.experiment.from_recipe.cost import pluralize
 
 NUM_RESAMPLES = 10_000
 RNG_KEY = 20_261_121  # the same scores give the same interval on every machine
@@ -172,7 +173,7 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
     above 5 %, which is then given.
     """
     interval = f"interval {format_points(difference.low)} to {format_points(difference.high)}"
-    inside = f"{format_seeds(difference.num_seeds)}, {interval}"
+    inside = f"{pluralize(difference.num_seeds, 'seed')}, {interval}"
     if is_significant:
         return f"{format_points(difference.mean)} points ({inside})"
     if difference.low <= 0 <= difference.high:
@@ -180,10 +181,6 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
     if difference.p > 1 - CONFIDENCE:
         return f"no difference shown ({inside}, p {difference.p:.3f})"
     return f"no difference shown after Holm's correction ({inside})"
-
-
-def format_seeds(n: int) -> str:
-    return "1 seed" if n == 1 else f"{n} seeds"
 
 
 def format_difference(difference: Difference) -> str:

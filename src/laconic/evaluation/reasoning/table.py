@@ -30,6 +30,7 @@ from laconic.evaluation.tables import (
     format_interval,
     format_percent,
 )
+from laconic.experiment.from_recipe.cost import pluralize
 
 UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
 
@@ -206,7 +207,7 @@ def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatr
 def format_headline(estimate: Estimate) -> str:
     """Format an accuracy; fewer than three seeds are named."""
     text = format_accuracy(estimate)
-    return text if estimate.num_seeds >= MIN_SEEDS else f"{text} ({statistics.format_seeds(estimate.num_seeds)})"
+    return text if estimate.num_seeds >= MIN_SEEDS else f"{text} ({pluralize(estimate.num_seeds, 'seed')})"
 
 
 COLUMNS = (
@@ -268,7 +269,7 @@ def list_caveats(table: ReasoningTable) -> list[str]:
     caveats: list[str] = []
     few = sorted({row.accuracy.num_seeds for row in table.rows if row.accuracy.num_seeds < MIN_SEEDS})
     if few:
-        seeds = statistics.format_seeds(few[0])
+        seeds = pluralize(few[0], "seed")
         caveats.append(f"{seeds}: the intervals are about these weights; a run with another seed may fall outside them")
     for row in table.rows:
         if row.may_overlap:

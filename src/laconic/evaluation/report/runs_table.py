@@ -35,6 +35,7 @@ from laconic.evaluation.tables import (
     format_interval,
     format_percent,
 )
+from laconic.experiment.from_recipe.cost import pluralize
 
 INSPECTED_SPACES = ("keys", "values")
 
@@ -165,7 +166,7 @@ def format_footnotes(report: ComparisonReport) -> str:
     answer, share = report.first_row.results[0].majority_baseline
     lines = [
         f'majority baseline {format_percent(share)} % (always "{answer}"); {report.first_row.accuracy.num_items:,} '
-        f"unseen problems, {statistics.format_seeds(len(report.seeds))}",
+        f"unseen problems, {pluralize(len(report.seeds), 'seed')}",
         "passes: prompt + latent setup + latent + answer; positions in the cache when the answer begins and ends; "
         "ms: one question at a time",
         "",
@@ -261,7 +262,7 @@ def render_report(report: ComparisonReport) -> str:
 def results_blocks(report: ComparisonReport) -> list[str]:
     first = report.first_row
     answer, floor = first.results[0].majority_baseline
-    n = "" if len(report.seeds) >= MIN_SEEDS else f" {statistics.format_seeds(len(report.seeds))}."
+    n = "" if len(report.seeds) >= MIN_SEEDS else f" {pluralize(len(report.seeds), 'seed')}."
     about = (
         f"{first.accuracy.num_items:,} unseen problems, judged by the {first.results[0].protocol}.{n} The majority "
         f"baseline, always “{answer}”, is correct in {format_percent(floor)} %. Positions: when the answer begins → at "
