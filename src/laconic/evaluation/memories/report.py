@@ -161,6 +161,9 @@ def build_comparison_table(comparison: Comparison) -> Table:
         interval = f" [{low}, {high}]" if low != high else ""
         return f"{'*' if is_on_front(point, points, task) else ''}{nats} · {share} %{interval}"
 
+    def format_right(point: MemoryPoint, task: str) -> str:
+        return f"{100 * point.mean_score(task, 'right'):.0f}" if point.has_task(task) else "–"
+
     columns = [
         *([Column("model", lambda p: p.run, is_text=True)] if len(runs) > 1 else []),
         Column("memory", lambda p: p.name, is_text=True),
@@ -174,11 +177,6 @@ def build_comparison_table(comparison: Comparison) -> Table:
         if task in ANSWER_TASKS:
             columns.append(Column(f"{TASK_TITLES[task]} right, %", lambda p, task=task: format_right(p, task)))
     return build_table(columns, points)
-
-
-def format_right(point: MemoryPoint, task: str) -> str:
-    """Format the share of right answers in percent; a dash where no document has the task."""
-    return f"{100 * point.mean_score(task, 'right'):.0f}" if point.has_task(task) else "–"
 
 
 def draw_comparison(figure: Any, comparison: Comparison) -> None:
