@@ -59,28 +59,19 @@ def apply_logit_lens(
     """Apply the output head to the latents of the one question of a batch, for the `top` most likely tokens of each."""
     if batch.B != 1:
         raise InputError(f"the logit lens takes one question, got {batch.B}")
+
+    def find_guesses(hidden_states: Float[Tensor, "1 M D"]) -> tuple[tuple[TokenGuess, ...], ...]:
+        states = torch.cat([rollout.begin_hidden[:, None], hidden_states], 1)
+        p, ids = logits(states)[0].float().softmax(-1).topk(top)
+        return tuple(
+            tuple(TokenGuess(decode_token(i), q) for i, q in zip(row, probabilities, strict=True))
+            for row, probabilities in zip(ids.tolist(), p.tolist(), strict=True)
+        )
+
     return LogitLens(
         tuple(decode_token(int(i)) for i in batch.question_ids[batch.question_mask]),
         tuple(decode_token(int(i)) for i in batch.chain_ids[batch.chain_mask]),
-        tuple(
-            top_tokens_of_pass(rollout.begin_hidden, record.hidden_states, logits, decode_token, top)
-            for record in rollout.records
-        ),
-    )
-
-
-def top_tokens_of_pass(
-    begin_hidden: Float[Tensor, "1 D"],
-    hidden_states: Float[Tensor, "1 M D"],
-    logits: LogitHead,
-    decode_token: Callable[[int], str],
-    k: int,
-) -> tuple[tuple[TokenGuess, ...], ...]:
-    """Return the `k` most likely tokens at bot and at each latent, from hidden states before the projection."""
-    p, ids = logits(torch.cat([begin_hidden[:, None], hidden_states], 1))[0].float().softmax(-1).topk(k)
-    return tuple(
-        tuple(TokenGuess(decode_token(i), q) for i, q in zip(row, probabilities, strict=True))
-        for row, probabilities in zip(ids.tolist(), p.tolist(), strict=True)
+        tuple(find_guesses(record.hidden_states) for record in rollout.records),
     )
 
 
