@@ -65,8 +65,14 @@ def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
     name = results["set"]
     methods = [method for method in METHODS if method in results["methods"]]
     matrices = {x: mean_matrix(results["methods"][x]["matrices"]) for x in methods}
+    curves = [
+        PlotSeries(method, [(n, 100 * np.nanmean(row)) for n, row in enumerate(A, 1) if not np.isnan(row).all()], i)
+        for i, (method, A) in enumerate(matrices.items())
+    ]
+    y_label = "accuracy (%)"
+    image = plot_lines(curves, x_label="tasks learned", y_label=y_label, alt_text=f"{name}, {y_label}", is_percent=True)
     text = "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders."
-    plots = [PagePlot(f"{name}, task after task", text, plot_curves(name, matrices))]
+    plots = [PagePlot(f"{name}, task after task", text, image)]
     text = "Accuracy on a task (across) after a task (down), mean over orders."
     plots += [
         PagePlot(f"{name}, {method}", text, plot_matrix(name, method, A))
@@ -88,14 +94,3 @@ def plot_matrix(name: str, method: str, A: AccuracyArray) -> Markup:
     last = ", ".join(f"{100 * x:.0f}" for x in values[-1])
     alt_text = f"{name}, {method}: accuracy in percent on each task at the end: {last}"
     return plot_heat_maps([("", values)], numbers, numbers, alt_text, value_range=(0.0, 1.0))
-
-
-def plot_curves(name: str, matrices: Mapping[str, AccuracyArray]) -> Markup:
-    """Plot the mean of each row of A by method."""
-    series: list[PlotSeries] = []
-    for i, (method, A) in enumerate(matrices.items()):
-        points = [(float(n), 100 * float(np.nanmean(row))) for n, row in enumerate(A, 1) if not np.isnan(row).all()]
-        series.append(PlotSeries(method, points, color=i))
-    return plot_lines(
-        series, x_label="tasks learned", y_label="accuracy (%)", alt_text=f"{name}, accuracy (%)", is_percent=True
-    )
