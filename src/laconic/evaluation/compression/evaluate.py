@@ -18,7 +18,7 @@ from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.losses import LogitsFn, score_grid
+from laconic.losses import score_grid
 
 BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
 ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context
@@ -134,7 +134,10 @@ def run_condition(
     input_ids, mask = build_text_context(split, sizes)
     memory = None if compressed is None else compressed.memory
     hidden_states = condition.reader.read_text(input_ids, mask, memory)[:, -split.tail.shape[1] :]
-    scores = score_tail(condition.reader.decoder.logits, hidden_states, split)
+    # Each token is predicted from the one before it; nats and correctness are 0 and False where nothing is scored.
+    targets = split.tail.masked_fill(~split.loss_mask, IGNORE_INDEX)[:, 1:]
+    nll, is_correct = score_grid(condition.reader.decoder.logits, hidden_states[:, :-1], targets)
+    scores = F.pad(nll, (1, 0)), F.pad(is_correct, (1, 0))
     if compressed is None:
         return ConditionTensors(*scores, sizes)
     return ConditionTensors(*scores, compressed.memory.num_vectors, *compressed[1:])
@@ -146,15 +149,6 @@ def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[I
     mask = torch.arange(m, device=counts.device) >= m - counts[:, None]
     input_ids = torch.cat([split.context[:, C - m :], split.tail], 1)
     return input_ids, torch.cat([mask, torch.ones_like(split.tail, dtype=torch.bool)], 1)
-
-
-def score_tail(
-    logits: LogitsFn, hidden_states: Float[Tensor, "B T D"], split: ContextTail
-) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return nats and correctness of each scored token, predicted from the one before it; 0 and False elsewhere."""
-    targets = split.tail.masked_fill(~split.loss_mask, IGNORE_INDEX)[:, 1:]
-    nll, is_correct = score_grid(logits, hidden_states[:, :-1], targets)
-    return F.pad(nll, (1, 0)), F.pad(is_correct, (1, 0))
 
 
 def sum_buckets(x: Tensor) -> Tensor:
