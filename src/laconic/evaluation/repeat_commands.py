@@ -23,7 +23,9 @@ def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str) -> li
     evaluates it on what its recipe holds out.
     """
     conditions = dict[tuple[bool, str, str], dict[str, list[str]]]()  # by command, task and options: flags and values
-    for metadata in list_latest(run):
+    evaluations = seed_runs(run)[0] / EVALUATIONS_FOLDER
+    stored = [x.metadata for kind in get_args(EvalKind) for x in latest_evaluations(evaluations, kind).values()]
+    for metadata in stored:
         key = metadata.kind == "audit", name_task(metadata, recipe), describe_options(metadata, recipe)
         flags = conditions.setdefault(key, {})
         for flag, value in parse_condition(metadata.variant.get("condition", "")):
@@ -39,13 +41,6 @@ def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str) -> li
         f"laconic evaluate {target} --tasks {shlex.quote(','.join(x))}{options}" for options, x in tasks.items()
     ]
     return [*commands, *audits] or [f"laconic evaluate {target}{task}" for task in list_held_out(recipe)]
-
-
-def list_latest(run: str | Path) -> Iterator[EvalMetadata]:
-    """Yield what describes the results that `load_results` loads, of the first seed."""
-    for kind in get_args(EvalKind):
-        for stored in latest_evaluations(seed_runs(run)[0] / EVALUATIONS_FOLDER, kind).values():
-            yield stored.metadata
 
 
 def list_held_out(recipe: Recipe) -> list[str]:
