@@ -10,15 +10,25 @@ from laconic.storage.file_names import resolve_inside
 
 DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
+# Options of transformers that change texts and that laconic does not have, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,), "no_repeat_ngram_size": (0,), "typical_p": (1,), "penalty_alpha": (0,), "bad_words_ids": ([],),
+    "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": ({},), "guidance_scale": (1,),
+}  # fmt: skip
+
 GREEDY_TOP_P = 1e-9  # instead of 0, which some files have for greedy decoding: only the most likely token is left
 
 
 class PublishedSampling(NamedTuple):
-    """Options by their name in `GenerationConfig`, the names of those that the file has, and its `do_sample`."""
+    """Options by their name in `GenerationConfig`, the names of those that the file has, and its `do_sample`.
+
+    `unsupported` names options of the file that would change the text, and that laconic does not have.
+    """
 
     options: dict[str, float | int]
     published: tuple[str, ...]
     do_sample: bool = True
+    unsupported: tuple[str, ...] = ()
 
     def request_defaults(self, asks_for_sampling: bool) -> dict[str, float | int]:
         """Return the options that a request does not give itself.
@@ -37,11 +47,13 @@ class PublishedSampling(NamedTuple):
             values["top_p"] = "top_p 0, so the most likely token"
         changed = list(values.values())
         source = f"published: {', '.join(self.published)}" if self.published else "the model publishes none"
+        if self.unsupported:
+            source = f"{source}; ignored: {', '.join(self.unsupported)}"
         return f"sampling with {', '.join(changed) or 'temperature 1'} ({source})"
 
 
 def read_published_sampling(folder: Path | None) -> PublishedSampling:
-    """Read temperature, top_p, top_k, min_p, repetition_penalty and do_sample of a checkpoint; others are ignored.
+    """Read temperature, top_p, top_k, min_p, repetition_penalty and do_sample of a checkpoint, and no others.
 
     A `top_p` of 0 leaves only the most likely token, at any temperature, as in transformers.
 
@@ -67,4 +79,5 @@ def read_published_sampling(folder: Path | None) -> PublishedSampling:
         GenerationConfig(**published)
     except UsageError as error:
         raise InputError(f"{path}: {error}; correct the file") from None
-    return PublishedSampling(DEFAULTS | published, tuple(published), content.get("do_sample") is not False)
+    unsupported = tuple(k for k, neutral in UNSUPPORTED.items() if content.get(k) not in (None, *neutral))
+    return PublishedSampling(DEFAULTS | published, tuple(published), content.get("do_sample") is not False, unsupported)
