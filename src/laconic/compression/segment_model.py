@@ -133,9 +133,10 @@ class SegmentModel:
         prompt = build_memory_prompt(self.decoder, self.config, memory, self.bos_token_id)
         if not prompt.inputs_embeds.shape[1]:
             return None
-        output = self.decoder(
-            prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
-        )
+        with self.reading_context():
+            output = self.decoder(
+                prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
+            )
         return output.cache
 
     def compress_segment(
