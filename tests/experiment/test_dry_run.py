@@ -237,6 +237,9 @@ def test_find_row_lengths_counts_local_files_and_tokenizes_the_first_rows(tmp_pa
     config, tokenizer = load_config_and_tokenizer(recipe)
     lengths = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
     assert (lengths.num_rows, len(lengths.lengths), lengths.is_assumed) == (MAX_ROWS + 500, MAX_ROWS, False)
+    text = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(text.replace("\n", "\n\n").rstrip())  # blank lines, and no final newline
+    assert find_row_lengths(recipe, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
 
 
 def test_find_row_lengths_of_documents_counts_rows_or_assumes_the_steps(tmp_path: Path) -> None:

@@ -132,14 +132,14 @@ def _count_reasoning_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) ->
 
 
 def _count_rows(data: DataConfig, name: str) -> int | None:
-    """Return the number of rows of a file or set, or None if it is unknown."""
+    """Return the number of rows of a file (its lines, without blank ones) or set, or None if it is unknown."""
     if not is_row_file(name):
         return reasoning_load.count_training_rows(data.model_copy(update={"name": (name,)}))
     path = Path(name)
     if path.suffix == ".parquet" or not path.is_file():
         return None
     with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        return sum(not line.isspace() for line in file)
 
 
 def _assume_rows(data: DataConfig, published: PublishedLengths) -> RowLengths:
