@@ -224,7 +224,13 @@ def test_published_sampling_names_the_folder_of_a_broken_file(tmp_path: Path) ->
 
 def test_published_sampling_names_options_that_it_ignores(tmp_path: Path) -> None:
     """transformers writes all of its options in some versions, most with values that change nothing."""
-    neutral = {"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "bad_words_ids": None, "suppress_tokens": []}
+    neutral = {
+        "num_beams": 1,
+        "no_repeat_ngram_size": 0,
+        "typical_p": 1.0,
+        "bad_words_ids": None,
+        "suppress_tokens": [],
+    }
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(neutral | {"temperature": 0.6}))
     assert "ignored" not in read_published_sampling(tmp_path).describe()
