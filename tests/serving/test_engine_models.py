@@ -204,7 +204,8 @@ def test_engine_reads_summary_vectors(
     encoded = compressor.prepare_prompts(prompts, memory)
     with torch.no_grad():
         cache = compressor.method.segment_model.prefill_memory(memory)  # as the server reads a memory
-    assert cache is not None and encoded.cache is not None
+    assert cache is not None
+    assert encoded.cache is not None
     assert cache.is_equal(encoded.cache.select_rows([0]))
     engine = Engine(compressor)
     config = GenerationConfig(max_tokens=6)
