@@ -131,6 +131,13 @@ def test_compressor_has_the_calls_of_a_language_model(tmp_path: Path) -> None:
     (expected,) = run.generate(["Why"], config, memory=memory)
     (actual,) = run.generate(["Why"], config, memory=run.load_memory(tmp_path / "x.safetensors"))
     assert actual.token_ids == expected.token_ids
+    joined = run.generate(["Why"], config, memory=[memory, tmp_path / "x.safetensors"])
+    assert (
+        joined[0].token_ids
+        == run.generate(["Why"], config, memory=SummaryMemory.concat_segments(memory, memory))[0].token_ids
+    )
+    with pytest.raises(UsageError, match="the list is empty"):
+        run.generate(["Why"], memory=[])
     names = [[*signature(model.generate).parameters] for model in (TextCompressor, LanguageModel)]
     assert names[0] == names[1]
 

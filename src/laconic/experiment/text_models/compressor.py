@@ -35,7 +35,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig, check_config
+from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_type
 from laconic.generation.generate import Generation, generate
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import weights
@@ -259,19 +259,29 @@ class TextCompressor:
         """Ids that end a text."""
         return find_stop_token_ids(self.tokenizer, self.decoder.config)
 
+    def join_memories(self, sources: Sequence[SummaryMemory | str | Path]) -> SummaryMemory:
+        """Load the memories that are files, and concatenate all, oldest first. Raises `UsageError` if there is none."""
+        check_type("memory", sources, Sequence, "a SummaryMemory, its file, or a list of them")
+        if not sources:
+            raise UsageError("memory: the list is empty; give at least one memory, or None")
+        memories = [self.load_memory(source) if isinstance(source, str | Path) else source for source in sources]
+        for memory in memories:
+            check_memory_type(memory, SummaryMemory)
+        return memories[0] if len(memories) == 1 else SummaryMemory.concat_segments(*memories)
+
     def generate(
         self,
         prompts: Iterable[str] | str,
         config: GenerationConfig = GREEDY,
         *,
-        memory: SummaryMemory | str | Path | None = None,
+        memory: SummaryMemory | str | Path | Sequence[SummaryMemory | str | Path] | None = None,
     ) -> list[Generation]:
         """Continue prompts on a memory: one prompt per row, one prompt for all rows, or one row for all prompts.
 
         Args:
             prompts: Texts, or one text.
             config: As in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
-            memory: A memory, or the path of a file that `save` wrote; None for none.
+            memory: A memory, or the path of a file that `save` wrote; several are joined, oldest first; None for none.
 
         Returns:
             One `Generation` per prompt or row.
@@ -287,9 +297,8 @@ class TextCompressor:
         if memory is None:
             encoded = MemoryPrompts([self.tokenizer.encode(text) for text in texts], None, None)
         else:
-            encoded = self.prepare_prompts(
-                texts, self.load_memory(memory) if isinstance(memory, str | Path) else memory
-            )
+            sources = [memory] if isinstance(memory, SummaryMemory | str | Path) else memory
+            encoded = self.prepare_prompts(texts, self.join_memories(sources))
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.stop_token_ids)
         with self.reading_mode():
