@@ -70,7 +70,11 @@ def find_hub_model(path_or_name: str) -> tuple[Path | None, Path | None]:
 
 
 def resolve_run(path_or_name: str) -> str:
-    """Return a run as it is given, and for an exported run on the hub the folder of its results."""
+    """Return a run as it is given, and for an exported run on the hub the folder of its results.
+
+    Raises:
+        InputError: It is a model, or nothing is found.
+    """
     model, export = find_hub_model(path_or_name)
     if model is not None:
         raise InputError(f"{path_or_name} is a model; give a run of laconic train, or one that laconic export wrote")
@@ -90,6 +94,9 @@ def prepare_checkpoint(
     `name` is the checkpoint's in tables and messages. `style` says how it is asked, by default with its chat template
     if it has one. `shots` solved examples precede each question, from `shots_from`, by default the training split of
     the task's data set. With `quantize`, its weights are rounded.
+
+    Raises:
+        InputError: It has no chat template.
     """
     tokenizer = load_tokenizer(folder)
     if style == "chat" and tokenizer.chat_template is None:
@@ -114,6 +121,9 @@ def find_results(path_or_name: str) -> list[Path]:
     """Return the folders in which the results of a checkpoint are stored, in order of their names.
 
     A run is its own, and an exported run on the hub has one.
+
+    Raises:
+        InputError: There is no such model, or nothing was evaluated.
     """
     model, export = find_hub_model(path_or_name)
     if model is None:
@@ -148,6 +158,10 @@ def load_shots(prompt: CheckpointPrompt, task: str, config: DataConfig) -> list[
     """Load the solved examples of a task, from `shots_from` or its training split: the first with a chain.
 
     If no example has a chain, the first of all.
+
+    Raises:
+        UsageError: The task has no training split; `shots_from` is needed.
+        InputError: There are too few examples.
     """
     if not prompt.shots:
         return []

@@ -39,7 +39,11 @@ def seed_run_name(name: str, path: str | Path, run_dir: Path) -> str:
 
 
 def seed_runs(path: str | Path) -> list[Path]:
-    """Return the runs of a path: itself or its seed-0, seed-1, … in order; for exported runs, their results folders."""
+    """Return the runs of a path: itself or its seed-0, seed-1, … in order; for exported runs, their results folders.
+
+    Raises:
+        InputError: The path is not a run and holds none.
+    """
     folder = Path(path)
     if is_run_dir(folder):
         return [folder]

@@ -110,7 +110,11 @@ class TextLossSuite:
 
 
 def load_excerpts(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | None) -> dict[str, list[int]]:
-    """Return ids from the middle of sections by name; the first section of each text comes first, then the second."""
+    """Return ids from the middle of sections by name; the first section of each text comes first, then the second.
+
+    Raises:
+        InputError: No section is long enough.
+    """
     documents = read_documents(file, TextConfig())[0]
     sections = [(i, j) for i, document in enumerate(documents) for j in range(len(document.sections))]
     excerpts: dict[str, list[int]] = {}

@@ -33,7 +33,11 @@ LABEL_BATCH_SIZE = 64
 
 
 def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
-    """Return the evaluation of a run on a file of context questions or labelled texts."""
+    """Return the evaluation of a run on a file of context questions or labelled texts.
+
+    Raises:
+        InputError: There is no such file, or a row is invalid.
+    """
     if not file.is_file():
         raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
     compressor, kind = as_compressor(run), detect_kind(file)
@@ -185,6 +189,9 @@ class ICLClassification:
 
         These are: no demonstrations; vectors of one, two and three segments, as many last tokens of them, and their
         whole text; and text of the paper's lengths. Texts and segments that do not fit the model are left out.
+
+        Raises:
+            InputError: If no demonstration fits a segment.
         """
         order, method = order_demonstrations(self.demonstrations, seed, balanced=balanced), self.compressor.method
         demos = [self.encode(f"{label_prompt(row.text)} {row.label}\n\n") for row in order]
@@ -296,6 +303,9 @@ def split_demonstrations(
     """Split texts into demonstrations, and `limit` texts to label for validation and for testing.
 
     A split that no row names is taken from the training rows. The result is the same every time.
+
+    Raises:
+        InputError: If there are no demonstrations, or no texts of a split.
     """
 
     def sample(split: str, limit: int | None = None) -> list[LabelledText]:

@@ -48,7 +48,11 @@ class ContextTail:
 
 
 def split_context(batch: Any) -> ContextTail:
-    """Split documents into context and tail; the tail is the last segment."""
+    """Split documents into context and tail; the tail is the last segment.
+
+    Raises:
+        InputError: If there is only one segment, or if a segment is padded.
+    """
     assert isinstance(batch, DocumentBatch)
     *segment_ends, _ = batch.segment_ends
     if not segment_ends or not bool(batch.attention_mask.all()):

@@ -85,7 +85,11 @@ class DocumentTails:
 def sample_tails(
     names: Sequence[str], ids: Sequence[TokenArray], context_tokens: int, tail_tokens: int, limit: int | None = None
 ) -> DocumentTails:
-    """Sample non-overlapping stretches of documents; the same arguments always give the same stretches."""
+    """Sample non-overlapping stretches of documents; the same arguments always give the same stretches.
+
+    Raises:
+        InputError: If no document is long enough.
+    """
     length = context_tokens + tail_tokens
     starts = [(d, start) for d, doc in enumerate(ids) for start in range(0, len(doc) - length + 1, length)]
     if not starts:

@@ -56,7 +56,11 @@ class LogitLens:
 def apply_logit_lens(
     rollout: LatentRollout, batch: ReasoningBatch, logits: LogitHead, decode_token: Callable[[int], str], top: int = 5
 ) -> LogitLens:
-    """Apply the output head to the latents of the one question of a batch, for the `top` most likely tokens of each."""
+    """Apply the output head to the latents of the one question of a batch, for the `top` most likely tokens of each.
+
+    Raises:
+        InputError: The batch has another number of questions than one.
+    """
     if batch.B != 1:
         raise InputError(f"the logit lens takes one question, got {batch.B}")
 

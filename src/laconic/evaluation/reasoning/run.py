@@ -144,7 +144,11 @@ def build_question_job(
     limit: int | None = None,
     batch_size: int = 64,
 ) -> EvalJob:
-    """Return the evaluation of a run under one condition on a question set that was loaded with `limit`."""
+    """Return the evaluation of a run under one condition on a question set that was loaded with `limit`.
+
+    Raises:
+        InputError: There are no questions, or fewer rows than questions.
+    """
     examples, source, protocol = questions.examples, questions.source, questions.protocol
     if writes_chain(run, condition.with_cot):
         protocol = protocol.for_chain()

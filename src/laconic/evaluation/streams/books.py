@@ -25,7 +25,11 @@ FRESH, AFTER_READING, AFTER_OTHER_BOOK = "fresh", "after", "after another"
 
 
 def split_sections(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
-    """Split the sections of a book into those that are read and those held out."""
+    """Split the sections of a book into those that are read and those held out.
+
+    Raises:
+        InputError: There are fewer than five sections.
+    """
     held_out = [*text[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
     if not held_out:
         raise InputError(

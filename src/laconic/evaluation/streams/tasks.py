@@ -141,7 +141,11 @@ def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
 
 
 def ablation_conditions(run: LoadedRun) -> list[StreamCondition]:
-    """Return the conditions of "levels": the model, its ablations, and the model without updates."""
+    """Return the conditions of "levels": the model, its ablations, and the model without updates.
+
+    Raises:
+        UsageError: The model has no levels.
+    """
     model = run.parts.decoder
     if not isinstance(model, Hope):
         raise UsageError(f"{run.folder}: task levels needs a run of method hope, this is {run.recipe.method}")
@@ -175,7 +179,11 @@ def evaluate_items(
 
 
 def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamRequest]:
-    """Return the evaluations of a task name; "test" and "valid" are the recipe's own data."""
+    """Return the evaluations of a task name; "test" and "valid" are the recipe's own data.
+
+    Raises:
+        InputError: The run has no such data.
+    """
     recipe, kind, part = run.recipe, run.recipe.data.source, "valid" if name == "valid" else "test"
     stream = {"text": "ppl"}.get(kind, kind) if name in RECIPE_SPLITS else name
     if stream in TEXT_STREAMS:
