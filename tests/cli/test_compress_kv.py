@@ -110,11 +110,13 @@ def test_compress_says_how_little_room_a_memory_leaves(
     text.write_text(TEXT * 8)
     err = run_cli(*command, "--keep", 0.8).err
     assert "the memory takes 467 of the model's 512 positions, which leaves 45 for prompt and answer" in err
-    assert "give a shorter text, or, if it was read in windows, keep less" in err
+    assert "keep less, for example --keep 0.43, which leaves half of them" in err
     assert "keep more" not in err
+    assert "for example --slots 256" in run_cli(*command, "--slots", 467).err
     text.write_text(TEXT * 6)
     err = run_cli(*command, "--method", "window").err
     assert "takes 438 of the model's 512 positions" in err
+    assert "its text has as many, however few are kept: give a shorter text" in err
 
 
 @pytest.mark.medium
@@ -209,11 +211,10 @@ def test_generate_says_what_takes_the_positions(model: Path, text: Path, tmp_pat
     memory, prompt = tmp_path / "memory.safetensors", "x" * 450
     assert run_cli("compress", model, text, "--out", memory, "--slots", 9)[0] == 0
     code, _, err = run_cli("generate", model, prompt, "--memory", memory)
-    assert code == 2
-    assert f"prompt 1 has 450 tokens after a memory of {len(TEXT)} positions, the context of {model} 512;" in err
-    assert "shorten text or prompt by 12 tokens or more" in err
+    taken = f"the memory ({len(TEXT)} positions) and prompt 1 (450 tokens) take {len(TEXT) + 450} positions"
+    assert (code, taken in err, "shorten the prompt by 12 tokens or more" in err) == (2, True, True), err
     joined = [argument for _ in range(7) for argument in ("--memory", memory)]
-    assert f"after a memory of {7 * len(TEXT)} positions" in run_cli("generate", model, "x", *joined).err
+    assert "compress a shorter text" in run_cli("generate", model, "x", *joined).err
 
 
 @pytest.mark.medium

@@ -1,5 +1,6 @@
 """`laconic compress` with a plain checkpoint: keep the most important keys and values of a text."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     memory = memories[0] if len(memories) == 1 else KVMemory.concat_rows(*memories)
     memory = memory if dtype is None else memory.to(dtype=dtype)
     memory.save(command.out)
-    room_note = describe_room(memories, decoder.config.max_position_embeddings)
+    room_note = describe_room(memories, decoder.config.max_position_embeddings, config)
     if windows > len(texts) and config.method in SHARED_METHODS and not config.equal_heads:
         log_message(
             f"warning: read in {windows:,} windows, as text and repetition exceed the context of "
@@ -77,19 +78,32 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     return 0
 
 
-def describe_room(memories: Sequence[KVMemory], context: int) -> str | None:
-    """Return a note if the largest memory leaves less than `PROMPT_SHARE` of the context, else None.
+def describe_room(memories: Sequence[KVMemory], context: int, config: KVCompressionConfig) -> str | None:
+    """Return what to do if the largest memory leaves less than `PROMPT_SHARE` of the context, else None.
 
     A memory takes the positions of its text, or those of its slots if the text was read in windows.
     """
-    taken = max(int(memory.num_tokens.max()) for memory in memories)
-    left = max(0, context - taken)
-    if left >= PROMPT_SHARE * context:
+    largest = max(memories, key=lambda memory: int(memory.num_tokens.max()))
+    taken = int(largest.num_tokens.max())
+    if context - taken >= PROMPT_SHARE * context:
         return None
-    return (
-        f"the memory takes {taken:,} of the model's {context:,} positions, which leaves {left:,} for prompt and "
-        "answer; give a shorter text, or, if it was read in windows, keep less"
+    left = max(0, context - taken)
+    note = (
+        f"the memory takes {taken:,} of the model's {context:,} positions, which leaves {left:,} for prompt and answer"
     )
+    documents = [] if largest.metadata is None else [d for row in largest.metadata.documents for d in row]
+    num_tokens = sum(document.tokens for document in documents)
+    if taken == num_tokens:
+        return f"{note}; its text has as many, however few are kept: give a shorter text"
+    slots = context // 2
+    size = f"--keep {floor_digits(slots / num_tokens):g}" if config.slots is None else f"--slots {slots}"
+    return f"{note}; keep less, for example {size}, which leaves half of them"
+
+
+def floor_digits(share: float) -> float:
+    """Return a share of at most 1, rounded down to two significant digits."""
+    scale = 10 ** (1 - math.floor(math.log10(share)))
+    return math.floor(share * scale) / scale
 
 
 def read_source_texts(source: str) -> list[tuple[str, str]]:

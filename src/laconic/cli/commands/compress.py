@@ -27,6 +27,7 @@ from laconic.errors import InputError, UsageError, translate_os_errors
 from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
+    from laconic.compression.autocompressor import AutoCompressor
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.resumable_stream import TokenStream
     from laconic.experiment.text_models.compressor import TextCompressor
@@ -152,7 +153,7 @@ class CompressCommand:
 
             return compress_with_checkpoint(self)
         from laconic.experiment.compress import CompressionJob, SummaryLength
-        from laconic.experiment.from_recipe.cost import compute_cost, cost_lines
+        from laconic.experiment.from_recipe.cost import compute_cost
         from laconic.experiment.text_models.compressor import load_compressor
 
         with status(f"loading {self.model}"):
@@ -180,7 +181,7 @@ class CompressCommand:
         self.partial_path.unlink(missing_ok=True)
         decoder = compressor.decoder
         cost = compute_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
-        self.print_result(cost_lines(cost), {"cost": cost}, time.perf_counter() - start, cost["num_tokens"])
+        self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
         return 0
 
     def validate(self) -> None:
@@ -244,9 +245,20 @@ class CompressCommand:
 
                     raise UsageError(
                         f"{text.name} has {pluralize(num_segments, 'segment')} of {segment_tokens} tokens; the memory "
-                        f"holds at most {max_segments:,}. Compress a part of the text, give fewer --vectors if "
-                        "the run has learned to, or use one whose memory_policy is budgeted, fifo or replace"
+                        f"holds at most {max_segments:,}. {self.suggest_lengths(method, num_segments, segment_tokens)}"
                     )
+
+    def suggest_lengths(self, method: "AutoCompressor", num_segments: int, segment_tokens: int) -> str:
+        """Return what to do about a text of more segments than the memory can hold."""
+        config, reason, fewer = method.config, "", ""
+        fitting = [n for n in config.possible_lengths if (method.max_segments(segment_tokens, n) or 0) >= num_segments]
+        if self.total_vectors is not None:
+            reason = f"--total-vectors chooses among the {config.fixed_length} vectors of every segment at the end. "
+        if fitting and config.length_policy != "fixed":
+            fewer = f"give --vectors {fitting[-1]}{' or fewer' if len(fitting) > 1 else ''}, "
+        return (
+            f"{reason}Compress a part of the text, {fewer}or use a run whose memory_policy is budgeted, fifo or replace"
+        )
 
     def run_job(
         self,
