@@ -1,6 +1,7 @@
 """Report what a fast-weight state holds: updates and norms of CMS levels and memories, and bytes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -95,37 +96,61 @@ def format_norm(x: float) -> str:
     return f"{x:.4g}" if x > 1e-12 else "0"
 
 
+@dataclass(frozen=True)
+class StateCost:
+    """Size of a state that may have read texts before.
+
+    Attributes:
+        num_texts: Rows of the state.
+        num_tokens: Tokens read now.
+        num_state_tokens: Tokens that its rows have read, now and before.
+        state_bytes: Bytes of the state.
+        text_cache_bytes: Bytes of a KV cache of `num_state_tokens`, 2 L G E numbers per token.
+        levels: One for each level of MLPs.
+        memories: One for each kind of memory.
+    """
+
+    num_texts: int
+    num_tokens: int
+    num_state_tokens: int
+    state_bytes: int
+    text_cache_bytes: int
+    levels: tuple[LevelReport, ...]
+    memories: tuple[MemoryReport, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as a dict."""
+        parts = {"levels": [x._asdict() for x in self.levels], "memories": [x._asdict() for x in self.memories]}
+        return {**asdict(self), **parts}
+
+    def to_lines(self) -> list[str]:
+        """Return tokens and bytes as lines of text."""
+        of_texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
+        return [
+            f"read       {self.num_tokens:,} tokens{of_texts}",
+            f"bytes      {format_bytes(self.state_bytes)} of state; a KV cache of all that it has read "
+            f"({self.num_state_tokens:,} tokens) takes {format_bytes(self.text_cache_bytes)}",
+        ]
+
+
 def compute_state_cost(
     state: FastWeightState,
     chunks: Sequence[Sequence[int]],
     config: DecoderConfig,
     dtype: torch.dtype,
     num_tokens: int,
-) -> dict[str, Any]:
-    """Return the cost of a state, as JSON.
-
-    The state has read `num_tokens` now, and in all as many tokens as `text_cache_bytes` of a KV cache in `dtype` hold.
-    """
+) -> StateCost:
+    """Return the cost of a state that has read `num_tokens`; `dtype` is that of a KV cache."""
     num_state_tokens = int(state.position.sum())
-    return {
-        "num_texts": len(state.position),
-        "num_tokens": num_tokens,
-        "num_state_tokens": num_state_tokens,
-        "state_bytes": values.num_bytes(state),
-        "text_cache_bytes": num_state_tokens * kv_bytes_per_position(config, dtype),
-        "levels": [report._asdict() for report in level_reports(state, chunks)],
-        "memories": [report._asdict() for report in memory_reports(state)],
-    }
-
-
-def state_cost_lines(cost: Mapping[str, Any]) -> list[str]:
-    """Return the tokens and bytes of `compute_state_cost` as lines of text."""
-    of_texts = f" of {cost['num_texts']:,} texts" if cost["num_texts"] > 1 else ""
-    return [
-        f"read       {cost['num_tokens']:,} tokens{of_texts}",
-        f"bytes      {format_bytes(cost['state_bytes'])} of state; a KV cache of all that it has read "
-        f"({cost['num_state_tokens']:,} tokens) takes {format_bytes(cost['text_cache_bytes'])}",
-    ]
+    return StateCost(
+        len(state.position),
+        num_tokens,
+        num_state_tokens,
+        values.num_bytes(state),
+        num_state_tokens * kv_bytes_per_position(config, dtype),
+        tuple(level_reports(state, chunks)),
+        tuple(memory_reports(state)),
+    )
 
 
 def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict[str, Any]:
