@@ -5,6 +5,14 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests options whose help has the same words
+# What other programs call options that a command has under another name, or that are set elsewhere.
+HINTS = {
+    "train --dry-run": "did you mean --plan?",
+    "generate --n": "repeat the command with another --seed",
+    "generate --max-new-tokens": "did you mean --max-tokens?",
+    "chat --max-new-tokens": "did you mean --max-tokens?",
+}
+THREADS_HINT = "set the environment variable OMP_NUM_THREADS"
 
 
 def summarise_usage_error(text: str, command: str) -> str:
@@ -34,7 +42,12 @@ def describe_unknown(words: list[str], suggestions: list[str], command: str) -> 
         s for s in suggestions if s.startswith(option) or SequenceMatcher(None, option, s).ratio() >= MIN_SIMILARITY
     ]
     hint = f"did you mean {close[0]}?" if close else f"see {command} --help"
-    return f"{name} has no option {option}; {hint}"
+    return f"{name} has no option {option}; {find_hint(name, option) or hint}"
+
+
+def find_hint(command: str, option: str) -> str | None:
+    """Return what laconic has in place of an option of other programs."""
+    return THREADS_HINT if option == "--threads" else HINTS.get(f"{command} {option}")
 
 
 def rewrite_sentence(sentence: str) -> str:
@@ -42,10 +55,10 @@ def rewrite_sentence(sentence: str) -> str:
     for pattern, replacement in (
         (r"Missing from (?:laconic )?(.*): (.*)", r"\1 needs \2"),
         (r"Missing value for argument '(.*?)'.*", r"\1: missing value"),
-        (
-            r"Error parsing (.*?): (?:no type matching .* from \[|invalid literal .*|could not .*)'(.*)'\]?",
-            r"\1: invalid value \2",
-        ),
+        (r"Error parsing (.*?): no type matching .*INT.* from \['(.*)'\]", r"\1: \2 is not an integer"),
+        (r"Error parsing (.*?): no type matching .*FLOAT.* from \['(.*)'\]", r"\1: \2 is not a number"),
+        (r"Error parsing (.*?): invalid literal for int\(\).*: '(.*)'", r"\1: \2 is not an integer"),
+        (r"Error parsing (.*?): could not convert string to float: '(.*)'", r"\1: \2 is not a number"),
     ):
         if match := re.fullmatch(pattern, sentence):
             return match.expand(replacement)

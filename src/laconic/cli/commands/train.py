@@ -26,6 +26,7 @@ from laconic.cli.arguments import (
     command_line,
 )
 from laconic.cli.files import print_json
+from laconic.cli.usage_errors import find_hint
 from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
 from laconic.training.signals import StopSignal, handle_signals
@@ -296,6 +297,8 @@ def normalise_args(args: list[str]) -> list[str]:
             flags.append(item)
             if not equals and flag not in VALUELESS_FLAGS and remaining:
                 flags.append(remaining.pop(0))
+        elif hint := find_hint("train", name):
+            raise UsageError(f"train has no option {name}; {hint}")
         elif equals or remaining:
             positionals.append(f"{flag}={value if equals else remaining.pop(0)}")
         else:
