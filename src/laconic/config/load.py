@@ -1,5 +1,6 @@
 """Load a recipe file with its overrides. All errors are collected and reported together."""
 
+import datetime
 import difflib
 import json
 import os
@@ -95,9 +96,14 @@ def find_recipe_file(path_or_name: str | Path) -> Path:
     if path.parent == Path() and shipped.is_file():
         return shipped
     names = sorted(file.stem for file in SHIPPED_RECIPES.glob("*.toml"))
-    close = [name for name in names if name.startswith(f"{path_or_name}-")]
-    close = close or difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8)
-    hint = f"did you mean {' or '.join(close)}?" if close else "give a path, or a name that laconic recipes lists"
+    variants = [name for name in names if name.startswith(f"{path_or_name}-")]
+    if variants:
+        hint = f"choose one of {', '.join(variants)}"
+    elif close := difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8):
+        hint = f"did you mean {close[0]}?"
+    else:
+        families = ", ".join(sorted({f"{name.partition('-')[0]}-..." for name in names}))
+        hint = f"give a path or one of {families}; laconic recipes lists them"
     raise InputError(f"no recipe {path_or_name}; {hint}")
 
 
@@ -205,15 +211,13 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
 
 def validate_recipe(draft: RecipeDraft) -> Recipe:
     """Return the recipe, or raise UsageError with one line for each error."""
-
-    def refuse_date(value: object) -> str:
-        draft.errors.append(f"{draft.file}: {value} is a date, which no key accepts; put text in quotes")
-        return str(value)
-
+    for key, value in iter_values(draft.content):
+        if isinstance(value, datetime.date | datetime.time):
+            draft.add_error(key, "a date, which no key accepts; put text in quotes")
     add_default_tables(draft.content)
     recipe = None
     try:  # through JSON, from which strict pydantic accepts an array for a tuple but converts nothing else
-        recipe = Recipe.model_validate_json(json.dumps(draft.content, default=refuse_date))
+        recipe = Recipe.model_validate_json(json.dumps(draft.content, default=str))
     except ValidationError as error:
         explain_errors(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
     if draft.errors or recipe is None:
@@ -251,8 +255,15 @@ def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> N
             suggested.add(close or "")
             draft.add_error(key, f"no such key; {f'did you mean {close}?' if close else list_sibling_keys(key)}")
     for error in errors:
-        key, kind = ".".join(map(str, error["loc"])).removesuffix(".[key]"), error["type"]
+        key, kind = ".".join(map(str, error["loc"])), error["type"]
         if kind == "extra_forbidden" or (kind == "missing" and key in suggested):
+            continue
+        if error["loc"][-1:] == ("[key]",):  # of a table whose keys are names, such as data.columns
+            table, _, name = key.removesuffix(".[key]").rpartition(".")
+            names = re.findall("'(.*?)'", error["ctx"]["expected"])
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"{table} has {', '.join(names)}"
+            draft.add_error(f"{table}.{name}", f"no such key; {hint}")
             continue
         if kind == "missing":
             draft.add_error(key, f"missing; {describe_field(key)}")
@@ -275,18 +286,23 @@ def split_message(table: str, message: str) -> tuple[str, str]:
 def closest_key(key: str, keys: Sequence[str]) -> str | None:
     """Return the known key that `key` most likely means, or None.
 
-    A similar name counts within the same table only; without a table, that of the last table, such as train.
+    A similar name counts within the same table only; in another table the name must be the same. Without a table, the
+    tables train, data and model come first.
     """
     if close := difflib.get_close_matches(key, keys, n=1, cutoff=0.85):
         return close[0]
     table, _, name = key.rpartition(".")
-    others: dict[str, str] = {}
-    for other in keys:
-        other_table, _, other_name = other.rpartition(".")
-        if not table or other_table == table or other_name == name:
-            others[other_name] = other
-    close = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
-    return others[close[0]] if close else None
+    order = (table,) if table else ("train", "data", "model")
+    ranked = sorted(keys, key=lambda other: (*(other.rpartition(".")[0] != first for first in order),))
+    if same_name := next((other for other in ranked if other.rpartition(".")[2] == name), None):
+        return same_name
+    siblings = [other for other in ranked if not table or other.rpartition(".")[0] == table]
+    names = [other.rpartition(".")[2] for other in siblings]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    if not close and len(name) > 3:  # warmup for warmup_ratio, max_steps for steps
+        parts = [other for other in names if len(other) > 3 and (other in name or name in other)]
+        close = difflib.get_close_matches(name, parts, n=1, cutoff=0.5)
+    return next((other for other in siblings if close and other.rpartition(".")[2] == close[0]), None)
 
 
 def describe_field(key: str) -> str:
@@ -300,6 +316,15 @@ def list_sibling_keys(key: str) -> str:
     table = key.rpartition(".")[0]
     keys = [k.removeprefix(f"{table}.") for k in known_keys() if not table or k.startswith(f"{table}.")]
     return f"{f'[{table}]' if table else 'a recipe'} has {', '.join(sorted({k.partition('.')[0] for k in keys}))}"
+
+
+def iter_values(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value with its dotted key."""
+    for name, value in content.items() if isinstance(content, dict) else enumerate(content):
+        if isinstance(value, dict | list):
+            yield from iter_values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def to_toml(recipe: Recipe) -> str:
