@@ -2,13 +2,17 @@
 
 import errno
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from laconic.config.data import DataConfig
+from laconic.config.data import DataConfig, TextConfig
+from laconic.data.documents.load import load_hub_documents
 from laconic.data.parquet_and_hub import iter_parquet_rows, load_hub_split
+from laconic.data.reasoning.catalog import find_dataset, parse_hub_name
+from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import DiskError, InputError, translate_os_errors
 from tests.conftest import needs
@@ -134,3 +138,46 @@ def test_load_hub_split_unknown_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", refused)
     with pytest.raises(InputError, match=r"^a/b has no split dev; available: train, test$"):
         load_hub_split("a/b", None, "dev", None)
+
+
+def test_load_hub_split_of_several_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local copy of a hub data set with two configurations, as the library `datasets` reads it."""
+    needs("datasets")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "own" / "multi"
+    folder.mkdir(parents=True)
+    files = [{"config_name": name, "data_files": [{"split": "train", "path": f"{name}.jsonl"}]} for name in ("s", "l")]
+    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(files)}\n---\n")
+    for name in ("s", "l"):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"question": f"{name}?", "answer": "1", "text": name}) + "\n")
+    with pytest.raises(
+        InputError, match=r"^own/multi has several configurations: s, l; name one, own/multi:CONFIG:train$"
+    ):
+        load_hub_split("own/multi", None, "train", None)
+    with pytest.raises(InputError, match=r"^own/multi has no configuration m; available: s, l$"):
+        load_hub_split("own/multi", "m", "train", None)
+    examples = load_examples("own/multi:l:train", "train", DataConfig(path="rows.jsonl")).examples
+    assert [example.question for example in examples] == ["l?"]
+    documents = load_hub_documents("own/multi:s:train", TextConfig(), None, None)
+    assert [document.sections for document in documents] == [("s",)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a/b", ("a/b", None, None)),
+        ("a/b:train", ("a/b", None, "train")),
+        ("a/b:c:train", ("a/b", "c", "train")),
+        ("a/b:c:", ("a/b", "c", None)),
+        ("a/b:", ("a/b", None, None)),
+    ],
+)
+def test_parse_hub_name(name: str, expected: tuple[str | None, ...]) -> None:
+    assert parse_hub_name(name) == expected
+
+
+def test_find_dataset_another_configuration_is_not_known() -> None:
+    known = find_dataset("openai/gsm8k:main:test")
+    assert known is not None
+    assert known is find_dataset("openai/gsm8k")
+    assert find_dataset("openai/gsm8k:socratic:test") is None

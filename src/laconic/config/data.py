@@ -211,7 +211,7 @@ class DataConfig(ConfigModel):
     name: DatasetNames = Field(
         default=None,
         description="catalog: one or several training sets: a known name (gsm8k-aug), a hub name "
-        "(whynlp/gsm8k-aug), or a file; NAME:SPLIT selects a split; text: one hub name",
+        "(whynlp/gsm8k-aug), or a file; NAME:SPLIT or NAME:CONFIG:SPLIT selects a split; text: one hub name",
     )
     valid: PathText | None = Field(
         default=None, description="file of validation rows; catalog: also a set, as gsm8k-aug:valid"

@@ -81,7 +81,7 @@ def load_hub_split(
         class_names: Return class labels as names instead of numbers.
 
     Raises:
-        InputError: If the data set or split does not exist or cannot be downloaded.
+        InputError: If the data set, configuration or split does not exist or cannot be downloaded.
     """
     import datasets
 
@@ -90,13 +90,18 @@ def load_hub_split(
         with status(f"fetching {repo} from the Hugging Face Hub"):
             dataset = datasets.load_dataset(repo, config, split=split, revision=revision)
     except Exception as error:  # the client raises many types: HTTP, names, offline, cache
-        match = re.search(r"Unknown split .* one of \[(.*)\]", str(error))
-        if match:
-            splits = match[1].replace("'", "")
-            raise InputError(f"{repo} has no split {split}; available: {splits}") from None
+        message = str(error)
+        if match := re.search(r"Unknown split .* one of \[(.*)\]", message):
+            raise InputError(f"{repo} has no split {split}; available: {unquote(match[1])}") from None
+        if match := re.search(r"Config name is missing.*\[(.*)\]", message, re.DOTALL):
+            configs = f"has several configurations: {unquote(match[1])}"
+            raise InputError(f"{repo} {configs}; name one, {repo}:CONFIG:{split}") from None
+        if match := re.search(r"BuilderConfig .* not found\. Available: \[(.*)\]", message):
+            raise InputError(f"{repo} has no configuration {config}; available: {unquote(match[1])}") from None
         suggestion = "" if find_dataset(repo) else suggest_dataset(repo)
         hint = f"{suggestion} {LOCAL_COPY_HINT}" if suggestion else LOCAL_COPY_HINT
-        raise InputError(f"cannot load {repo} from the Hub: {first_error_line(error)}; {hint}") from error
+        origin = "the folder of this name" if Path(repo).is_dir() else "the Hub"
+        raise InputError(f"cannot load {repo} from {origin}: {first_error_line(error)}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
     labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
     rows = (row for batch in dataset.iter(BATCH_ROWS) for row in columns_to_rows(batch))
@@ -109,6 +114,10 @@ def columns_to_rows(columns: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a batch that is stored by column."""
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))
+
+
+def unquote(names: str) -> str:
+    return names.replace("'", "")
 
 
 def first_error_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ import torch
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, is_row_file
 from laconic.config.load import load_recipe
-from laconic.data.reasoning.catalog import find_dataset, split_name
+from laconic.data.reasoning.catalog import find_dataset
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import load_tokenizer
@@ -165,8 +165,8 @@ def load_shots(prompt: CheckpointPrompt, task: str, config: DataConfig) -> list[
     """
     if not prompt.shots:
         return []
-    name = split_name(task)[0]
-    source, info = prompt.shots_from or f"{name}:train", find_dataset(name)
+    name = task.rpartition(":")[0] or task
+    source, info = prompt.shots_from or f"{name}:train", find_dataset(task)
     if prompt.shots_from is None and (is_row_file(task) or (info is not None and "train" not in info.splits)):
         raise UsageError(
             f"--shots {prompt.shots}: {task} has no training split; name a data set or file with --shots-from"

@@ -23,7 +23,7 @@ from laconic.cli.arguments import (
 )
 from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
 from laconic.console import log_message, progress, status
-from laconic.errors import InputError, UsageError, translate_os_errors
+from laconic.errors import BusyError, InputError, UsageError, translate_os_errors
 from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class CompressCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) or `InputError` (66) for invalid flags, before anything is loaded."""
+        """Raise `UsageError` (2), `InputError` (66) or `BusyError` (73) for invalid flags before loading."""
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
         if self.source != "-":
             check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
@@ -195,6 +195,10 @@ class CompressCommand:
             raise UsageError(f"--out {self.out} is not a regular file; --save-every and --resume need one")
         if self.source != "-":
             check_text_format(Path(self.source))
+        if self.save_every is not None and not self.resume and self.partial_path.exists():
+            raise BusyError(
+                f"{self.partial_path} holds what an interrupted command has read; --resume continues it, or delete it"
+            )
 
     @property
     def partial_path(self) -> Path:

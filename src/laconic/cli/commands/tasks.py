@@ -20,7 +20,7 @@ MODELS, MEMORIES, CLASSES = "models", "models, compression", "models, nested"
 TASKS = (
     TaskInfo("test, valid", ANY, "the recipe's own test or validation rows"),
     TaskInfo("FILE.jsonl", LATENT, "rows (question, answer); also .parquet"),
-    TaskInfo("USER/NAME:SPLIT", LATENT, "a data set on the Hugging Face hub"),
+    TaskInfo("USER/NAME[:CONFIG]:SPLIT", LATENT, "a data set on the Hugging Face hub"),
     TaskInfo("excerpt", COMPRESSION, "documents whose end is copied from an earlier part"),
     TaskInfo(
         "FILE.jsonl",

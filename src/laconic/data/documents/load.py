@@ -13,7 +13,7 @@ from typing import Any
 from laconic.config.data import DataConfig, SplitName, TextConfig, is_row_file
 from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
-from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES
+from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
 from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
@@ -138,9 +138,9 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
 
 
 def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_rows: int | None) -> list[Document]:
-    """Load the documents of a Hub data set, `NAME` or `NAME:SPLIT`. Raises `InputError`."""
-    repo, _, split = name.partition(":")
-    rows: Iterable[NumberedRow] = number_table_rows(load_hub_split(repo, None, split or "train", revision).rows)
+    """Load the documents of a Hub data set: `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`. Raises `InputError`."""
+    repo, hub_config, split = parse_hub_name(name)
+    rows: Iterable[NumberedRow] = number_table_rows(load_hub_split(repo, hub_config, split or "train", revision).rows)
     return group_by_book(convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows, is_table=True))
 
 

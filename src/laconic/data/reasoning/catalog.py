@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -93,11 +93,13 @@ DATASETS = load_catalog()
 def find_dataset(name: str) -> DatasetInfo | None:
     """Return the data set of a catalog name or Hub name, either with or without `:SPLIT`.
 
-    A Hub repository with several entries gives the first, whose splits are those of the Hub.
+    A Hub repository with several entries gives the first, whose splits are those of the Hub. Another configuration of
+    a repository is not in the catalog.
     """
-    name = split_name(name)[0]
-    by_repo = (info for info in DATASETS.values() if info.hub_repo and info.hub_repo.lower() == name.lower())
-    return DATASETS.get(name) or next(by_repo, None)
+    repo, config, _ = parse_hub_name(name)
+    by_repo = (info for info in DATASETS.values() if info.hub_repo and info.hub_repo.lower() == repo.lower())
+    info = DATASETS.get(repo) or next(by_repo, None)
+    return info if info is None or config in (None, info.hub_config) else None
 
 
 def refuse_csv(path: Path) -> None:
@@ -127,9 +129,24 @@ def suggest_dataset(name: str) -> str:
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Split NAME:SPLIT into the name and the split, under our word for it."""
-    base, colon, split = name.partition(":")
-    return base, SPLIT_NAMES.get(split, split) if colon else None
+    """Split NAME:SPLIT, or NAME:CONFIG:SPLIT, into the name and the split, under our word for it."""
+    base, _, split = parse_hub_name(name)
+    return base, None if split is None else SPLIT_NAMES.get(split, split)
+
+
+class HubName(NamedTuple):
+    """A repository of data on the Hub, with the configuration and split of it that are meant."""
+
+    repo: str
+    config: str | None = None
+    split: str | None = None
+
+
+def parse_hub_name(name: str) -> HubName:
+    """Split `REPO`, `REPO:SPLIT` or `REPO:CONFIG:SPLIT`."""
+    repo, _, rest = name.partition(":")
+    config, _, split = rest.rpartition(":")
+    return HubName(repo, config or None, split or None)
 
 
 def iter_whole_split_files() -> Iterator[tuple[str, str]]:

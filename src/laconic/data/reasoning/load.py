@@ -17,6 +17,7 @@ from laconic.data.reasoning.catalog import (
     find_dataset,
     get_dataset,
     iter_whole_split_files,
+    parse_hub_name,
     split_name,
 )
 from laconic.data.reasoning.contamination import (
@@ -35,7 +36,8 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     """Load the examples of a catalog entry, a Hub data set, or a file.
 
     Args:
-        name: Catalog name, Hub name (`owner/name`) or file; `NAME:SPLIT` selects a split.
+        name: Catalog name, Hub name (`owner/name`) or file; `NAME:SPLIT` selects a split, `NAME:CONFIG:SPLIT` one of
+            a configuration.
         part: Split to load if `name` gives none.
         config: Data table of the recipe.
         max_rows: Load only the first rows.
@@ -48,7 +50,7 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     base, split = split_name(name)
     split = split or part
     if find_dataset(name) is None and base.count("/") == 1:
-        info = DatasetInfo(base, "", "", {}, base)
+        info = DatasetInfo(base, "", "", {}, base, parse_hub_name(name).config)
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
     else:
         info = get_dataset(name)
@@ -57,7 +59,7 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         hint = f"; generate training rows with `laconic data make {info.generator}`"
         hint = hint if info.generator and split == "train" else ""
         raise InputError(f"{info.name} has no split {split}; it has {', '.join(info.splits)}{hint}")
-    label = f"{info.name}:{split}"
+    label = ":".join(filter(None, (info.name, parse_hub_name(name).config, split)))
     if info.members:
         return load_union(label, info, config, max_rows)
     path = find_local_file(name, info, entry, config)

@@ -10,7 +10,7 @@ from laconic.config.data import DataConfig, is_row_file
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
-from laconic.data.reasoning.catalog import find_dataset, split_name
+from laconic.data.reasoning.catalog import find_dataset, parse_hub_name, split_name
 from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
@@ -180,7 +180,8 @@ def set_title(name: str) -> str:
         return Path(name).stem
     base, split = split_name(name)
     known = find_dataset(name)
-    return (known.name if known else base) + (f":{split}" if split not in (None, "test") else "")
+    parts = [known.name] if known else [base, parse_hub_name(name).config]
+    return ":".join(filter(None, [*parts, None if split == "test" else split]))
 
 
 def check_unique_titles(recipe: Recipe, names: Sequence[str], run: str) -> None:
