@@ -90,6 +90,16 @@ def test_compress_describes_what_it_keeps(model: Path, text: Path, tmp_path: Pat
     assert data["tokens"] == [73]
 
 
+def test_compress_names_the_text_of_each_measured_loss(model: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": TEXT[:n]} | extra) + "\n" for n, extra in ((60, {"id": "a"}), (70, {})))
+    )
+    command = ("compress", model, rows, "--out", tmp_path / "memory.safetensors", "--max-loss", 0.01)
+    lines = run_cli(*command)[1].splitlines()
+    assert [line.split() for line in lines if line.startswith("text")] == [["text", "a"], ["text", "rows.jsonl:2"]]
+
+
 def test_compress_warns_that_windows_have_equal_heads(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
     command = ("compress", model, text, "--out", tmp_path / "memory.safetensors", "--keep", 0.1)
     assert "warning" not in run_cli(*command).err

@@ -1,6 +1,8 @@
 """Strict JSONL: forty invalid files, each refused with line, column and remedy (R8); any bytes (S5)."""
 
+import bz2
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,9 @@ BAD: dict[str, tuple[bytes, str, str]] = {
         "the file is one JSON array",
     ),
     "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1:1", "compressed with gzip; unpack it"),
-    "Parquet": (b"PAR1\x15\x04\x15", "1:1", "a zip, Parquet or compressed file by its first bytes"),
+    "bzip2": (bz2.compress(GOOD), "1:1", "compressed with bzip2; unpack it: bzip2 -d < FILE > rows.jsonl"),
+    "xz": (lzma.compress(GOOD), "1:1", "compressed with xz; unpack it: xz -d < FILE > rows.jsonl"),
+    "Parquet": (b"PAR1\x15\x04\x15", "1:1", "Parquet by its first bytes; give the file a name that ends in .parquet"),
     "a line over 10 MB": (
         GOOD + row(question="a" * (MAX_LINE_BYTES + 5)) + GOOD,
         "2:1",

@@ -7,7 +7,14 @@ import pytest
 
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
-from laconic.evaluation.model_card import build_model_card, describe_data_licences, find_datasets, list_hub_names
+from laconic.evaluation.model_card import (
+    build_model_card,
+    describe_base,
+    describe_data_licences,
+    find_datasets,
+    list_data_files,
+    list_hub_names,
+)
 from laconic.evaluation.reasoning.run import EvalCondition
 from laconic.evaluation.repeat_commands import (
     describe_options,
@@ -48,6 +55,21 @@ def test_find_datasets_looks_up_every_name() -> None:
     assert describe_data_licences(find_datasets(build_recipe(source="catalog", name="aggregate"))) == "MIT"
     assert "openai/gsm8k" in list_hub_names(find_datasets(build_recipe(source="catalog", name="gsm-union")))
     assert list(find_datasets(build_recipe(source="file", path="/home/me/rows.jsonl"))) == ["rows.jsonl"]
+
+
+def test_describe_base_says_that_weights_were_rounded(tmp_path: Path) -> None:
+    recipe = build_recipe(source="file", path="rows.jsonl")
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": str(tmp_path / "base")})})
+    (tmp_path / "base").mkdir()
+    assert describe_base(recipe) == "base"
+    source = {"file": "small.Q4_1.gguf", "quantization": {"Q4_1": 210, "F32": 61}}
+    (tmp_path / "base" / "gguf_source.json").write_text(json.dumps(source))
+    assert describe_base(recipe) == "base, converted from small.Q4_1.gguf (weights rounded to Q4_1)"
+
+
+def test_list_data_files_are_beside_the_recipe() -> None:
+    recipe = build_recipe(source="catalog", name=["/home/me/a.jsonl", "gsm8k-aug"], valid="own/b.jsonl", test="gsm8k")
+    assert list_data_files(recipe) == ["`laconic/a.jsonl`", "`laconic/own/b.jsonl`"]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import REPO, needs
 from tests.experiment.test_presets import folder_of
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
@@ -198,6 +199,17 @@ def test_plan_run_of_an_adapter_that_only_writes(tmp_path: Path) -> None:
     both = plan_run(load_recipe("read-smollm2", [*keys, "compression.adapter_scope=both"])[0], CPU)
     assert plan["trainable"] == both["trainable"]
     assert 0 < plan["flops_per_step"] < both["flops_per_step"]
+
+
+def test_plan_run_refuses_documents_without_held_out_ones(tmp_path: Path) -> None:
+    """As training does, which needs some for validation."""
+    rows = [{"text": f"Book {b}. " + "A sentence of a book. " * 40} for b in range(4)]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "lm.toml").write_text(TINY_DOCUMENT_RECIPE + "[validation]\nmax_rows = 2\n")
+    plan_run(load_recipe(tmp_path / "lm.toml", ["data.text.held_out_fraction=0.25"])[0], CPU)
+    recipe = load_recipe(tmp_path / "lm.toml", ["data.text.held_out_fraction=0"])[0]
+    with pytest.raises(InputError, match=r"^data\.valid: 4 documents with .* = 0\.0 leaves no document"):
+        plan_run(recipe, CPU)
 
 
 def test_find_row_lengths_assumes_rows_of_known_sets(tmp_path: Path) -> None:

@@ -231,6 +231,7 @@ def test_model_card_of_a_run_that_began_with_another(tmp_path: Path) -> None:
     second = train_tiny_run("cot", tmp_path / "next", f"model.init_from_run={first}")
     card = build_model_card(second, "me/tiny")
     assert "base model: the run cot" in card
+    assert "not part of this repository" not in card  # its questions are generated
     assert "base model: see its page" in card
     assert str(tmp_path) not in card
     assert (

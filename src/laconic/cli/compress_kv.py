@@ -71,9 +71,12 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         )
     if room_note:
         log_message(room_note)
-    measured = [m.metadata.measured for m in memories if m.metadata is not None and m.metadata.measured]
+    metadata = [m.metadata for m in memories if m.metadata is not None and m.metadata.measured]
+    measured = [same.measured for same in metadata]
     cost = compute_kv_cost(memory, decoder.config, windows, positions)
-    lines = [*cost_lines(cost), *(line for losses in measured for line in loss_lines(losses))]
+    lines = cost_lines(cost)
+    for same in metadata:
+        lines += loss_lines(same.measured, same.documents[0][0].name if len(texts) > 1 else None)
     command.print_result(lines, {"cost": cost, "measured": measured}, time.perf_counter() - start)
     return 0
 
@@ -161,9 +164,12 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def loss_lines(measured: Mapping[str, Any]) -> list[str]:
-    """Return what was measured to choose the size, a line per window, and what fitting gained."""
-    lines: list[str] = []
+def loss_lines(measured: Mapping[str, Any], name: str | None = None) -> list[str]:
+    """Return what was measured to choose the size, a line per window, and what fitting gained.
+
+    `name` is that of the text, if there are several.
+    """
+    lines = [] if name is None else [f"text       {name}"]
     windows = measured.get("windows", ())
     for index, window in enumerate(windows, 1):
         of_window = f" in window {index}" if len(windows) > 1 else ""

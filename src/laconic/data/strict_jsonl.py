@@ -58,6 +58,14 @@ class RowProblem(NamedTuple):
     message: str
 
 
+# The first bytes of compressed files, with the program and the command that unpacks to standard output.
+COMPRESSED_FILES = (
+    (b"\x1f\x8b", "gzip", "gzip -d <"),
+    (b"BZh", "bzip2", "bzip2 -d <"),
+    (b"\xfd7zXZ", "xz", "xz -d <"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d <"),
+    (b"PK\x03\x04", "zip", "unzip -p"),
+)
 WRONG_FILE_KINDS = ("compressed files", "other files", "JSON arrays")  # of which no other line is read
 
 
@@ -228,13 +236,14 @@ def decode_line(line: bytes, is_first: bool, notes: Counter[str]) -> str:
 
 def check_file_type(line: bytes) -> None:
     """Raise `RowError` if the first bytes are those of another file format."""
-    if line.startswith(b"\x1f\x8b"):
-        raise RowError(1, "compressed files", "compressed with gzip; unpack it: gzip -d < FILE > rows.jsonl")
+    for start, program, command in COMPRESSED_FILES:
+        if line.startswith(start):
+            message = f"compressed with {program}; unpack it: {command} FILE > rows.jsonl"
+            raise RowError(1, "compressed files", message)
+    if line.startswith(b"PAR1"):
+        raise RowError(1, "other files", "Parquet by its first bytes; give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise RowError(1, "other files", "UTF-16 by its first bytes; save the file as UTF-8")
-    if line.startswith((b"PK\x03\x04", b"PAR1", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        message = f"a zip, Parquet or compressed file by its first bytes; {ONE_OBJECT}"
-        raise RowError(1, "other files", message)
     if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         message = f"the file is one JSON array; {ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl"
         raise RowError(1, "JSON arrays", message)

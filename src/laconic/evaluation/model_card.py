@@ -21,7 +21,8 @@ from laconic.evaluation.suites import SUITES
 from laconic.evaluation.tables import Table
 from laconic.experiment.export import remove_folders
 from laconic.experiment.load_run import RECIPE_FILE, is_run_dir
-from laconic.models.checkpoints.named_models import NAMED_MODELS
+from laconic.models.checkpoints.named_models import NAMED_MODELS, find_named_model
+from laconic.models.gguf.convert import describe_conversion
 from laconic.training.signals import StopSignal
 
 USES = {
@@ -121,6 +122,8 @@ def describe_training(run: str | Path, recipe: Recipe) -> list[str]:
     if first.model.init_from_run:
         recipes.append(f"RUN is {describe_base(first)}, with which the training began.")
         override = " model.init_from_run=RUN"
+    if files := list_data_files(recipe):
+        recipes.append(f"The data are not part of this repository; the recipe finds them as {', '.join(files)}.")
     for path, base in bases:
         name = short_run_names([path])[0].replace("/", "-")
         tables = tomllib.loads(to_toml(base))
@@ -136,6 +139,14 @@ def describe_training(run: str | Path, recipe: Recipe) -> list[str]:
     return [*recipes, "```sh\n" + "\n".join(commands) + "\n```"]
 
 
+def list_data_files(recipe: Recipe) -> list[str]:
+    """Return the files of data that `laconic/recipe.toml` names, beside which it looks for them."""
+    data = recipe.data
+    names = [data.path, *(data.name or ()), data.valid, data.test]
+    files = [Path(name) for name in names if name and (name == data.path or is_row_file(name))]
+    return [f"`laconic/{file.name if file.is_absolute() else file}`" for file in dict.fromkeys(files)]
+
+
 def list_base_runs(recipe: Recipe) -> list[tuple[str, Recipe]]:
     """Return the runs that a training began with, the first one first, as far as they still exist."""
     runs = list[tuple[str, Recipe]]()
@@ -149,10 +160,12 @@ def describe_base(recipe: Recipe) -> str:
     """Return the name of a recipe's base model, without the folders of this machine."""
     if recipe.model.init_from_run:
         return f"the run {short_run_names([recipe.model.init_from_run])[0]}"
-    name = find_hub_name(recipe) or recipe.model.name
-    return (
-        "none, trained from random weights" if name is None else Path(name).name if Path(name).is_absolute() else name
-    )
+    name, folder = recipe.model.name, find_named_model(recipe.model.name or "", with_weights=False)
+    if name is None:
+        return "none, trained from random weights"
+    conversion = describe_conversion(folder or Path(name))
+    base = find_hub_name(recipe) or (Path(name).name if Path(name).is_absolute() else name)
+    return f"{base}, {conversion}" if conversion else base
 
 
 def find_hub_name(recipe: Recipe) -> str | None:

@@ -112,13 +112,13 @@ def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         seen: set[str] = set()
         duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"duplicate key {duplicate[:80]!r}")
+        raise ValueError(f"duplicate key {duplicate[:80]!r}; keep one of them")
     return result
 
 
 def reject_constant(text: str) -> NoReturn:
     """Raise `ValueError` for NaN and infinity."""
-    raise ValueError(f"{text} is not a JSON number")
+    raise ValueError(f"{text} is not a JSON number; write null or a finite number")
 
 
 def _parse_integer(text: str) -> int:

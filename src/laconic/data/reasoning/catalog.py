@@ -105,9 +105,21 @@ def find_dataset(name: str) -> DatasetInfo | None:
 def refuse_csv(path: Path) -> None:
     """Raise `InputError` for a CSV file, with a command that converts it."""
     if path.suffix.lower() in (".csv", ".tsv"):
-        program = "import csv, json, sys; [print(json.dumps(r)) for r in csv.DictReader(sys.stdin)]"
-        hint = f'convert them: python -c "{program}" < FILE > rows.jsonl'
-        raise InputError(f"{path.name}: rows are read from JSONL and Parquet; {hint}")
+        rows = "csv.DictReader(open(0, encoding='utf-8-sig', newline='')" + f", delimiter='{guess_delimiter(path)}')"
+        hint = f'python -c "import csv, json; [print(json.dumps(row)) for row in {rows}]" < FILE > rows.jsonl'
+        raise InputError(f"{path.name}: rows are read from JSONL and Parquet; convert them: {hint}")
+
+
+def guess_delimiter(path: Path) -> str:
+    """Return what separates the columns of a CSV file, as Python source: the most frequent one of its first line."""
+    names = {",": ",", ";": ";", "\t": r"\t"}
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            line = file.readline(100_000)
+    except OSError:  # it does not exist
+        line = ""
+    best = max(names, key=line.count)
+    return names[best if best in line else "\t" if path.suffix.lower() == ".tsv" else ","]
 
 
 def get_dataset(name: str) -> DatasetInfo:

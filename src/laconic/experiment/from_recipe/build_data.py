@@ -352,9 +352,16 @@ def describe_short_answers(recipe: Recipe, questions: ReasoningBatch) -> list[st
 
 
 def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> tuple[str, ...]:
-    """Run the checks of `load_validation_questions` on held-out questions that are local, and return its notes."""
+    """Run the checks of `load_validation_questions` on held-out questions that are local, and return its notes.
+
+    Of local documents, check that some are held out.
+    """
     data = recipe.data
-    if recipe.validation is None or data.source in DOCUMENT_SOURCES:
+    if recipe.validation is None:
+        return ()
+    if data.source in DOCUMENT_SOURCES:
+        if data.path is not None and Path(data.path).is_file():
+            load_documents(data, "valid")
         return ()
     if data.source != "catalog" or (data.valid is not None and reasoning_load.is_local(data.valid, data, "valid")):
         return load_validation_questions(recipe, tokenizer, config).notes
