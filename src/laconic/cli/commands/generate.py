@@ -185,6 +185,8 @@ class GenerateCommand(SamplingFlags):
 
         Rows of a file are read if `question_column` names the field that may take the place of `prompt`.
         """
+        if question_column is None:
+            refuse_flags({"chat": self.chat}, f"not available for a run; laconic chat {self.model} replies in a chat")
         names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
         refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
         if question_column is None:
