@@ -133,7 +133,9 @@ def test_compress_says_how_little_room_a_memory_leaves(
 def test_compress_chat_opens_a_message_that_the_question_continues(
     model: Path, text: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
+    """The white space at the end of the text is dropped, for it would have other tokens than in a message."""
     memory = tmp_path / "memory.safetensors"
+    text.write_text(f"{TEXT} \n\n")
     assert run_cli("compress", model, text, "--out", memory, "--keep", 1, "--chat")[0] == 0
     decoder, tokenizer = Decoder.from_pretrained(model), load_tokenizer(model)
     loaded = load_kv_memories([memory], decoder, tokenizer)

@@ -154,9 +154,12 @@ def test_memories_survive_a_restart(
     text = complete(first, memory["id"])
     (tmp_path / ".tmp-0123").write_bytes(b"what a killed server leaves behind")
     (tmp_path / "damaged.safetensors").write_bytes(b"not a memory")
+    (tmp_path / "folder.safetensors").mkdir()
+    shutil.copy(tmp_path / f"{memory['id']}.safetensors", tmp_path / "no id.safetensors")
     second = start_server(chat_model, memory_folder=tmp_path)
     assert second.get("/v1/memories").json() == {"object": "list", "data": [memory]}
-    assert f"{tmp_path / 'damaged.safetensors'} is left out: " in capsys.readouterr().err
+    log = capsys.readouterr().err
+    assert all(f"{tmp_path / name}.safetensors is left out: " in log for name in ("damaged", "folder", "no id"))
     assert second.get(f"/v1/memories/{memory['id']}").json() == memory
     assert complete(second, memory["id"]) == text
     assert not (tmp_path / ".tmp-0123").exists()
@@ -176,8 +179,11 @@ def test_memories_outlive_their_folder(
     shutil.rmtree(folder)
     response = server.get(f"/v1/memories/{first['id']}/content")
     assert error_of(response) == (404, f"memory {first['id']} has been deleted")
-    assert complete(server, create(server, keep=0.5)["id"])
+    second = create(server, keep=0.5)["id"]
+    assert complete(server, second)
     shutil.rmtree(folder)
+    body = {"prompt": "When?", "memory": second}
+    assert error_of(server.post("/v1/completions", json=body)) == (404, f"memory {second} has been deleted")
     assert server.put("/v1/memories/letter", content=content).status_code == 200
     shutil.rmtree(folder)
     folder.write_text("a file in its place")

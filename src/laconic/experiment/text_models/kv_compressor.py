@@ -51,7 +51,8 @@ def build_repeat_prompt(tokenizer: Tokenizer) -> RepeatPrompt:
 def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tuple[list[int], int]:
     """Return the ids of a document, and how many of them belong to the chat template.
 
-    With `chat`, the document opens a user message of the chat template; a question continues the message.
+    With `chat`, the document opens a user message of the chat template; a question continues the message, after an
+    empty line. White space at the end of the document is then left out: the tokens of a message have none there.
 
     Raises:
         InputError: If the text is empty, or the tokenizer has no chat template.
@@ -67,7 +68,7 @@ def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tupl
         )
     opening = split_template(tokenizer, MARK)[0]
     prefix = len(tokenizer.encode(opening, add_special_tokens=False))
-    return tokenizer.encode(opening + text, add_special_tokens=False), prefix
+    return tokenizer.encode(opening + text.rstrip(), add_special_tokens=False), prefix
 
 
 def encode_prompt(tokenizer: Tokenizer, memory: KVMemory, prompt: str) -> list[int]:

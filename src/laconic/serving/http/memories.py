@@ -163,7 +163,7 @@ def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
             raise ApiError(409, message, "id", "memory_of_another_model")
         store.load_file(path)
     except LaconicError as error:
-        raise ApiError(400, hide_path(error, path, id), "id") from None
+        raise ApiError(400, hide_path(error, path, id)) from None
     return store.add(path, id)
 
 

@@ -25,7 +25,6 @@ from laconic.errors import (
     CorruptArtifactError,
     InputError,
     LaconicError,
-    UnsafeFileError,
     UsageError,
     translate_os_errors,
 )
@@ -84,11 +83,12 @@ class MemoryStore:
         self.prefixes: OrderedDict[tuple[str, ...], ChatPrefix] = OrderedDict()
         remove_temporary(folder)
         for path in sorted(folder.glob(f"*{SUFFIX}")):
-            if MEMORY_ID.fullmatch(path.stem):
-                try:
-                    self.entries[path.stem] = self.describe(path.stem, path)
-                except (CorruptArtifactError, UnsafeFileError) as error:
-                    log_message(f"laconic: {path} is left out: {error}")
+            try:
+                if not MEMORY_ID.fullmatch(path.stem):
+                    raise UsageError("an id has up to 64 letters, digits, - and _; rename the file")
+                self.entries[path.stem] = self.describe(path.stem, path)
+            except LaconicError as error:
+                log_message(f"laconic: {path} is left out: {error}")
         for id, path in pinned.items():
             if not MEMORY_ID.fullmatch(id):
                 raise UsageError(f"--memory {id}={path}: a name has up to 64 letters, digits, - and _; choose another")
@@ -267,7 +267,7 @@ class MemoryStore:
         entries = [self.find(name) for name in names]
         key = tuple(entry.digest for entry in entries)
         with self.lock:
-            if key in self.prefixes:
+            if key in self.prefixes and all(entry.path.exists() for entry in entries):
                 self.prefixes.move_to_end(key)
                 return self.prefixes[key]
         with torch.inference_mode():
