@@ -120,6 +120,7 @@ def test_kills_of_a_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.loopback
 def test_reliability_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["reliability.py", "--quick"])
     with pytest.raises(SystemExit) as end:

@@ -69,6 +69,40 @@ def test_read_examples_prompt_and_completion(tmp_path: Path) -> None:
     assert (rows[0].question, rows[0].answer) == ("What is 3 + 4?", "It is 7.")
 
 
+CHAIN, TEXT = ("3 + 4 = 7", "Done."), "3 + 4 = 7\nDone."
+FORMS: list[dict[str, Any]] = [
+    {"messages": [USER, REPLY]},
+    {"conversations": [USER, REPLY]},
+    {"prompt": "What is 3 + 4?", "completion": "It is 7."},
+    {"instruction": "What is 3 + 4?", "output": "It is 7."},
+    {"question": "What is 3 + 4?", "answer": "It is 7."},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_read_examples_reads_the_chain_of_every_form(tmp_path: Path, form: dict[str, Any]) -> None:
+    """A field for chains, or the thinking at the beginning of the answer; never dropped in silence."""
+    thinking = json.loads(json.dumps(form).replace('"It is 7."', json.dumps(THINKING["content"])))
+    for row in (form | {"steps": list(CHAIN)}, form | {"cot": TEXT}, form | {"rationale": TEXT}, thinking):
+        (example,) = read(tmp_path, row)
+        assert (example.question, example.steps, example.answer) == ("What is 3 + 4?", CHAIN, "It is 7.")
+    for first in (None, ""):  # as in Parquet, where a row without a chain has null
+        examples = read(tmp_path, form | {"cot": first}, form | {"cot": TEXT})
+        assert [example.steps for example in examples] == [(), CHAIN]
+    with pytest.raises(InputError, match=r":1:1: cot: a chain, and another one is <think> in the answer; keep one"):
+        read(tmp_path, thinking | {"cot": "Another."})
+
+
+@pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: next(iter(form)))
+def test_read_examples_of_two_forms(tmp_path: Path, form: dict[str, Any]) -> None:
+    fields = " and ".join(sorted(form))
+    with pytest.raises(InputError, match=rf"^rows\.jsonl:2:1: has {fields}, the first row question and answer; give a"):
+        read(tmp_path, FORMS[-1], form)
+    assert read(tmp_path, form | {"steps": 5})[0].steps == ()  # a number of steps is no chain
+    with pytest.raises(InputError, match=r":2:1: steps: no such field in .*; give all rows the field cot"):
+        read(tmp_path, form, form | {"cot": TEXT})
+
+
 @pytest.mark.parametrize("messages", [[USER], [REPLY], [USER, {"role": "assistant", "content": None}], "text", [1]])
 def test_read_examples_refuses_other_messages(tmp_path: Path, messages: Any) -> None:
     with pytest.raises(

@@ -118,6 +118,13 @@ COCONUT = (
 )  # fmt: skip
 
 
+def test_settings_that_do_not_fit_are_refused_before_rows_are_read(tiny: Path) -> None:
+    tiny.write_text(TINY_RECIPE.replace("jacobi_iterations = 1\n", ""))
+    keys = ("latents.num_latents=3", "data.source=file", "data.path=gone.jsonl", "data.format=coconut")
+    with pytest.raises(UsageError, match=r"coconut requires latents\.num_latents = 2"):
+        build(tiny, *COCONUT, *keys)
+
+
 @pytest.mark.parametrize("keys", [ICOT, COCONUT], ids=["icot", "coconut"])
 def test_curriculum_train_and_validate(tiny: Path, keys: tuple[str, ...]) -> None:
     tiny.write_text(

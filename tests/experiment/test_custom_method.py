@@ -191,7 +191,7 @@ def test_custom_method_may_report_numbers(place: Path, run_cli: RunCli) -> None:
     assert line["odd"] is None
 
 
-def test_custom_method_selects_kv(place: Path, run_cli: RunCli) -> None:
+def test_custom_method_selects_kv(place: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     methods: list[Any] = []
     for seed in (1, 2):
         recipe, _ = load_recipe(
@@ -210,6 +210,11 @@ def test_custom_method_selects_kv(place: Path, run_cli: RunCli) -> None:
     assert one(batch).metrics["kv"] != plain(batch).metrics["kv"]
     flags = ("method=value_norms:ValueNorms", "method_options={num_latents=2}", "train.steps=1")
     assert run_cli("train", "pause.toml", "--out", "norms", *flags).code == 0
+    monkeypatch.setenv("LACONIC_ALLOW_CODE", "1")
+    code, _, err = run_cli("export", "norms", "--to", "vllm", "--out", "served")
+    monkeypatch.delenv("LACONIC_ALLOW_CODE")
+    assert code == 2
+    assert "is a method of your own; serve it with laconic serve" in err
     model = laconic.load("norms", allow_code=True)
     assert isinstance(model, Reasoner)
     assert isinstance(model.method, ThinksInLatents)

@@ -61,6 +61,8 @@ def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | 
         DiskError: If the disk is full.
     """
     decoder, tokenizer, family = run.merged_decoder(), run.parts.tokenizer, run.parts.decoder.config.family
+    if run.recipe.is_custom_method:
+        raise UsageError(f"--to vllm: {run.recipe.method} is a method of your own; serve it with laconic serve")
     if run.recipe.method not in ANSWERING_METHODS:
         raise UsageError(f"--to vllm: method {run.recipe.method} answers no questions; export it without --to")
     if run.recipe.reads_documents:
@@ -215,9 +217,11 @@ def check_prompts(served: Tokenizer, run: LoadedRun, encoder: ReasoningEncoder, 
         rendered = served.apply_chat_template([{"role": "user", "content": question}])
         actual, expected = served.encode(rendered, False), [*row.question_ids, *control, *prompt]
         if actual != expected:
+            ids = zip(actual, expected, strict=False)
+            at = next((i for i, (a, b) in enumerate(ids) if a != b), min(len(actual), len(expected)))
             raise InputError(
-                f"the tokenizer encodes question {question!r} within a prompt as {actual[:8]} …, alone as "
-                f"{expected[:8]} …; vLLM would read another question, so serve the run with laconic serve"
+                f"the tokenizer encodes question {question!r} within a prompt as {actual}, alone as {expected}, "
+                f"which differ at position {at}; vLLM would read another question, so serve it with laconic serve"
             )
 
 

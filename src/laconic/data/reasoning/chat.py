@@ -1,8 +1,9 @@
 """Conversations as question, chain and answer: `messages`, `prompt` and `completion`, ShareGPT, and chat prompts.
 
-The last message is the assistant's answer; the messages before it are the question. A chain of thought is the field
-`reasoning_content` of the last message, or the text between `<think>` and `</think>` at its beginning. A field `tools`,
-a list of JSON schemas or its JSON text, is given to the chat template.
+The last message is the assistant's answer; the messages before it are the question. A chain of thought is a field of
+the row (steps, cot, rationale), the field `reasoning_content` of the last message, or the text between `<think>` and
+`</think>` at the beginning of an answer of any form. A field `tools`, a list of JSON schemas or its JSON text, is given
+to the chat template.
 """
 
 import json
@@ -20,6 +21,7 @@ Row = dict[str, Any]
 SHAREGPT_ROLES: Mapping[str, str] = {
     "human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"
 }  # fmt: skip
+CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
 THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -39,14 +41,37 @@ def convert_messages(row: Row) -> Row:
     if reply.get("tool_calls"):
         message = "messages: the last one has tool_calls, which cannot be trained; end the row with a reply in text"
         raise RowError(1, "tool calls", message)
-    content, thinking = reply["content"], reply.get("reasoning_content") or ""
-    match = THINKING.match(content)
-    if match:
-        content, thinking = content[match.end() :], match[1]
-    steps = [line.strip() for line in str(thinking).splitlines() if line.strip()]
     users = [message["content"] for message in messages[:-1] if message["role"] == "user"]
     question = users[-1] if users else messages[-2]["content"]
-    return row | {"messages": messages[:-1], "question": question, "steps": steps, "answer": content}
+    row = row | {"messages": messages[:-1], "question": question, "answer": reply["content"]}
+    thinking = None if THINKING.match(reply["content"]) else reply.get("reasoning_content")
+    return add_chain(row, str(thinking), "reasoning_content of the last message") if thinking else with_chain_field(row)
+
+
+def split_thinking(row: Row) -> Row:
+    """Take `<think>…</think>` at the beginning of a row's answer as its chain. Raises `RowError` as `add_chain`."""
+    match = THINKING.match(row["answer"]) if isinstance(row.get("answer"), str) else None
+    if match is None:
+        return row
+    return add_chain(row | {"answer": row["answer"][match.end() :]}, match[1], "<think> in the answer")
+
+
+def add_chain(row: Row, thinking: str, place: str) -> Row:
+    """Add a chain whose lines are steps; `place` names where it was found.
+
+    Raises:
+        RowError: The row has a chain in a field, too.
+    """
+    other = next((field for field in CHAIN_FIELDS if row.get(field)), None)
+    if other is not None and thinking.strip():
+        raise RowError(1, "two chains", f"{other}: a chain, and another one is {place}; keep one of them")
+    return row if other is not None else row | {"steps": [line for x in thinking.splitlines() if (line := x.strip())]}
+
+
+def with_chain_field(row: Row) -> Row:
+    """Return a row with an empty field `steps`, unless it has a field of a chain's type, or null."""
+    has_field = any(isinstance(row.get(x, 0), (list if x == "steps" else str) | None) for x in CHAIN_FIELDS)
+    return row if has_field else row | {"steps": []}
 
 
 def parse_tools(value: Any) -> list[Row]:
@@ -94,7 +119,7 @@ def convert_prompt_completion(row: Row) -> Row:
     prompt, completion = row["prompt"], row["completion"]
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
     if isinstance(prompt, str) and isinstance(completion, str):
-        return rest | {"question": prompt, "steps": [], "answer": completion}
+        return with_chain_field(rest | {"question": prompt, "answer": completion})
     if isinstance(prompt, list) and isinstance(completion, list):
         return convert_messages(rest | {"messages": [*prompt, *completion]})
     raise chat_row_error("prompt", prompt, "prompt and completion that are both strings, or both lists of messages")

@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from laconic.config.data import FieldName
-from laconic.data.reasoning.chat import convert_conversations, convert_messages, convert_prompt_completion
+from laconic.data.reasoning.chat import (
+    convert_conversations,
+    convert_messages,
+    convert_prompt_completion,
+    with_chain_field,
+)
 from laconic.data.strict_jsonl import RowError, make_excerpt
 
 Row = dict[str, Any]
@@ -96,7 +101,7 @@ def convert_instruction(row: Row) -> Row | None:
     if isinstance(question, str) and question.strip():
         question = "\n\n".join([question, *(text for key in inputs if (text := row.get(key)) and text.strip())])
     rest = {key: value for key, value in row.items() if key not in ("instruction", answer, *inputs)}
-    return rest | {"question": question, "answer": row[answer]}
+    return with_chain_field(rest | {"question": question, "answer": row[answer]})
 
 
 COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
@@ -125,6 +130,7 @@ IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
     ("instruction", {"instruction", "response"}),
     ("conversations", {"conversations"}),
 )
+FORM_FIELDS = frozenset().union(*(fields for _, fields in IDENTIFYING_COLUMNS))
 
 
 def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:

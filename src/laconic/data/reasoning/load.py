@@ -127,7 +127,8 @@ def load_held_out(config: DataConfig, part: SplitName, max_rows: int | None = No
     """Load the validation or test rows. Raises `InputError`, also if the recipe names none."""
     name = config.valid if part == "valid" else config.test
     if name is None:
-        raise InputError(f"data.{part} is not set; name a file or a data set to hold out")
+        remedy = ", or remove the table [validation]" if part == "valid" else ""
+        raise InputError(f"data.{part} is not set; name a file or a data set to hold out{remedy}")
     if config.source == "file":
         return read_examples(name, config, max_rows)
     return load_examples(name, part, config, max_rows)

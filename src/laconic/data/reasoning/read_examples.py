@@ -15,10 +15,11 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, FieldName
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.catalog import refuse_csv
-from laconic.data.reasoning.chat import has_history
+from laconic.data.reasoning.chat import CHAIN_FIELDS, has_history, split_thinking
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
     EQUATION,
+    FORM_FIELDS,
     detect_columns,
     normalise_number,
     parse_icot_line,
@@ -45,7 +46,6 @@ from laconic.data.strict_jsonl import (
 )
 from laconic.errors import InputError, translate_os_errors
 
-CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
 OTHER_FORMATS = ({"text"},)
 USUAL_NAMES = {
     "question": ("prompt", "problem", "input", "query", "instruction", "question_concat"),
@@ -196,6 +196,8 @@ class ExampleReader:
         if self.unseen_columns:
             self.unseen_columns = {ours: name for ours, name in self.unseen_columns.items() if ours not in renamed}
         self.columns = self.columns or detect_columns(renamed)
+        if self.columns == "standard" and not {"question", "answer"} & renamed.keys():
+            check_form(renamed, text)
         try:
             row = COLUMN_CONVERTERS[self.columns](renamed)
         except KeyError as missing:
@@ -204,6 +206,7 @@ class ExampleReader:
         if row is None:
             self.notes["rows dropped because their answer is null"] += 1
             return None
+        row = split_thinking(row)
         self.schema = self.schema or infer_schema(row, text, self.config)
         example = self.schema.parse_example(row, text, name)
         if example.id in self.ids:
@@ -250,6 +253,15 @@ class ExampleReader:
         skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)
         notes += [f"skipped: {problem}" for problem in skipped]
         return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(notes), skipped)
+
+
+def check_form(row: dict[str, Any], text: str) -> None:
+    """Raise `RowError` for a row of another form than question and answer, which the first row has."""
+    form = detect_columns(row)
+    if form != "standard":
+        fields = " and ".join(sorted(row.keys() & FORM_FIELDS))
+        message = f"has {fields}, the first row question and answer; give a file for each: {make_excerpt(text)}"
+        raise RowError(1, "other formats", message)
 
 
 @dataclass(frozen=True)
@@ -300,6 +312,8 @@ class RowSchema:
             return ()
         if self.chain_field not in row:
             remedy = "; write [] for a row without a chain" if self.chain_field == "steps" else ""
+            other = next((field for field in CHAIN_FIELDS if row.get(field)), None)
+            remedy = f"; give all rows the field {other}" if other else remedy
             message = f"{self.chain_field}: no such field in {make_excerpt(text)}; the first row has it{remedy}"
             raise RowError(1, "missing fields", message)
         value = row[self.chain_field]

@@ -19,6 +19,7 @@ from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build_data import load_training_rows
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import check_code_allowed
+from laconic.experiment.from_recipe.meta_model import build_meta_method
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.load_run import (
     RECIPE_FILE,
@@ -131,6 +132,8 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
     if (goal := recipe.train.early_stop) and goal.metric.startswith("nats"):
         raise UsageError(f'train.early_stop "{goal.metric}": a loss falls; give a metric that rises')
     decoder, tokenizer, earlier = load_initial_model(recipe, device)
+    if not recipe.is_custom_method:
+        build_meta_method(recipe, decoder.config, tokenizer)  # refuses what does not fit before the rows are read
     rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, progress)
     data = rows.source
     build_nested.check_levels_trainable(recipe, data.max_length)

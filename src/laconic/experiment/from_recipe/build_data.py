@@ -125,7 +125,8 @@ def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
     files = ", ".join(Path(name).name for name in recipe.data.name or (str(recipe.data.path),))
     raise InputError(
         f"{files}: no row has a chain, from which method {recipe.method} learns; add a field steps (a list of "
-        'strings), or cot or rationale (a text), or name yours: data.columns = { cot = "FIELD" }'
+        'strings), or cot or rationale (a text), name yours: data.columns = { cot = "FIELD" }, or begin answers with '
+        "<think>CHAIN</think>"
     )
 
 

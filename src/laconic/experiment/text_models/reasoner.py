@@ -151,7 +151,7 @@ class Reasoner:
         Args:
             questions: Texts; a single text is one question.
             config: Length and sampling. Where an answer ends belongs to the data's format.
-            with_cot: For codi, pccot and kava: write the chain of thought instead of latents.
+            with_cot: For codi, pccot, kava and cot: write the chain of thought instead of latents.
             memory: What the questions are about, as for `read_memory`: of one text, or of one text per question.
 
         Returns:
@@ -311,7 +311,9 @@ class Reasoner:
         method = self.method
         if not isinstance(method, ThinksInLatents):
             name = self.recipe.method
-            raise UsageError(f"method {name} has no latents; call generate, or load a run of coconut, codi or kava")
+            raise UsageError(
+                f"method {name} has no latents; call generate, or load a run of coconut, codi, pccot or kava"
+            )
         batch = build_questions_batch(self.run.parts, self.recipe, [question])
         batch = batch.to(self.decoder.token_embedding.weight.device)
         state = {} if memory is None else {"state": self.read_memory(memory)}
