@@ -377,6 +377,7 @@ def test_compress_resume_checks_text_and_settings(run: RunCli, tmp_path: Path, p
     (tmp_path / "a.txt").write_text(BOOK.replace("one", "two"))
     arguments = ("compress", "run", "a.txt", "--out", "x.safetensors", "--resume")
     refused(run, 66, "--resume", *arguments)
+    assert "resuming" not in run(*arguments)[2]
     (tmp_path / "a.txt").write_text(BOOK[:20])
     refused(run, 66, "--resume", *arguments)
     (tmp_path / "a.txt").write_text(BOOK)

@@ -219,7 +219,6 @@ class CompressCommand:
         if not self.partial_path.is_file():
             raise InputError(f"--resume: no file {self.partial_path}; --save-every N writes one")
         job.load(self.partial_path, key)
-        log_message(f"resuming after {job.tokens:,} tokens")
 
     def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
         """Raise `UsageError` (2) if a segment, or a text of a file, is longer than the model can hold.
@@ -276,11 +275,13 @@ class CompressCommand:
         """
         from laconic.storage.atomic import check_space_for_file
 
-        source_progress, dtype, saved = SourceProgress(job), parse_dtype(self.dtype), 0
+        source_progress, dtype, saved, resumed = SourceProgress(job), parse_dtype(self.dtype), 0, job.tokens
         texts = self.text_batches(tokenize, source_progress)
         try:
             with progress("reading") as show:
                 for step, _ in enumerate(job.run(texts), 1):
+                    if self.resume and step == 1:  # the text is the one that was read
+                        log_message(f"resuming after {resumed:,} tokens")
                     rate = source_progress.describe_rate()
                     show(f"{rate}, bytes", source_progress.bytes_done or 1, source_progress.total)
                     check_space_for_file(self.out, job.count_bytes(dtype))
