@@ -83,7 +83,8 @@ class NumberedRow(NamedTuple):
 def check_data_file(file: Path) -> None:
     """Raise `InputError` unless a file of data exists."""
     if file.is_dir():
-        raise InputError(f"{file} is a folder; give a file")
+        hint = 'in data.name a data set of several files, FOLDER/NAME (of questions: with data.source = "catalog")'
+        raise InputError(f"{file} is a folder; give a file, or {hint}")
     if not file.is_file():
         raise InputError(f"no file {file}; paths are relative to a recipe's file, else to the current folder")
 

@@ -141,7 +141,8 @@ class DataCheckCommand:
         if self.documents or self.is_file or find_dataset(self.file) is not None:
             return
         if path.is_dir() and (path.is_absolute() or base.count("/") != 1):
-            raise InputError(f"{path} is a folder; give a .jsonl, .parquet or .txt file")
+            hint = "name a data set of several files FOLDER/NAME, from the folder above"
+            raise InputError(f"{path} is a folder; give a .jsonl, .parquet or .txt file, or {hint}")
         if path.is_absolute():
             raise InputError(f"no file {path}; give a .jsonl, .parquet or .txt file, or a data set by name")
 
