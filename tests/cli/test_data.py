@@ -63,7 +63,7 @@ def test_check_documents(run, tmp_path):
     assert code == 0
     assert "         2  documents, part train" in out
     assert "         1  duplicate sections" in out
-    (tmp_path / "bad.jsonl").write_text('{"text": ""}\n{"words": "a"}\n', encoding="utf-8")
+    (tmp_path / "bad.jsonl").write_text('{"text": 5}\n{"words": "a"}\n', encoding="utf-8")
     code, _, err = run("check", "bad.jsonl", "--documents")
     assert code == 66
     assert "bad.jsonl:1:10: text" in err

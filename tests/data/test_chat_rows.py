@@ -103,6 +103,35 @@ def test_read_examples_of_two_forms(tmp_path: Path, form: dict[str, Any]) -> Non
         read(tmp_path, form, form | {"cot": TEXT})
 
 
+MARKS = {
+    "DeepSeek": "3 + 4 = 7\nDone.\n</think>\n\nIt is 7.",
+    "OpenThoughts": "<|begin_of_thought|>\n\n3 + 4 = 7\nDone.\n\n<|end_of_thought|>\n\n"
+    "<|begin_of_solution|>\n\nIt is 7.\n\n<|end_of_solution|>",
+}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_read_examples_reads_other_marks_of_thinking(tmp_path: Path, mark: str) -> None:
+    (example,) = read(tmp_path, {"question": "What is 3 + 4?", "answer": MARKS[mark]})
+    assert (example.steps, example.answer) == (CHAIN, "It is 7.")
+    for key in ("reasoning", "thinking"):
+        (example,) = read(tmp_path, {"messages": [USER, REPLY | {key: TEXT}]})
+        assert (example.steps, example.answer) == (CHAIN, "It is 7.")
+
+
+def test_read_examples_leaves_the_reply_out_of_the_question(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """OpenR1's rows have a question and an answer, and messages with the reply."""
+    row = {"question": USER["content"], "answer": "7", "messages": [USER, THINKING]}
+    (tmp_path / "0.jsonl").write_text(json.dumps(row) + "\n")
+    result = read_examples(tmp_path / "0.jsonl", DataConfig(path="0.jsonl", format="chat"))
+    assert "messages" not in result.examples[0].metadata
+    assert result.notes == (
+        "0.jsonl: messages: not read beside a question and an answer; remove answer, so that they are read",
+    )
+    encoded = encode_example(result.examples[0], tokenizer, DataConfig(path="x", format="chat", answer_type="text"))
+    assert "Done." not in tokenizer.decode(encoded.question_ids)
+
+
 @pytest.mark.parametrize("messages", [[USER], [REPLY], [USER, {"role": "assistant", "content": None}], "text", [1]])
 def test_read_examples_refuses_other_messages(tmp_path: Path, messages: Any) -> None:
     with pytest.raises(
@@ -138,9 +167,12 @@ def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
         (example,) = read(tmp_path, row, format="chat")
         assert (example.question, example.steps) == ("What is 3 + 4?", ("3 + 4 = 7", "Done."))
         assert (example.answer, example.metadata) == ("It is 7.", {"messages": [SYSTEM, USER]})
-    for conversations in ([*turns, {"from": "observation", "value": "7"}], "text", [{"value": "7"}]):
-        with pytest.raises(InputError, match="conversations: expected turns from human, gpt or system"):
+    for conversations in ([*turns, {"from": "critic", "value": "7"}], "text", [{"value": "7"}]):
+        with pytest.raises(InputError, match="conversations: expected turns from human, gpt, system or tool"):
             read(tmp_path, {"conversations": conversations})
+    call = [{"from": "function_call", "value": "{}"}, {"from": "observation", "value": "7"}]
+    (example,) = read(tmp_path, {"conversations": [turns[0], *call, turns[1]]}, format="chat")
+    assert [message["role"] for message in example.metadata["messages"]] == ["user", "assistant", "tool"]
 
 
 @pytest.mark.parametrize("messages", [[SYSTEM, USER, REPLY], [USER, REPLY, USER, REPLY]])

@@ -1,5 +1,6 @@
 """Loading and splitting of documents; held-out documents share nothing with training ones."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ FAULTS: list[tuple[bytes, str]] = [
         b'{"text": "a"}\n{"text": 5}\n',
         'a.jsonl:2:10: text: not a string: {"text": 5}',
     ),
-    (b'{"text": " "}\n', 'a.jsonl:1:10: text: empty: {"text": " "}'),
+    (b'{"text": " "}\n', "a.jsonl: every text is blank; give rows with text"),
     (b'{"body": "a"}\n', 'a.jsonl:1:1: text: no such field in {"body": "a"}; expected a field text'),
     (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2:1: book: no such field in {"text": "c"}'),
     (
@@ -191,3 +192,17 @@ def test_load_documents_of_shipped_books() -> None:
     train = load_documents(config, "train")[0]
     assert len(train) == 23
     assert sum(len(document.sections) for document in train) == 1542 - 15 - 55 - 28 - 45
+
+
+def test_read_documents_skips_blank_texts(tmp_path: Path) -> None:
+    """As wikitext has between its paragraphs."""
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " = Title = "}\n{"text": "\\n"}\n')
+    documents, notes = read_documents(str(tmp_path / "a.jsonl"), TextConfig())
+    assert [document.sections for document in documents] == [(" = Title = ",)]
+    assert notes == ["a.jsonl: 2 rows with a blank text are skipped"]
+
+
+def test_read_documents_compressed(tmp_path: Path) -> None:
+    (tmp_path / "c4.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    with pytest.raises(InputError, match=r"^c4\.json\.gz: compressed with gzip; .*: gzip -d < FILE > c4\.jsonl$"):
+        read_documents(str(tmp_path / "c4.json.gz"), TextConfig())

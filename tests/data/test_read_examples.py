@@ -83,7 +83,9 @@ def test_read_examples_refuses_an_empty_chain_beside_another(tmp_path: Path) -> 
 def test_read_examples_suggests_the_final_answer(tmp_path: Path) -> None:
     row = {"problem": "2+2?", "generated_solution": "It is 4.", "correct": True, "expected_answer": "4"}
     path = written(tmp_path, row)
-    with pytest.raises(InputError, match=r'data\.columns = { question = "problem", answer = "expected_answer" }'):
+    with pytest.raises(
+        InputError, match=r'data\.columns = { question = "problem", answer = "expected_answer", cot = "gen'
+    ):
         read_examples(path, CONFIG)
 
 
@@ -94,7 +96,7 @@ def test_read_examples_renamed_columns_and_numbers(tmp_path: Path) -> None:
         read_examples(path, CONFIG)
     assert str(caught.value) == (
         "rows.jsonl:1:1: no question and no answer; the fields are prompt, output, reasoning; rename them, or set "
-        'data.columns, for example data.columns = { question = "prompt", answer = "output" }'
+        'data.columns, for example data.columns = { question = "prompt", answer = "output", cot = "reasoning" }'
     )
     config = DataConfig(path="x", columns={"question": "prompt", "answer": "output", "cot": "reasoning"})
     read = [(e.question, e.steps, e.answer) for e in read_examples(path, config).examples]
@@ -264,3 +266,60 @@ def test_excerpts_are_short_and_hold_the_place(column: int) -> None:
     assert make_excerpt("short", 3) == "short"
     assert make_excerpt("a\u202eb\x07c\u200bd\ud800") == r"a\u202eb\u0007c\u200bd\ud800"
     assert len(make_excerpt("\u202e" * 200, 100)) <= EXCERPT_LENGTH
+
+
+SQUAD = {
+    "id": "5733", "title": "Notre_Dame", "context": "The school opened in 1842.", "question": "When did it open?",
+    "answers": {"text": ["1842", "in 1842"], "answer_start": [21, 18]},
+}  # fmt: skip
+
+
+def test_read_examples_of_squad(tmp_path: Path) -> None:
+    none = SQUAD | {"id": "5734", "answers": {"text": [], "answer_start": []}}
+    read = read_examples(written(tmp_path, SQUAD, none), CONFIG)
+    (example,) = read.examples
+    assert (example.question, example.document, example.answer) == (SQUAD["question"], SQUAD["context"], "1842")
+    assert read.notes == ("rows.jsonl: rows dropped because their answer is null",)
+
+
+@pytest.mark.parametrize(
+    ("row", "note"),
+    [
+        (
+            {"question": "Which?", "answer": "B", "choices": {"label": ["A", "B"], "text": ["red", "blue"]}},
+            "choices: has",
+        ),
+        ({"question": "Which? (A) red (B) blue", "answer": "B", "options": ["red", "blue"]}, None),
+        (
+            {"question": "How many are left?", "answer": "3", "Body": "Ann has 5 apples and eats 2."},
+            "Body: has a value",
+        ),
+        ({"question": "What is 3+4?", "answer": "7", "solution": "3+4=7"}, 'set data.columns = { cot = "solution" }'),
+        ({"question": "What is 3+4?", "answer": "Add them.\nThe answer is: 7"}, "answer: a whole solution"),
+        ({"question": "What is 3+4?", "answer": "Add them.\nSo \\boxed{7}."}, "answer: a whole solution"),
+        ({"question": "What is 3+4?", "answer": "Well. <think>3+4</think> 7"}, "answer: has a mark of thinking"),
+        ({"question": "What is 3+4?", "answer": "7", "id": None, "context": None}, None),
+    ],
+)
+def test_read_examples_notes_what_it_leaves_out(tmp_path: Path, row: dict[str, Any], note: str | None) -> None:
+    notes = read_examples(written(tmp_path, row), CONFIG).notes
+    assert len(notes) == (note is not None)
+    assert note is None or note in notes[0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "When?", "title": "Notre_Dame", "id": "5"},  # the title is no answer
+        {"problem": "2+2?", "distractor": "5"},
+    ],
+)
+def test_read_examples_guesses_no_column(tmp_path: Path, row: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match='answer = "FIELD" }'):
+        read_examples(written(tmp_path, row), CONFIG)
+
+
+def test_read_examples_refuses_a_document_of_parts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"document: expected a string, got list: .*; join its parts into one text"):
+        read_examples(written(tmp_path, ROW | {"document": ["a", "b"]}), CONFIG)
+    assert read_examples(written(tmp_path, ROW | {"document": None}), CONFIG).examples[0].document is None

@@ -60,12 +60,9 @@ class RowProblem(NamedTuple):
 
 # The first bytes of compressed files, with the program and the command that unpacks to standard output.
 COMPRESSED_FILES = (
-    (b"\x1f\x8b", "gzip", "gzip -d <"),
-    (b"BZh", "bzip2", "bzip2 -d <"),
-    (b"\xfd7zXZ", "xz", "xz -d <"),
-    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d <"),
-    (b"PK\x03\x04", "zip", "unzip -p"),
-)
+    (b"\x1f\x8b", "gzip", "gzip -d <"), (b"BZh", "bzip2", "bzip2 -d <"), (b"\xfd7zXZ", "xz", "xz -d <"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d <"), (b"PK\x03\x04", "zip", "unzip -p"),
+)  # fmt: skip
 WRONG_FILE_KINDS = ("compressed files", "other files", "JSON arrays")  # of which no other line is read
 
 
@@ -235,12 +232,18 @@ def decode_line(line: bytes, is_first: bool, notes: Counter[str]) -> str:
         raise RowError(len(before) + 1, "not UTF-8", message) from None
 
 
-def check_file_type(line: bytes) -> None:
-    """Raise `RowError` if the first bytes are those of another file format."""
+def describe_compression(line: bytes, target: str) -> str | None:
+    """Return how to unpack a compressed file, by its first bytes; None for other files."""
     for start, program, command in COMPRESSED_FILES:
         if line.startswith(start):
-            message = f"compressed with {program}; unpack it: {command} FILE > rows.jsonl"
-            raise RowError(1, "compressed files", message)
+            return f"compressed with {program}; unpack it: {command} FILE > {target}"
+    return None
+
+
+def check_file_type(line: bytes) -> None:
+    """Raise `RowError` if the first bytes are those of another file format."""
+    if (message := describe_compression(line, "rows.jsonl")) is not None:
+        raise RowError(1, "compressed files", message)
     if line.startswith(b"PAR1"):
         raise RowError(1, "other files", "Parquet by its first bytes; give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -21,6 +21,7 @@ from laconic.data.strict_jsonl import (
     check_data_file,
     convert_each,
     convert_rows,
+    describe_compression,
     format_problems,
     locate_field,
     make_excerpt,
@@ -69,14 +70,17 @@ class DocumentRowConverter:
     def __init__(self, config: TextConfig) -> None:
         self.config, self.document_field, self.is_first = config, config.document_field, True
 
-    def convert(self, row: dict[str, Any], text: str, name: str) -> Document:
-        """Return the document of a row. Raises `RowError`."""
+    def convert(self, row: dict[str, Any], text: str, name: str) -> Document | None:
+        """Return the document of a row, or None if its text is blank. Raises `RowError`."""
         if self.is_first and self.document_field is None and "book" in row:
             self.document_field = "book"
         self.is_first = False
         accepted = f"expected a field {self.config.text_field}"
         accepted += f" and {self.document_field}" if self.document_field else ""
         accepted += "; data.text.text_field names another"
+        section = row.get(self.config.text_field)
+        if isinstance(section, str) and not section.strip():
+            return None
         section = require_text(row, self.config.text_field, text, accepted)
         book = require_text(row, self.document_field, text, accepted) if self.document_field else None
         return Document(book or name, (section,), book, parse_split(row, text))
@@ -111,9 +115,11 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
     file = Path(path)
     if file.suffix in ROW_FILES:
         rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows)
-        return group_by_book(rows), notes
+        return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
+        if (message := describe_compression(stream.peek(8), file.name.partition(".")[0] + ".jsonl")) is not None:
+            raise InputError(f"{file.name}: {message}")
         text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
     return [Document(file.stem, (text,))], []
 
@@ -141,22 +147,31 @@ def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_
     """Load the documents of a Hub data set: `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`. Raises `InputError`."""
     repo, hub_config, split = parse_hub_name(name)
     rows: Iterable[NumberedRow] = number_table_rows(load_hub_split(repo, hub_config, split or "train", revision).rows)
-    return group_by_book(convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows, is_table=True))
+    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows, is_table=True)
+    return group_by_book(documents, repo)
 
 
-def group_by_book(rows: Iterable[Document]) -> list[Document]:
-    """Merge the rows of each book into one document, in order of first appearance.
+def note_blank(rows: Sequence[Document | None], name: str) -> list[str]:
+    """Return a note on rows with a blank text, as wikitext has between its paragraphs."""
+    num_blank = sum(row is None for row in rows)
+    return [f"{name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
+
+
+def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
+    """Merge the rows of each book into one document, in order of first appearance, without blank rows.
 
     Raises:
-        InputError: If rows of one book name different splits.
+        InputError: If rows of one book name different splits, or every row is blank; `name` is that of the file.
     """
     books: dict[str, list[Document]] = {}
-    for row in rows:
+    for row in filter(None, rows):
         books.setdefault(row.name, []).append(row)
     for name, members in books.items():
         parts = sorted({member.part or "train" for member in members})
         if len(parts) > 1:
             raise InputError(f"{name}: rows in {' and '.join(parts)}; a document must be in one split, see field split")
+    if not books:
+        raise InputError(f"{name}: every text is blank; give rows with text")
     return [
         Document(name, tuple(text for member in members for text in member.sections), members[0].book, members[0].part)
         for name, members in books.items()

@@ -19,10 +19,17 @@ from laconic.errors import InputError
 
 Row = dict[str, Any]
 SHAREGPT_ROLES: Mapping[str, str] = {
-    "human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"
+    "human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant",
+    "tool": "tool", "observation": "tool", "function_call": "assistant",
 }  # fmt: skip
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
-THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message, as servers write them
+# DeepSeek's template opens the mark in the prompt; OpenThoughts and Sky-T1 have marks of their own.
+THINKING = re.compile(
+    r"\s*(?:<think>(?P<full>.*?)</think>\s*|(?P<closed>(?:(?!<think>).)+?)</think>[ \t]*\n\s*"
+    r"|<\|begin_of_thought\|>(?P<marked>.*?)<\|end_of_thought\|>\s*(?:<\|begin_of_solution\|>\s*)?)",
+    re.DOTALL,
+)
 
 
 def convert_messages(row: Row) -> Row:
@@ -36,7 +43,7 @@ def convert_messages(row: Row) -> Row:
     except InputError as error:
         raise RowError(1, "other formats", str(error)) from None
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise chat_row_error("messages", messages, "messages of which the last is the assistant's")
+        raise chat_row_error("messages", messages, "messages that end with the assistant's, nothing after it")
     reply = messages[-1]
     if reply.get("tool_calls"):
         message = "messages: the last one has tool_calls, which cannot be trained; end the row with a reply in text"
@@ -44,16 +51,26 @@ def convert_messages(row: Row) -> Row:
     users = [message["content"] for message in messages[:-1] if message["role"] == "user"]
     question = users[-1] if users else messages[-2]["content"]
     row = row | {"messages": messages[:-1], "question": question, "answer": reply["content"]}
-    thinking = None if THINKING.match(reply["content"]) else reply.get("reasoning_content")
-    return add_chain(row, str(thinking), "reasoning_content of the last message") if thinking else with_chain_field(row)
+    key = next((key for key in REASONING_KEYS if reply.get(key)), None)
+    if key is None or find_thinking(reply["content"]):
+        return with_chain_field(row)
+    return add_chain(row, str(reply[key]), f"{key} of the last message")
 
 
 def split_thinking(row: Row) -> Row:
     """Take `<think>…</think>` at the beginning of a row's answer as its chain. Raises `RowError` as `add_chain`."""
-    match = THINKING.match(row["answer"]) if isinstance(row.get("answer"), str) else None
+    match = find_thinking(row["answer"]) if isinstance(row.get("answer"), str) else None
     if match is None:
         return row
-    return add_chain(row | {"answer": row["answer"][match.end() :]}, match[1], "<think> in the answer")
+    answer = row["answer"][match.end() :]
+    if match["marked"] is not None:
+        answer = answer.rstrip().removesuffix("<|end_of_solution|>").rstrip()
+    return add_chain(row | {"answer": answer}, match[match.lastgroup or 0], "<think> in the answer")
+
+
+def find_thinking(text: str) -> re.Match[str] | None:
+    """Return the match of a chain of thought in marks at the beginning of a text."""
+    return THINKING.match(text) if "</think>" in text or "<|end_of_thought|>" in text else None
 
 
 def add_chain(row: Row, thinking: str, place: str) -> Row:
@@ -119,6 +136,7 @@ def convert_prompt_completion(row: Row) -> Row:
     prompt, completion = row["prompt"], row["completion"]
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
     if isinstance(prompt, str) and isinstance(completion, str):
+        rest.pop("messages", None)
         return with_chain_field(rest | {"question": prompt, "answer": completion})
     if isinstance(prompt, list) and isinstance(completion, list):
         return convert_messages(rest | {"messages": [*prompt, *completion]})
@@ -129,7 +147,7 @@ def convert_conversations(row: Row) -> Row:
     """Convert a row of ShareGPT, `{"conversations": [{"from": "human", "value": …}, …]}`, with `system` if it has one.
 
     Raises:
-        RowError: A turn is not that of human, gpt or system, or has no text.
+        RowError: A turn is not that of human, gpt, system or tool, or has no text.
     """
     turns, messages = row["conversations"], list[dict[str, Any]]()
     for turn in turns if isinstance(turns, list) else [turns]:
@@ -137,11 +155,11 @@ def convert_conversations(row: Row) -> Row:
         message = {"role": SHAREGPT_ROLES.get(str(fields.get("from"))), "content": fields.get("value")}
         messages.append(fields if fields.get("role") else message)
         if messages[-1]["role"] is None:
-            raise chat_row_error("conversations", turn, "turns from human, gpt or system with a value, or messages")
-    system = row.get("system")
+            raise chat_row_error("conversations", turn, "turns from human, gpt, system or tool, with a value")
+    system = row.get("system") or row.get("system_prompt")
     if isinstance(system, str) and system.strip() and messages[:1] and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    rest = {key: value for key, value in row.items() if key not in ("conversations", "system")}
+    rest = {key: value for key, value in row.items() if key not in ("conversations", "system", "system_prompt")}
     return convert_messages(rest | {"messages": messages})
 
 

@@ -94,6 +94,13 @@ def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None
     return convert
 
 
+def convert_squad(row: Row) -> Row | None:
+    """Convert SQuAD: the context is the document, the first answer the answer; questions without one give None."""
+    texts = row["answers"]["text"]
+    rest = {key: value for key, value in row.items() if key not in ("context", "answers")}
+    return rest | {"document": row["context"], "answer": texts[0], "steps": []} if texts else None
+
+
 def convert_instruction(row: Row) -> Row | None:
     """Convert a row of an instruction: its input or context, if there is one, follows after an empty line."""
     answer, question = "response" if "response" in row else "output", row["instruction"]
@@ -114,6 +121,7 @@ COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "gsm-hard": renaming_converter("instruction", "response"),
     "svamp": renaming_converter("question_concat", "Answer"),
     "multiarith": renaming_converter("question", "final_ans"),
+    "squad": convert_squad,
     "messages": convert_messages,
     "prompt-completion": convert_prompt_completion,
     "conversations": convert_conversations,
@@ -122,6 +130,7 @@ COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
 DATASET_COLUMNS: Mapping[str, tuple[set[str], set[str]]] = {
     "svamp": ({"question_concat", "Answer"}, {"ID", "Body", "Question", "Equation", "Type", "__index_level_0__"}),
     "multiarith": ({"question", "final_ans"}, {"id", "__index_level_0__"}),
+    "squad": ({"question", "context", "answers"}, {"id", "title"}),
 }  # which every row of the set has, and which it may have besides
 IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
     ("messages", {"messages"}),
@@ -130,6 +139,7 @@ IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
     ("instruction", {"instruction", "response"}),
     ("conversations", {"conversations"}),
 )
+FORM_COLUMNS = ("standard", *(name for name, _ in IDENTIFYING_COLUMNS))  # not those of a published set
 FORM_FIELDS = frozenset().union(*(fields for _, fields in IDENTIFYING_COLUMNS))
 
 

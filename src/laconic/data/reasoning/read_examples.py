@@ -7,18 +7,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from laconic.batches import ReasoningExample
-from laconic.config.data import DataConfig, FieldName
+from laconic.config.data import DataConfig
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.catalog import refuse_csv
-from laconic.data.reasoning.chat import CHAIN_FIELDS, has_history, split_thinking
+from laconic.data.reasoning.chat import CHAIN_FIELDS, split_thinking
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
-    EQUATION,
     FORM_FIELDS,
     detect_columns,
     normalise_number,
@@ -26,6 +24,7 @@ from laconic.data.reasoning.columns import (
     rename_columns,
     split_chain,
 )
+from laconic.data.reasoning.row_notes import describe_missing_columns, iter_notes
 from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
@@ -47,19 +46,8 @@ from laconic.data.strict_jsonl import (
 from laconic.errors import InputError, translate_os_errors
 
 OTHER_FORMATS = ({"text"},)
-USUAL_NAMES = {
-    "question": ("prompt", "problem", "input", "query", "instruction", "question_concat"),
-    "answer": (
-        *("expected_answer", "final_answer", "final_ans"),
-        *("response", "output", "target", "label", "result", "solution", "completion", "correct"),
-    ),
-}  # of fields, the likeliest first, for the remedy of an error
-UNREAD_TEXTS = ("input", "context", "system")  # usual names of fields that belong to a question
+CONVERSATIONS = ("messages", "prompt-completion", "conversations")  # forms whose messages are the prompt
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
-UNCLEAR_CHAINS = (
-    'steps: data.format "pccot" joins them without a separator, as in 3+4=77+1=8; write <<3+4=7>>, end a step with ; '
-    'or a line end, or set data.format = "codi" (spaces) or "chat" (lines)'
-)
 ACCEPTED_FIELDS = (
     "expected messages, or prompt and completion, or instruction and output, or question, answer (text or number) and "
     "steps (a list of strings), or cot or rationale (a string), and optionally document (a string)"
@@ -208,34 +196,16 @@ class ExampleReader:
             return None
         row = split_thinking(row)
         self.schema = self.schema or infer_schema(row, text, self.config)
+        if "messages" in row and self.columns not in CONVERSATIONS:
+            row = {key: value for key, value in row.items() if key != "messages"}
+            self.notes["messages: not read beside a question and an answer; remove answer, so that they are read"] += 1
         example = self.schema.parse_example(row, text, name)
         if example.id in self.ids:
             column = locate_field(text, "id")[1]
             raise RowError(column, "duplicate ids", f"duplicate id {example.id[:60]!r}; ids must be unique")
         self.ids.add(example.id)
-        self._note_example(example)
+        self.notes.update(iter_notes(example, self.config, self.columns, self.schema.chain_field))
         return example
-
-    def _note_example(self, example: ReasoningExample) -> None:
-        """Note what training would leave out or write unclearly."""
-        for field in UNREAD_TEXTS:
-            text = example.metadata.get(field)
-            if text and str(text).strip() not in example.question:
-                is_instruction = "instruction" in self.config.columns.values() and field != "system"
-                remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
-                self.notes[f"{field}: has a value, which is not part of the question; {remedy}"] += 1
-        if has_history(example) and self.config.format != "chat":
-            self.notes['conversations of several messages, which need data.format = "chat"'] += 1
-        has_tools = "messages" in example.metadata and example.metadata.get("tools") not in (None, [], "", "[]")
-        if has_tools and self.config.format != "chat":
-            self.notes['tools, which are read only with data.format = "chat"'] += 1
-        if self.columns == "standard" and "####" in example.answer:
-            self.notes["answer: has #### but not before one last line, as in GSM8K, so all of it is the answer"] += 1
-        is_text = self.schema is not None and self.schema.chain_field != "steps"
-        if is_text and len(example.steps) == 1 and is_several_equations(example.steps[0]):
-            self.notes['chains of one step with several <<…>>, which data.chain_split = "spaces" separates'] += 1
-        if self.config.format == "pccot" and joins_unclearly(example.steps):
-            self.notes[UNCLEAR_CHAINS] += 1
 
     def result(self) -> ExamplesFile:
         """Return what was read. Raises `InputError` with the problems."""
@@ -282,10 +252,12 @@ class RowSchema:
         numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
         if numbers:
             row = row | {key: normalise_number(number) for key, number in numbers.items()}
-        for field in ("question", "answer", *(["id"] if "id" in row else [])):
+        for field in ("question", "answer", *(["id"] if row.get("id") is not None else [])):
             self._check_text(row, field, text)
         metadata = {key: value for key, value in row.items() if key not in self.known_fields}
-        document = metadata.pop("document") if isinstance(metadata.get("document"), str) else None
+        document = metadata.pop("document", None)
+        if not isinstance(document, str | None):
+            raise type_error("document", document, "a string", text, "join its parts into one text")
         known = ("messages", "tools") if "messages" in metadata else ()
         unknown = [key for key in metadata if key not in known]
         if self.forbid_unknown_fields and unknown:
@@ -293,13 +265,13 @@ class RowSchema:
             column = locate_field(text, key)[0]
             raise RowError(column, "unknown fields", f"{key[:60]}: unknown field; {ACCEPTED_FIELDS}")
         steps = self._parse_steps(row, text)
-        return ReasoningExample(row.get("id", name), row["question"], steps, row["answer"], metadata, document)
+        return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document)
 
     def _check_text(self, row: dict[str, Any], field: str, text: str) -> None:
         value = row.get(field, "")
         if not isinstance(value, str):
-            hint = "put it in quotes" if type(value) in (int, float) else ACCEPTED_FIELDS
-            raise type_error(field, value, "a string", text, hint)
+            hint = {int: "put it in quotes", float: "put it in quotes", bool: 'write a text, as "yes" or "no"'}
+            raise type_error(field, value, "a string", text, hint.get(type(value), ACCEPTED_FIELDS))
         require_text(row, field, text, ACCEPTED_FIELDS)
 
     def _parse_steps(self, row: dict[str, Any], text: str) -> tuple[str, ...]:
@@ -348,32 +320,6 @@ def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchem
         raise RowError(1, UNKNOWN_COLUMNS, describe_missing_columns(row, missing))
     chain = config.chain_field or next((field for field in CHAIN_FIELDS if field in row), None)
     return RowSchema(chain, config.chain_split, config.forbid_unknown_fields)
-
-
-def is_several_equations(step: str) -> bool:
-    """Return whether a step is nothing but two or more of GSM8K's equations."""
-    return len(EQUATION.findall(step)) > 1 and not EQUATION.sub("", step).strip()
-
-
-def joins_unclearly(steps: Sequence[str]) -> bool:
-    """Return whether nothing separates two steps that follow one another; steps of one character need nothing."""
-    if max(map(len, steps), default=0) < 2:
-        return False
-    return any(a[-1:].isalnum() and b[:1].isalnum() for a, b in pairwise(steps))
-
-
-def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
-    """Return the message for a first row without question or answer, with the columns that it has."""
-    others = [key for key in row if key not in get_args(FieldName)]
-    by_name = {key.lower(): key for key in others if not isinstance(row[key], bool)}
-    usual = {field: next((by_name[x] for x in USUAL_NAMES[field] if x in by_name), None) for field in missing}
-    rest = iter([key for key in others if key not in usual.values() and isinstance(row[key], str | int | float)])
-    columns = {field: usual[field] or next(rest, None) for field in missing}
-    pairs = [f'{field} = "{make_excerpt(key)}"' for field, key in columns.items() if key is not None]
-    hint = f", for example data.columns = {{ {', '.join(pairs)} }}" if pairs else ""
-    hint += "; or remove answer, so that messages are read" if {"messages", "answer"} <= row.keys() else ""
-    names = make_excerpt(", ".join(row)) or "none"
-    return f"no {' and no '.join(missing)}; the fields are {names}; rename them, or set data.columns{hint}"
 
 
 def type_error(field: str, value: Any, expected: str, text: str, hint: str) -> RowError:

@@ -1,0 +1,125 @@
+"""Notes on what training would leave out of a row, or write unclearly, and names for columns that have none of ours."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, get_args
+
+from laconic.batches import ReasoningExample
+from laconic.config.data import DataConfig, FieldName
+from laconic.data.reasoning.chat import has_history
+from laconic.data.reasoning.columns import EQUATION, FORM_COLUMNS
+from laconic.data.strict_jsonl import make_excerpt
+
+CHAIN_NAMES = (
+    *("generated_solution", "deepseek_reasoning", "complex_cot", "chain_of_thought", "explanation", "reasoning"),
+    *("thinking", "solution"),
+)
+USUAL_NAMES = {
+    "question": (
+        *("question", "prompt", "problem", "input", "inputs", "query", "instruction", "question_concat"),
+        *("question_stem", "user"),
+    ),
+    "answer": (
+        *("answer", "expected_answer", "final_answer", "final_ans", "correct_answer", "correct answer", "answerkey"),
+        *("ground_truth", "reference_answer", "response", "output", "target", "targets", "label", "result"),
+        *("deepseek_solution", "solution", "completion", "correct", "final_decision"),
+    ),
+    "cot": CHAIN_NAMES,
+}  # of fields, the likeliest first, for the remedy of an error
+UNREAD_TEXTS = (
+    *("input", "context", "system", "system_prompt", "history", "passage", "article", "paragraphs", "body", "story"),
+    *("query", "options", "choices"),
+)  # usual names of fields that belong to a question
+UNCLEAR_CHAINS = (
+    'steps: data.format "pccot" joins them without a separator, as in 3+4=77+1=8; write <<3+4=7>>, end a step with ; '
+    'or a line end, or set data.format = "codi" (spaces) or "chat" (lines)'
+)
+WHOLE_SOLUTION = re.compile(r"\n.*(?:\\boxed\{|answer is\b)", re.DOTALL | re.IGNORECASE)
+THINKING_MARK = re.compile(r"</?think(?:ing)?>")
+
+
+def iter_notes(
+    example: ReasoningExample, config: DataConfig, columns: str | None, chain_field: str | None
+) -> Iterator[str]:
+    """Yield a note for each part of a row that training would leave out or write unclearly.
+
+    Args:
+        example: The row.
+        config: How rows are read and written.
+        columns: Key of `COLUMN_CONVERTERS` by which it was read.
+        chain_field: Field of the file's chains, if it has any.
+    """
+    if columns in FORM_COLUMNS:
+        yield from iter_unread_fields(example, config)
+    if has_history(example) and config.format != "chat":
+        yield 'conversations of several messages, which need data.format = "chat"'
+    has_tools = "messages" in example.metadata and example.metadata.get("tools") not in (None, [], "", "[]")
+    if has_tools and config.format != "chat":
+        yield 'tools, which are read only with data.format = "chat"'
+    if columns == "standard" and "####" in example.answer:
+        yield "answer: has #### but not before one last line, as in GSM8K, so all of it is the answer"
+    elif THINKING_MARK.search(example.answer):
+        yield "answer: has a mark of thinking that does not begin it, so all of it is the answer"
+    elif config.answer_type == "number" and WHOLE_SOLUTION.search(example.answer):
+        yield "answer: a whole solution, so all of it is the answer; write the final answer alone, the solution as cot"
+    if chain_field is None:
+        field = next((x for x in CHAIN_NAMES if isinstance(example.metadata.get(x), str)), None)
+        if field is not None:
+            yield f'{field}: not read; if it is the chain of thought, set data.columns = {{ cot = "{field}" }}'
+    if chain_field not in (None, "steps") and len(example.steps) == 1 and is_several_equations(example.steps[0]):
+        yield 'chains of one step with several <<…>>, which data.chain_split = "spaces" separates'
+    if config.format == "pccot" and joins_unclearly(example.steps):
+        yield UNCLEAR_CHAINS
+
+
+def iter_unread_fields(example: ReasoningExample, config: DataConfig) -> Iterator[str]:
+    """Yield a note for each field that usually belongs to a question and has a text that is not in it."""
+    for field, value in example.metadata.items():
+        name = field.lower()
+        if name in UNREAD_TEXTS and any(text not in example.question for text in iter_texts(value)):
+            is_instruction = "instruction" in config.columns.values() and name in ("input", "context")
+            remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
+            yield f"{make_excerpt(field)}: has a value, which is not part of the question; {remedy}"
+
+
+def iter_texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value that are not blank, stripped."""
+    if isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from iter_texts(part)
+    elif value is not None and str(value).strip():
+        yield str(value).strip()
+
+
+def is_several_equations(step: str) -> bool:
+    """Return whether a step is nothing but two or more of GSM8K's equations."""
+    return len(EQUATION.findall(step)) > 1 and not EQUATION.sub("", step).strip()
+
+
+def joins_unclearly(steps: Sequence[str]) -> bool:
+    """Return whether nothing separates two steps that follow one another; steps of one character need nothing."""
+    if max(map(len, steps), default=0) < 2:
+        return False
+    return any(a[-1:].isalnum() and b[:1].isalnum() for a, b in pairwise(steps))
+
+
+def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
+    """Return the message for a first row without question or answer, with the columns that it has."""
+    others = {key.lower(): key for key in row if key not in get_args(FieldName)}
+    columns = dict[str, str]()
+    for field in (*missing, *([] if {"steps", "cot", "rationale"} & row.keys() else ["cot"])):
+        names = (others[name] for name in USUAL_NAMES[field] if name in others)
+        name = next((name for name in names if name not in columns.values() and is_usable(row[name], field)), None)
+        if name is not None or field in missing:
+            columns[field] = name or "FIELD"
+    pairs = ", ".join(f'{field} = "{make_excerpt(key)}"' for field, key in columns.items())
+    hint = f", for example data.columns = {{ {pairs} }}"
+    hint += "; or remove answer, so that messages are read" if {"messages", "answer"} <= row.keys() else ""
+    names = make_excerpt(", ".join(row)) or "none"
+    return f"no {' and no '.join(missing)}; the fields are {names}; rename them, or set data.columns{hint}"
+
+
+def is_usable(value: Any, field: str) -> bool:
+    """Return whether a value may be a question or a chain, which are texts, or an answer, which may be a number."""
+    return isinstance(value, str) or (field == "answer" and type(value) in (int, float))
