@@ -110,6 +110,14 @@ MARKS = {
 }
 
 
+def test_read_examples_reads_the_marks_of_a_chain_field(tmp_path: Path) -> None:
+    """OpenMathReasoning repeats the answer after the thinking."""
+    (example,) = read(tmp_path, {"question": "What is 3 + 4?", "answer": "7", "cot": THINKING["content"]})
+    assert example.steps == CHAIN
+    (example,) = read(tmp_path, {"prompt": [USER], "completion": THINKING["content"]})
+    assert (example.question, example.steps, example.answer) == ("What is 3 + 4?", CHAIN, "It is 7.")
+
+
 @pytest.mark.parametrize("mark", MARKS)
 def test_read_examples_reads_other_marks_of_thinking(tmp_path: Path, mark: str) -> None:
     (example,) = read(tmp_path, {"question": "What is 3 + 4?", "answer": MARKS[mark]})

@@ -323,3 +323,14 @@ def test_read_examples_refuses_a_document_of_parts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"document: expected a string, got list: .*; join its parts into one text"):
         read_examples(written(tmp_path, ROW | {"document": ["a", "b"]}), CONFIG)
     assert read_examples(written(tmp_path, ROW | {"document": None}), CONFIG).examples[0].document is None
+
+
+def test_read_examples_of_gsm8k_notes_rows_unlike_the_first(tmp_path: Path) -> None:
+    equations = {"question": "2 and 2?", "answer": "It is <<2+2=4>>4.\n#### 4"}
+    prose = {"question": "2 and 3?", "answer": "It is five.\n#### 5"}
+    read = read_examples(written(tmp_path, equations, prose), CONFIG)
+    assert [example.steps for example in read.examples] == [("<<2+2=4>>",), ()]
+    assert "solutions without equations" in read.notes[0]
+    read = read_examples(written(tmp_path, prose, equations), CONFIG)
+    assert [example.steps for example in read.examples] == [("It is five.",), ("It is 4.",)]
+    assert "solutions with equations in <<…>>, which are left out" in read.notes[0]

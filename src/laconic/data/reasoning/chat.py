@@ -65,7 +65,13 @@ def split_thinking(row: Row) -> Row:
     answer = row["answer"][match.end() :]
     if match["marked"] is not None:
         answer = answer.rstrip().removesuffix("<|end_of_solution|>").rstrip()
-    return add_chain(row | {"answer": answer}, match[match.lastgroup or 0], "<think> in the answer")
+    return add_chain(row | {"answer": answer}, extract_thinking(row["answer"]), "<think> in the answer")
+
+
+def extract_thinking(text: str) -> str:
+    """Return what stands between the marks of thinking at the beginning of a chain, or the whole chain."""
+    match = find_thinking(text)
+    return text if match is None else match[match.lastgroup or 0]
 
 
 def find_thinking(text: str) -> re.Match[str] | None:
@@ -128,7 +134,7 @@ def drop_nulls(value: Any) -> Any:
 
 
 def convert_prompt_completion(row: Row) -> Row:
-    """Convert a row of `prompt` and `completion`, both strings or both lists of messages.
+    """Convert a row of `prompt` and `completion`, both strings or both lists of messages, or a list and a reply.
 
     Raises:
         RowError: They are neither.
@@ -138,6 +144,8 @@ def convert_prompt_completion(row: Row) -> Row:
     if isinstance(prompt, str) and isinstance(completion, str):
         rest.pop("messages", None)
         return with_chain_field(rest | {"question": prompt, "answer": completion})
+    if isinstance(prompt, list) and isinstance(completion, str):
+        completion = [{"role": "assistant", "content": completion}]
     if isinstance(prompt, list) and isinstance(completion, list):
         return convert_messages(rest | {"messages": [*prompt, *completion]})
     raise chat_row_error("prompt", prompt, "prompt and completion that are both strings, or both lists of messages")

@@ -14,7 +14,7 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.catalog import refuse_csv
-from laconic.data.reasoning.chat import CHAIN_FIELDS, split_thinking
+from laconic.data.reasoning.chat import CHAIN_FIELDS, extract_thinking, split_thinking
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
     FORM_FIELDS,
@@ -298,7 +298,7 @@ class RowSchema:
             raise RowError(column, "other formats", message)
         if self.chain_field != "steps":
             self._check_text(row, self.chain_field, text)
-            return split_chain(value, self.chain_split)
+            return split_chain(extract_thinking(value), self.chain_split)
         if not isinstance(value, list):
             remedy = 'write ["<<3+4=7>>"], or [] for none; a chain that is one text belongs in the field cot'
             raise type_error("steps", value, "a list of strings", text, remedy)

@@ -57,6 +57,10 @@ def iter_notes(
     has_tools = "messages" in example.metadata and example.metadata.get("tools") not in (None, [], "", "[]")
     if has_tools and config.format != "chat":
         yield 'tools, which are read only with data.format = "chat"'
+    if columns == "gsm8k" and not example.steps:
+        yield "solutions without equations in <<…>>, unlike the first row; they have no chain"
+    if columns == "gsm8k-prose" and EQUATION.search(str(example.metadata.get("raw_answer"))):
+        yield "solutions with equations in <<…>>, which are left out; begin the file with one, so that they are read"
     if columns == "standard" and "####" in example.answer:
         yield "answer: has #### but not before one last line, as in GSM8K, so all of it is the answer"
     elif THINKING_MARK.search(example.answer):
