@@ -63,6 +63,10 @@ def test_check_documents(run, tmp_path):
     assert code == 0
     assert "         2  documents, part train" in out
     assert "         1  duplicate sections" in out
+    (tmp_path / "raw.jsonl").write_text('{"raw_content": "One."}\n', encoding="utf-8")
+    assert "data.text.text_field names another" in run("check", "raw.jsonl", "--documents")[2]
+    code, out, _ = run("check", "raw.jsonl", "--documents", "--columns", "text=raw_content")
+    assert (code, "         1  documents" in out) == (0, True)
     (tmp_path / "bad.jsonl").write_text('{"text": 5}\n{"words": "a"}\n', encoding="utf-8")
     code, _, err = run("check", "bad.jsonl", "--documents")
     assert code == 66
@@ -128,7 +132,7 @@ def test_check_refuses_flags_without_use(run, tmp_path):
     for arguments, flag in (
         (("rows.jsonl", "--data-dir", "."), "--data-dir"),
         (("rows.jsonl", "--documents", "--data-dir", "."), "--data-dir"),
-        (("rows.jsonl", "--documents", "--columns", "question=text"), "--columns"),
+        (("rows.jsonl", "--documents", "--columns", "question=text"), "--columns question=text"),
         (("gsm8k-aug:valid", "--columns", "question=text"), "--columns"),
     ):
         code, _, err = run("check", *arguments)

@@ -98,10 +98,10 @@ class DocumentAudit:
 
 
 def audit_documents(
-    path: Path, tokenizer: Tokenizer | None, row_tokens: int | None, progress: ProgressFn
+    path: Path, tokenizer: Tokenizer | None, row_tokens: int | None, progress: ProgressFn, text_field: str = "text"
 ) -> DocumentAudit:
     """Audit a text file or rows of texts. Raises `InputError` with all problems."""
-    documents, notes = read_documents(str(path), TextConfig())
+    documents, notes = read_documents(str(path), TextConfig(text_field=text_field))
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     sections = [section for document in documents for section in document.sections]

@@ -1,6 +1,6 @@
 """`laconic data list` and `laconic data check`: list the known data sets, and audit rows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -89,7 +89,8 @@ class DataCheckCommand:
     tokenizer: OptionalStr = None
     """tokenizer to count tokens with: folder or hub name"""
     columns: OptionalStr = None
-    """names of the file's fields that differ from laconic's, comma-separated: question=prompt,answer=response"""
+    """names of the file's fields that differ from laconic's, comma-separated: question=prompt,answer=response;
+    with --documents: text=FIELD"""
     max_length: OptionalInt = None
     """tokens of question, chain and answer above which rows are reported; with --documents, tokens per row"""
     documents: bool = False
@@ -112,7 +113,8 @@ class DataCheckCommand:
             tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         if self.documents:
             with progress("checking") as show:
-                return self.print_documents(audit_documents(Path(self.file), tokenizer, self.max_length, show))
+                field = parse_columns(self.columns, ("text",)).get("text", "text")
+                return self.print_documents(audit_documents(Path(self.file), tokenizer, self.max_length, show, field))
         with status(f"reading {self.file}"):
             scanned = self.scan_rows()
         with progress("checking") as show:
@@ -150,16 +152,17 @@ class DataCheckCommand:
         """Raise `UsageError` (2) for flags that what is read has no use for."""
         if self.documents or self.is_file:
             refuse_flags({"data_dir": self.data_dir}, f"{self.file} is a file, not a data set by name")
-        if self.documents or not self.is_file:
-            refuse_flags({"columns": self.columns}, "only for a file of questions")
+        if not self.documents and not self.is_file:
+            refuse_flags({"columns": self.columns}, "only for a file")
 
     def scan_rows(self) -> "ScannedFile":
-        from laconic.config.data import DataConfig
+        from laconic.config.data import DataConfig, FieldName
         from laconic.data.audit import AUDIT_CONFIG, ScannedFile, scan_file
         from laconic.data.reasoning.load import load_examples
 
         if self.is_file:
-            return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": parse_columns(self.columns)}))
+            columns = parse_columns(self.columns, get_args(FieldName))
+            return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": columns}))
         data_dir = None if self.data_dir is None else str(self.data_dir)
         examples = load_examples(self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir))
         return ScannedFile(examples.examples, examples.sha256, (), examples.notes)
@@ -240,11 +243,9 @@ def print_origin(notes: Iterable[str], sha256: str, lengths: "Mapping[str, Lengt
         print_rows(("tokens", "p50", "p90", "p99", "max"), rows)
 
 
-def parse_columns(text: str | None) -> dict[str, str]:
+def parse_columns(text: str | None, known: Sequence[str]) -> dict[str, str]:
     """Parse --columns. Raises `UsageError` (2) unless it is a list of NAME=COLUMN with our names of fields."""
-    from laconic.config.data import FieldName
-
-    pairs, known = [part.partition("=") for part in split_commas(text or "")], get_args(FieldName)
+    pairs = [part.partition("=") for part in split_commas(text or "")]
     if any(name not in known or not column for name, _, column in pairs):
         raise UsageError(f"--columns {text}: expected NAME=COLUMN with the names {', '.join(known)}")
     return {name: column for name, _, column in pairs}
