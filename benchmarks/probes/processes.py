@@ -125,6 +125,8 @@ class ForkedCommand:
             for number, path in enumerate(self.logs, 1):
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(descriptor, number)
+            # pytest has put streams of its own in their place
+            sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, "utf-8", "backslashreplace", closefd=False) for n in (1, 2))
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             sys.addaudithook(WriteCounter(folder.resolve(), kill_at, report, self.journal))
             if prepare is not None:
