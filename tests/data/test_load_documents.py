@@ -102,8 +102,8 @@ FAULTS: list[tuple[bytes, str]] = [
     (b'{"body": "a"}\n', 'a.jsonl:1:1: text: no such field in {"body": "a"}; expected a field text'),
     (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2:1: book: no such field in {"text": "c"}'),
     (
-        b'{"text": "a", "split": "dev"}\n',
-        "a.jsonl:1:24: split: expected one of train, valid, validation, test",
+        b'{"text": "a", "split": "dove"}\n',
+        "a.jsonl:1:24: split: expected one of train, valid, validation, test, val, dev, eval",
     ),
     (b'{"text": "a"}\n\n{"text": 3}\n', "a.jsonl:3:10: text: not a string"),
     (b'{"text": "a"\n', "a.jsonl:1:"),

@@ -1,5 +1,6 @@
 """Labelled texts: files, and their order as demonstrations."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -30,9 +31,30 @@ def test_load_labelled_texts_refuses_invalid_rows(tmp_path: Path) -> None:
     file.write_text('{"text": "a", "label": "b"}\n')
     with pytest.raises(InputError, match="1 labels in 1 rows"):
         load_labelled_texts(file)
-    file.write_text('{"text": "a", "label": 3}\n')
+    file.write_text('{"text": "a", "label": [3]}\n')
     with pytest.raises(InputError, match=r"a\.jsonl:1:24: label: not a string"):
         load_labelled_texts(file)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        ([{"text": "a", "label": 0}, {"text": "b", "label": 1}], ["0", "1"]),
+        ([{"text": "a", "label": 0.0}, {"text": "b", "label": True}], ["0", "True"]),
+        (
+            [{"text": "a", "label": 0, "label_text": "no"}, {"text": "b", "label": 1, "label_text": "yes"}],
+            ["no", "yes"],
+        ),
+        ([{"utterance": "a", "label": "x"}, {"utterance": "b", "label": "y"}], ["x", "y"]),
+        ([{"query": "a", "intent": "x"}, {"query": "b", "intent": "y"}], ["x", "y"]),
+    ],
+)
+def test_load_labelled_texts_of_published_columns(
+    tmp_path: Path, rows: list[dict[str, object]], labels: list[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_labelled_texts(tmp_path / "a.jsonl")
+    assert [(row.text, row.label) for row in loaded] == [("a", labels[0]), ("b", labels[1])]
 
 
 def test_order_demonstrations_by_seed() -> None:

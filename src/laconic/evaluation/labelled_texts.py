@@ -11,7 +11,9 @@ from laconic.data.documents.load import parse_split
 from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.errors import InputError
 
-ROW_FORMAT = "a row has text and label"
+ROW_FORMAT = "a row has text (or utterance, query, sentence) and label (or label_text, intent)"
+TEXT_FIELDS = ("text", "utterance", "query", "sentence")
+LABEL_FIELDS = ("label_text", "label_name", "label", "intent")  # words before numbers
 
 
 class LabelledText(NamedTuple):
@@ -23,10 +25,14 @@ class LabelledText(NamedTuple):
 
 
 def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledText:
-    """Parse a row. Raises `RowError`."""
+    """Parse a row; a number as label is read as its digits. Raises `RowError`."""
+    text_field = next((field for field in TEXT_FIELDS if field in row), "text")
+    label_field = next((field for field in LABEL_FIELDS if row.get(field) is not None), "label")
+    if isinstance(label := row.get(label_field), int | float):
+        row = row | {label_field: f"{label:g}" if isinstance(label, float) else str(label)}
     return LabelledText(
-        require_text(row, "text", text, ROW_FORMAT),
-        require_text(row, "label", text, ROW_FORMAT),
+        require_text(row, text_field, text, ROW_FORMAT),
+        require_text(row, label_field, text, ROW_FORMAT),
         parse_split(row, text),
     )
 

@@ -111,7 +111,7 @@ def test_plan_of_a_file_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ("abc", r"^intents: 3 classes do not divide into two or more tasks of 2$"),
+        ("abc", r"^intents: 3 classes; give at least four, for two tasks of two classes$"),
         ("a", r"^intents\.jsonl: 1 class in 2 rows"),
         ("abc!", r"^intents\.jsonl: the label '!' has no words; rename it$"),
     ],

@@ -34,6 +34,7 @@ from laconic.errors import InputError, translate_os_errors
 
 ROW_FILES = (".jsonl", ".json", ".parquet")  # any other file is one text
 BLOCK_BYTES = 1 << 20
+ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
 SECTION_SEPARATOR = "\n\n"
 
 
@@ -91,11 +92,11 @@ def parse_split(row: Mapping[str, Any], text: str) -> SplitName | None:
     split = row.get("split")
     if split is None:
         return None
-    if not isinstance(split, str) or split not in SPLIT_NAMES:
+    if not isinstance(split, str) or split.lower() not in ROW_SPLITS:
         column = locate_field(text, "split")[1]
-        message = f"split: expected one of {', '.join(SPLIT_NAMES)}: {make_excerpt(text, column)}"
+        message = f"split: expected one of {', '.join(ROW_SPLITS)}: {make_excerpt(text, column)}"
         raise RowError(column, "unknown splits", message)
-    return SPLIT_NAMES[split]
+    return ROW_SPLITS[split.lower()]
 
 
 def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -> tuple[list[Document], list[str]]:

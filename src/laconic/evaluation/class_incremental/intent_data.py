@@ -166,12 +166,15 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str) -> IntentRows:
     for part in ("train", "test"):
         missing = sorted(labels - {row.label for row in by_part[part]})
         if missing:
-            raise InputError(f"{name}: class {missing[0]} has no {part} row")
+            hint = "give it rows with two different texts; a train row with the text of a test row is left out"
+            raise InputError(f"{name}: class {missing[0]} has no {part} row; {hint}")
     wordless = next((label for label in sorted(labels) if not label_to_text(label)), None)
     if wordless is not None:
         raise InputError(f"{name}: the label {wordless!r} has no words; rename it")
-    if len({label_to_text(label) for label in labels}) < len(labels):
-        raise InputError(f"{name}: two labels have the same words; rename one of them")
+    by_words = dict[str, str]()
+    for label in sorted(labels):
+        if (other := by_words.setdefault(label_to_text(label), label)) != label:
+            raise InputError(f"{name}: the labels {other!r} and {label!r} have the same words; rename one of them")
     num_dropped = len(rows) - sum(map(len, by_part.values()))
     return IntentRows(by_part["train"], by_part["valid"], by_part["test"], num_dropped)
 
@@ -245,8 +248,10 @@ def build_stream(
     labels = list(group_by_label([*intents.train, *intents.test]))
     K = len(labels)
     n = min(MAX_FILE_TASKS, K // 2) if classes_per_task is None else K // classes_per_task
+    if n < 2 and classes_per_task is None:
+        raise InputError(f"{name}: {K} classes; give at least four, for two tasks of two classes")
     if n < 2 or (classes_per_task is not None and K % classes_per_task):
-        raise InputError(f"{name}: {K} classes do not divide into two or more tasks of {classes_per_task or 2}")
+        raise InputError(f"{name}: {K} classes do not divide into two or more tasks of {classes_per_task}")
     shuffled, ends = rng.permutation(K, seed, CLASS_ORDER_KEY), [K * i // n for i in range(n + 1)]
     task_classes = [tuple(shuffled[start:end]) for start, end in pairwise(ends)]
     number = {label: i for i, label in enumerate(labels)}
