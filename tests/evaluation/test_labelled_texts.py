@@ -40,7 +40,7 @@ def test_load_labelled_texts_refuses_invalid_rows(tmp_path: Path) -> None:
     ("rows", "labels"),
     [
         ([{"text": "a", "label": 0}, {"text": "b", "label": 1}], ["0", "1"]),
-        ([{"text": "a", "label": 0.0}, {"text": "b", "label": True}], ["0", "True"]),
+        ([{"text": "a", "label": 1234567.0}, {"text": "b", "label": True}], ["1234567", "True"]),
         (
             [{"text": "a", "label": 0, "label_text": "no"}, {"text": "b", "label": 1, "label_text": "yes"}],
             ["no", "yes"],

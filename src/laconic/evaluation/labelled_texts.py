@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from laconic import rng
 from laconic.config.data import SplitName
 from laconic.data.documents.load import parse_split
+from laconic.data.reasoning.columns import normalise_number
 from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.errors import InputError
 
@@ -29,7 +30,7 @@ def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledTe
     text_field = next((field for field in TEXT_FIELDS if field in row), "text")
     label_field = next((field for field in LABEL_FIELDS if row.get(field) is not None), "label")
     if isinstance(label := row.get(label_field), int | float):
-        row = row | {label_field: f"{label:g}" if isinstance(label, float) else str(label)}
+        row = row | {label_field: normalise_number(label)}
     return LabelledText(
         require_text(row, text_field, text, ROW_FORMAT),
         require_text(row, label_field, text, ROW_FORMAT),

@@ -101,6 +101,7 @@ class DataCheckCommand:
 
     def run(self) -> int:
         """Return 66 if rows are invalid, else 0."""
+        from laconic.config.data import FieldName
         from laconic.data.audit import audit_documents, audit_examples
         from laconic.data.tokenizer import load_tokenizer
 
@@ -109,14 +110,15 @@ class DataCheckCommand:
         check_minimum(1, max_length=self.max_length)
         self.refuse_folder()
         self.refuse_other_flags()
+        columns = parse_columns(self.columns, ("text",) if self.documents else get_args(FieldName))
         with status("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         if self.documents:
             with progress("checking") as show:
-                field = parse_columns(self.columns, ("text",)).get("text", "text")
-                return self.print_documents(audit_documents(Path(self.file), tokenizer, self.max_length, show, field))
+                audit = audit_documents(Path(self.file), tokenizer, self.max_length, show, columns.get("text", "text"))
+                return self.print_documents(audit)
         with status(f"reading {self.file}"):
-            scanned = self.scan_rows()
+            scanned = self.scan_rows(columns)
         with progress("checking") as show:
             result = audit_examples(scanned, tokenizer, self.max_length, show)
         if self.format == "json":
@@ -155,13 +157,12 @@ class DataCheckCommand:
         if not self.documents and not self.is_file:
             refuse_flags({"columns": self.columns}, "only for a file")
 
-    def scan_rows(self) -> "ScannedFile":
-        from laconic.config.data import DataConfig, FieldName
+    def scan_rows(self, columns: Mapping[str, str]) -> "ScannedFile":
+        from laconic.config.data import DataConfig
         from laconic.data.audit import AUDIT_CONFIG, ScannedFile, scan_file
         from laconic.data.reasoning.load import load_examples
 
         if self.is_file:
-            columns = parse_columns(self.columns, get_args(FieldName))
             return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": columns}))
         data_dir = None if self.data_dir is None else str(self.data_dir)
         examples = load_examples(self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir))

@@ -81,17 +81,17 @@ def iter_unread_fields(example: ReasoningExample, config: DataConfig) -> Iterato
     """Yield a note for each field that usually belongs to a question and has a text that is not in it."""
     for field, value in example.metadata.items():
         name = field.lower()
-        if name in UNREAD_TEXTS and any(text not in example.question for text in iter_texts(value)):
+        if name in UNREAD_TEXTS and any(text not in example.question for text in iter_strings(value)):
             is_instruction = "instruction" in config.columns.values() and name in ("input", "context")
             remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
             yield f"{make_excerpt(field)}: has a value, which is not part of the question; {remedy}"
 
 
-def iter_texts(value: Any) -> Iterator[str]:
+def iter_strings(value: Any) -> Iterator[str]:
     """Yield the texts in a JSON value that are not blank, stripped."""
     if isinstance(value, list | dict):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from iter_texts(part)
+            yield from iter_strings(part)
     elif value is not None and str(value).strip():
         yield str(value).strip()
 

@@ -266,8 +266,9 @@ class MemoryStore:
         self.served.check_reads_memories()
         entries = [self.find(name) for name in names]
         key = tuple(entry.digest for entry in entries)
+        have_files = all(entry.path.exists() for entry in entries)
         with self.lock:
-            if key in self.prefixes and all(entry.path.exists() for entry in entries):
+            if have_files and key in self.prefixes:
                 self.prefixes.move_to_end(key)
                 return self.prefixes[key]
         with torch.inference_mode():
