@@ -11,7 +11,7 @@ from benchmarks import reliability
 from benchmarks.probes import damage, disks, kills, signals, surroundings, works, writers
 from benchmarks.probes.counts import Counts
 from benchmarks.probes.damage import Artifact
-from benchmarks.probes.processes import Moment
+from benchmarks.probes.processes import INTERRUPTED, Moment
 from benchmarks.probes.works import Work, hash_files
 from laconic.errors import LaconicError
 from laconic.storage import atomic
@@ -28,6 +28,8 @@ def write_carefully() -> int:
     except LaconicError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

@@ -20,6 +20,7 @@ from tests.trust.children import Child
 
 Action = Callable[[], int]  # runs in a child process and returns its exit code
 KILLED = 128 + signal.SIGKILL
+INTERRUPTED = 128 + signal.SIGINT
 MAX_SECONDS = 300.0  # of a command; longer means that it hangs
 DELAY = 0.004  # longest wait, in seconds, between a write and the kill that follows it
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -132,10 +133,14 @@ class ForkedCommand:
             if prepare is not None:
                 prepare()
             code = action()
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            os._exit(code)
+            while True:
+                try:
+                    for stream in (sys.stdout, sys.stderr):
+                        with suppress(OSError, ValueError):
+                            stream.flush()
+                    os._exit(code)
+                except KeyboardInterrupt:  # Ctrl-C after the action changes nothing
+                    continue
 
         sys.stdout.flush()
         sys.stderr.flush()

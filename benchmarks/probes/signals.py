@@ -8,12 +8,11 @@ from pathlib import Path
 
 from benchmarks.probes.counts import Counts
 from benchmarks.probes.kills import Reference, describe, finish
-from benchmarks.probes.processes import ForkedCommand
+from benchmarks.probes.processes import INTERRUPTED, ForkedCommand
 from benchmarks.probes.works import Work
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PREEMPTED = 75
-INTERRUPTED = 130
 
 
 def interrupt_once(work: Work, reference: Reference, folder: Path, trial: int) -> tuple[str, bool]:
