@@ -23,6 +23,11 @@ def escape_controls(text: str) -> str:
     return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def pluralize(n: int, noun: str) -> str:
+    """Return a number and a noun, such as "1 token" or "2,000 tokens"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def log_message(text: str) -> None:
     """Print a line to standard error, control characters as escapes.
 

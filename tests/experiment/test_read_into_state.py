@@ -3,9 +3,11 @@
 import random
 import warnings
 from itertools import pairwise
+from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 from torch import Tensor
 
 import laconic
@@ -137,3 +139,25 @@ def test_a_prompt_that_is_learned_stays_whole_in_attention() -> None:
         cache = cast(FastWeightState, answer.state).attention_cache
         assert cache is not None
         assert cache.S == 12
+
+
+def test_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    """In memory as from a file: with other levels, other weights, or weights that were trained in between."""
+    model = build("llama", 64, (8,))
+    state = model.compress(["a text that is longer than a chunk"])
+    after = model.generate("b", GenerationConfig(max_tokens=2), memory=state)[0].state
+    model.save(state, tmp_path / "state")
+    copies = [state, cast(FastWeightState, after), model.load_memory(tmp_path / "state"), state.detach()]
+    others = [build("llama", 64, (16,)), build("qwen2", 64, (8,))]
+    refusal = r"^state: it was read by another model"
+    for copy in copies:
+        model.compress(["more"], copy)
+        for other in others:
+            with pytest.raises(UsageError, match=refusal):
+                other.compress(["more"], copy)
+            with pytest.raises(UsageError, match=refusal):
+                other.save(copy, tmp_path / "other")
+    with torch.no_grad():
+        next(model.model.parameters()).mul_(1.5)
+    with pytest.raises(UsageError, match=refusal):
+        model.generate("b", memory=state)

@@ -13,10 +13,10 @@ from laconic.compression.kv.cartridge import CartridgeConfig, check_document_fit
 from laconic.compression.kv.compress import DEFAULT_CONFIG, PROMPT_SHARE, KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import SHARED_METHODS
-from laconic.console import log_message, progress, status
+from laconic.console import log_message, pluralize, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
-from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position, pluralize
+from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position
 from laconic.experiment.load_model import check_is_model, load_plain_model
 from laconic.experiment.text_models.kv_compressor import compress_text, encode_document
 from laconic.models.config import DecoderConfig

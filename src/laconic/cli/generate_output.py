@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from laconic.console import ProgressFn, progress
+from laconic.console import ProgressFn, pluralize, progress
 
 if TYPE_CHECKING:
     from laconic.generation.config import GenerationConfig
@@ -63,8 +63,6 @@ class GenerationTimer:
 
     def describe(self) -> str:
         import torch
-
-        from laconic.experiment.from_recipe.cost import pluralize
 
         rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
         return (

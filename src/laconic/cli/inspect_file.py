@@ -10,7 +10,7 @@ from laconic.compression.kv.memory import KVMemory
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import abbreviate_hash, format_setting
 from laconic.config.nested import CMSConfig
-from laconic.experiment.from_recipe.cost import pluralize
+from laconic.console import pluralize
 from laconic.experiment.from_recipe.untrained_levels import read_untrained_levels, read_writer_metadata
 from laconic.experiment.state_report import format_reports, state_file_to_json
 from laconic.nested.state_check import translate_structure_errors

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from laconic import rng
-from laconic.experiment.from_recipe.cost import pluralize
+from laconic.console import pluralize
 
 NUM_RESAMPLES = 10_000
 RNG_KEY = 20_261_121  # the same scores give the same interval on every machine

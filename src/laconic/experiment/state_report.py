@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position, pluralize
+from laconic.console import pluralize
+from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
 from laconic.nested.cms.level import frobenius_norm

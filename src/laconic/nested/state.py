@@ -140,6 +140,7 @@ class FastWeightState:
         position: Tokens read by each row.
         open_chunk: For levels that learn from the next token's loss: the tokens read since the last update, and the
             states before them.
+        model_key: Hash of the model that read the text, which `NestedTextModel` compares; empty where that is unknown.
 
     Examples:
         >>> import torch, laconic
@@ -152,6 +153,7 @@ class FastWeightState:
     layers: tuple[LayerState, ...]
     position: Int[Tensor, " B"]
     open_chunk: OpenChunk | None = None
+    model_key: str = field(default="", metadata={"stored": False})
 
     def __repr__(self) -> str:
         size = f"{num_bytes(self) / 2**20:,.1f} MiB"
@@ -283,8 +285,8 @@ def _reset_node(tree: Tree, keep: Tensor) -> Tree:
     node: Any = tree
     if isinstance(node, FastWeightState):
         layers = tuple(_reset_node(layer, keep) for layer in node.layers)
-        position = _zero_rows(node.position, keep)
-        return cast(Tree, FastWeightState(layers, position, _reset_node(node.open_chunk, keep)))
+        chunk = _reset_node(node.open_chunk, keep)
+        return cast(Tree, replace(node, layers=layers, position=_zero_rows(node.position, keep), open_chunk=chunk))
     if isinstance(node, OpenChunk):
         layers = tuple(_reset_node(layer, keep) for layer in node.layers_at_start)
         return cast(Tree, OpenChunk(node.input_ids, _zero_rows(node.num_tokens, keep), layers))

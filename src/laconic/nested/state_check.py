@@ -116,6 +116,15 @@ def check_cache_dtype(state: FastWeightState, dtype: torch.dtype) -> None:
         )
 
 
+def check_model_key(state: FastWeightState, key: str) -> None:
+    """Raise `UsageError` if a state says that a model with another key has read it."""
+    if state.model_key not in ("", key):
+        raise UsageError(
+            "state: it was read by another model: other weights, another tokenizer, or other levels; use that model, "
+            "or read the text again"
+        )
+
+
 def find_mismatch(part: object, initial: object, name: str) -> str | None:
     """Return what differs first between a part of a state and that of an initial state, or None."""
     if isinstance(part, Tensor):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from laconic import __version__
 from laconic.errors import CorruptArtifactError
+from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.nested.state import (
     CMSLevelState,
@@ -27,6 +28,7 @@ from laconic.nested.state import (
     OpenChunk,
     bit_equal,
     map_tensors,
+    to,
 )
 from laconic.nested.state_check import check_metadata, translate_structure_errors
 from laconic.storage import atomic
@@ -150,6 +152,18 @@ def unflatten_state(spec: Any, tensors: Mapping[str, Tensor], unused: set[str]) 
     if isinstance(state, FastWeightState) and isinstance(state.open_chunk, StoredOpenChunk):
         state = replace(state, open_chunk=unpack_open_chunk(state.layers, state.open_chunk))
     return state
+
+
+def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightState:
+    """Return a state with KV caches in the dtype of the weights, and everything else in that of sums."""
+
+    def restore(layers: tuple[LayerState, ...]) -> tuple[LayerState, ...]:
+        return tuple(x if x.cache is None else replace(x, cache=x.cache.to(dtype=dtype)) for x in layers)
+
+    state = to(state, dtype=accumulation_dtype(dtype))
+    chunk = state.open_chunk
+    chunk = None if chunk is None else replace(chunk, layers_at_start=restore(chunk.layers_at_start))
+    return replace(state, layers=restore(state.layers), open_chunk=chunk)
 
 
 def pack_open_chunk(layers: Sequence[LayerState], chunk: OpenChunk) -> OpenChunk | StoredOpenChunk:

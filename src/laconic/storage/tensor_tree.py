@@ -1,7 +1,7 @@
 """Flatten a tree of dataclasses, mappings and tuples into named tensors and a JSON description, and rebuild it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, cast
 
 from torch import Tensor
@@ -11,10 +11,15 @@ from laconic.errors import CorruptArtifactError
 NodeTypes = Mapping[str, type]
 
 
+def stored_fields(tree: Any) -> list[Field[Any]]:
+    """Return the fields of a dataclass that belong to its tree; those with the metadata `stored=False` do not."""
+    return [f for f in fields(tree) if f.metadata.get("stored", True)]
+
+
 def named_children(tree: object) -> Iterator[tuple[str, Any]]:
     """Yield the children of a node by name; the name of a dataclass field marked `inline` is empty."""
     if is_dataclass(tree) and not isinstance(tree, type):
-        for f in fields(tree):
+        for f in stored_fields(tree):
             yield "" if f.metadata.get("inline") else f.name, getattr(tree, f.name)
     elif isinstance(tree, Mapping):
         yield from cast(Mapping[str, Any], tree).items()
@@ -50,7 +55,7 @@ def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
     if isinstance(tree, Tensor):
         return names[id(tree)]
     if is_dataclass(tree) and not isinstance(tree, type):
-        children = {f.name: build_tree_spec(getattr(tree, f.name), names) for f in fields(tree)}
+        children = {f.name: build_tree_spec(getattr(tree, f.name), names) for f in stored_fields(tree)}
         return {"is": type(tree).__name__} | children
     if isinstance(tree, Mapping):
         return {"of": {name: build_tree_spec(item, names) for name, item in cast(Mapping[str, Any], tree).items()}}
@@ -84,8 +89,7 @@ def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str], n
     if isinstance(spec, dict):
         node = cast(dict[str, Any], spec)
         node_type = node_types.get(str(node.get("is")))
-        if node_type is not None and node.keys() == {"is", *(f.name for f in fields(node_type))}:
-            names = [f.name for f in fields(node_type)]
+        if node_type is not None and node.keys() == {"is", *(names := [f.name for f in stored_fields(node_type)])}:
             return node_type(**{name: unflatten_tree(node[name], tensors, unused, node_types) for name in names})
         if node.keys() == {"of"} and isinstance(node["of"], dict):
             items = cast(dict[str, Any], node["of"]).items()

@@ -108,6 +108,24 @@ def test_plan_of_a_file_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
     assert again.streams[0].fingerprint == stream.fingerprint
 
 
+def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
+    file, model = tmp_path / "intents.jsonl", decoder()
+    context = model.config.max_position_embeddings
+    rows = [{"text": f"{label} {i}", "label": label} for label in "abcd" for i in range(10)]
+    fixed = len("<s> →\n a\n".encode())  # more than the tokens of a line beside its text
+    long = [{"text": "a" * (context - n), "label": "a", "split": "train"} for n in (0, fixed)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows + long))
+    with pytest.warns(UserWarning, match=f"^intents: 1 row is left out: longer than the model's {context} positions$"):
+        plan = plan_class_incremental(model, build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
+    assert plan.description["train_examples"] + plan.description["test_examples"] == len(rows) + 1
+    assert plan.description["dropped"] == 1
+    for row in rows[-10:]:
+        row["text"] += "a" * context
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=f"^intents: all train rows of class d exceed the model's {context} positions"):
+        plan_class_incremental(model, build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [

@@ -22,7 +22,7 @@ from laconic.cli.arguments import (
     refuse_flags,
 )
 from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
-from laconic.console import log_message, progress, status
+from laconic.console import log_message, pluralize, progress, status
 from laconic.errors import BusyError, InputError, UsageError, translate_os_errors
 from laconic.storage.temporary import is_device_or_pipe
 
@@ -244,8 +244,6 @@ class CompressCommand:
                 while text.next_segment():
                     num_segments += 1
                 if num_segments > max_segments:
-                    from laconic.experiment.from_recipe.cost import pluralize
-
                     raise UsageError(
                         f"{text.name} has {pluralize(num_segments, 'segment')} of {segment_tokens} tokens; the memory "
                         f"holds at most {max_segments:,}. {self.suggest_lengths(method, num_segments, segment_tokens)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from laconic.cli.arguments import Device, OutputFormat, command_line
 from laconic.cli.files import print_json, write_file
-from laconic.console import log_message, progress, status
+from laconic.console import log_message, pluralize, progress, status
 
 TITLE = "The Falling Star, from The War of the Worlds by H. G. Wells (1898); text of Standard Ebooks, CC0"
 
@@ -33,7 +33,6 @@ class DemoReadCommand:
         import laconic
         from laconic.evaluation.compression import reading_demo, reading_page
         from laconic.evaluation.tables import print_table
-        from laconic.experiment.from_recipe.cost import pluralize
 
         start = time.monotonic()
         model = self.model

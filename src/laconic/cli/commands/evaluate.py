@@ -60,7 +60,8 @@ class EvaluateCommand:
     data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
     limit: OptionalInt = None
-    """evaluate only the first N questions or documents; for sets with classes, N examples of each class"""
+    """evaluate only the first N questions or documents; for ppl, books and levels, the first N passages of each text,
+    and for sets with classes, N examples of each class"""
     shots: OptionalInt = None
     """models: solved examples before each question; clinc150, banking77, dbpedia14, classes:FILE: training examples
     per class"""

@@ -5,6 +5,7 @@ CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 202
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from laconic import rng
 from laconic.config.data import SplitName
+from laconic.console import pluralize
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.strict_jsonl import read_rows
 from laconic.data.tokenizer import Tokenizer
@@ -177,6 +179,34 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str) -> IntentRows:
             raise InputError(f"{name}: the labels {other!r} and {label!r} have the same words; rename one of them")
     num_dropped = len(rows) - sum(map(len, by_part.values()))
     return IntentRows(by_part["train"], by_part["valid"], by_part["test"], num_dropped)
+
+
+def drop_long_texts(intents: IntentRows, tokenizer: Tokenizer, max_tokens: int, name: str) -> IntentRows:
+    """Drop texts whose line has more than `max_tokens` tokens, with a warning that says how many.
+
+    Raises:
+        InputError: If a class has no other training or no other test text.
+    """
+    prompt_format = PromptFormat.from_tokenizer(tokenizer)
+
+    def fits(row: LabelledText) -> bool:
+        label = prompt_format.encode_label(label_to_text(row.label))
+        num_fixed = len(prompt_format.start_ids) + len(prompt_format.line_end_ids) + len(label)
+        return num_fixed + len(prompt_format.encode_prompt(row.text)) <= max_tokens
+
+    parts = [intents.train, intents.valid, intents.test]
+    remaining = [[row for row in rows if fits(row)] for rows in parts]
+    num_long = sum(map(len, parts)) - sum(map(len, remaining))
+    if not num_long:
+        return intents
+    for part, rows in zip(("train", "test"), remaining[::2], strict=True):
+        empty = sorted({row.label for rows in parts for row in rows} - {row.label for row in rows})
+        if empty:
+            text = f"all {part} rows of class {empty[0]} exceed the model's {max_tokens:,} positions; shorten the texts"
+            raise InputError(f"{name}: {text}")
+    rows = f"{pluralize(num_long, 'row')} {'is' if num_long == 1 else 'are'} left out"
+    warnings.warn(f"{name}: {rows}: longer than the model's {max_tokens:,} positions", stacklevel=2)
+    return IntentRows(remaining[0], remaining[1], remaining[2], intents.num_dropped + num_long)
 
 
 def group_by_label(rows: Iterable[LabelledText]) -> dict[str, list[int]]:

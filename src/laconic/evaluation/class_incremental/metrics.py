@@ -48,7 +48,14 @@ def estimate_metrics(matrices: Sequence[AccuracyRows]) -> dict[str, Estimate]:
     """Return each metric over class orders with its 95 % interval, without those that the matrices do not give."""
     metrics = [compute_metrics(A) for A in matrices]
     columns = zip(ForgettingMetrics._fields, zip(*metrics, strict=True), strict=True)
-    return {name: statistics.estimate_mean([[x] for x in column]) for name, column in columns if None not in column}
+    return {name: estimate_share(name, column) for name, column in columns if None not in column}
+
+
+def estimate_share(name: str, values: Sequence[float]) -> Estimate:
+    """Return the mean over class orders of a metric, with an interval inside the range of its values."""
+    estimate = statistics.estimate_mean([[x] for x in values])
+    lowest = 0.0 if name in ("AA", "plasticity") else -1.0
+    return estimate._replace(low=max(estimate.low, lowest), high=min(estimate.high, 1.0))
 
 
 def metrics_to_json(estimates: dict[str, Estimate]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
 from laconic.evaluation.class_incremental.intent_data import (
     INTENT_DATASETS,
     build_stream,
+    drop_long_texts,
     find_class_file,
     load_class_file,
     load_intents,
@@ -110,11 +111,12 @@ def plan_class_incremental(
 ) -> ClassIncrementalPlan:
     """Prepare the evaluation of a model on a data set, whose files are in `path`, or on `classes:FILE`.
 
-    Raises `InputError` as `load_intents`, `load_class_file` and `build_stream` do.
+    Raises `InputError` as `load_intents`, `load_class_file`, `drop_long_texts` and `build_stream` do.
     """
     learner = model if isinstance(model, Hope) else add_levels(model)
     file = find_class_file(task)
     intents, name = (load_intents(task, path), task) if file is None else (load_class_file(file), file.stem)
+    intents = drop_long_texts(intents, tokenizer, model.config.max_position_embeddings, name)
     config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
         build_stream(

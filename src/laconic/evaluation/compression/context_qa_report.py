@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from laconic.console import pluralize
 from laconic.evaluation.compression.context_qa import (
     METRICS,
     ConditionScores,
@@ -31,7 +32,6 @@ from laconic.evaluation.tables import (
     format_signed,
     format_with_error,
 )
-from laconic.experiment.from_recipe import cost
 
 
 def answer_scores(result: RunResult) -> list[ConditionScores]:
@@ -126,11 +126,11 @@ def build_score_table(result: RunResult) -> Table:
     """Return a row for each condition."""
     items, title = result.items_by_seed[0], f"{result.run}, {result.task}"
     if result.variant["kind"] == "answers":
-        questions = cost.pluralize(len(items), "question")
-        caption = f"{title}: {questions} about {cost.pluralize(count_contexts(result), 'context')}"
+        questions = pluralize(len(items), "question")
+        caption = f"{title}: {questions} about {pluralize(count_contexts(result), 'context')}"
         return build_table(ANSWER_COLUMNS, answer_scores(result), caption)
     majority = f"majority baseline {format_percent(majority_accuracy(items))} %"
-    texts, num_labels = cost.pluralize(count_test_texts(items), "text"), len(items[0].shared["label_tokens"])
+    texts, num_labels = pluralize(count_test_texts(items), "text"), len(items[0].shared["label_tokens"])
     caption = f"{title}: {texts}, {num_labels} labels; {majority}"
     return build_table(LABEL_COLUMNS, label_scores(result), caption)
 

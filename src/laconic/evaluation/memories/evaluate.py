@@ -12,6 +12,7 @@ from torch import Tensor
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.kv.cartridge import CartridgeConfig
 from laconic.compression.kv.compress import compute_window_tokens
+from laconic.console import pluralize
 from laconic.errors import UsageError
 from laconic.evaluation.memories.contexts import (
     FIT,
@@ -35,7 +36,6 @@ from laconic.evaluation.memories.documents import (
 )
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
-from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from laconic.losses import score_rows_in_chunks

@@ -12,6 +12,7 @@ import torch
 
 from laconic import __version__
 from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_METHODS, Recipe
+from laconic.console import pluralize
 from laconic.data.reasoning import answer_matching
 from laconic.errors import PreemptedError, UsageError
 from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_table
@@ -40,7 +41,6 @@ from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import describe_folder, flush_denormals, seed_runs, short_run_names
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
-from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.training.signals import SignalInterruptError

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.batches import PassCounts
+from laconic.console import pluralize
 from laconic.data.reasoning.answer_matching import describe_protocol, require_one_protocol
 from laconic.errors import InputError
 from laconic.evaluation import statistics
@@ -30,7 +31,6 @@ from laconic.evaluation.tables import (
     format_interval,
     format_percent,
 )
-from laconic.experiment.from_recipe.cost import pluralize
 
 UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
 

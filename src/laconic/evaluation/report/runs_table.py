@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.batches import PassCounts
+from laconic.console import pluralize
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
@@ -35,7 +36,6 @@ from laconic.evaluation.tables import (
     format_interval,
     format_percent,
 )
-from laconic.experiment.from_recipe.cost import pluralize
 
 INSPECTED_SPACES = ("keys", "values")
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from laconic.compression.memory import SummaryMemory
+from laconic.console import pluralize
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 
@@ -95,10 +96,6 @@ def kv_bytes_per_position(config: DecoderConfig, dtype: torch.dtype) -> int:
 def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
     """Return the bytes of a KV cache in the dtype of a decoder's weights."""
     return num_positions * kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)
-
-
-def pluralize(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def format_bytes(n: float) -> str:

@@ -21,12 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.config.recipe import Recipe
-from laconic.console import format_duration
+from laconic.console import format_duration, pluralize
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build import build_experiment, build_optimizer
 from laconic.experiment.from_recipe.build_data import check_validation
-from laconic.experiment.from_recipe.cost import format_bytes, pluralize
+from laconic.experiment.from_recipe.cost import format_bytes
 from laconic.experiment.from_recipe.meta_model import (
     build_meta_method,
     count_checkpointed_parts,

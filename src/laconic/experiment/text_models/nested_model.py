@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
@@ -37,13 +38,12 @@ from laconic.experiment.text_models.text_model import (
 )
 from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_range, check_type
 from laconic.generation.generate import Generation, generate
-from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
-from laconic.nested.state import FastWeightState, LayerState
-from laconic.nested.state_check import check_cache_dtype, check_waiting_tokens
+from laconic.nested.state import FastWeightState
+from laconic.nested.state_check import check_cache_dtype, check_model_key, check_waiting_tokens
 from laconic.nested.state_file import HASH_PREFIX
 
 NESTED_METHOD = "hope"
@@ -167,7 +167,7 @@ class NestedTextModel:
         """
         named_texts, is_new = name_texts(texts, names), state is None
         job = self.start_reading(self.open_state(state), len(named_texts))
-        return job.finish([[self.token_stream(name, [text], is_new) for name, text in named_texts]])
+        return self.sign(job.finish([[self.token_stream(name, [text], is_new) for name, text in named_texts]]))
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | str | Path | None = None) -> FastWeightState:
         """Read one text that arrives in chunks, of any total length, into a state of one row.
@@ -177,16 +177,28 @@ class NestedTextModel:
             state: State of one row to continue from, or its file; None for the initial one.
         """
         job = self.start_reading(self.open_state(state))
-        return job.finish([[self.token_stream("stream", chunks, state is None)]])
+        return self.sign(job.finish([[self.token_stream("stream", chunks, state is None)]]))
 
     def open_state(self, state: FastWeightState | str | Path | None) -> FastWeightState | None:
         """Return a state, loaded if it is the path of a file. Raises `UsageError` for one of another kind or model."""
-        state = self.load_memory(state) if isinstance(state, str | Path) else state
+        if isinstance(state, str | Path):
+            return self.load_memory(state)
         if state is not None:
             check_memory_type(state, FastWeightState)
             check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
             check_cache_dtype(state, cast(torch.Tensor, self.model.token_embedding.weight).dtype)
+            check_model_key(state, self.key)
         return state
+
+    @property
+    def key(self) -> str:
+        """Hash of the weights, the tokenizer and the levels, which states carry in memory."""
+        levels = self.model.hope_config.chunk_sizes if self.untrained is None else self.untrained.levels
+        return sha256(f"{self.model.fingerprint} {self.tokenizer.fingerprint} {levels}".encode()).hexdigest()
+
+    def sign(self, state: FastWeightState) -> FastWeightState:
+        """Return a state that says that this model has read it."""
+        return replace(state, model_key=self.key)
 
     def start_reading(self, initial_state: FastWeightState | None = None, num_texts: int = 1) -> StateReadingJob:
         """Return a job that reads `num_texts` texts, which continue `initial_state`: one row for all, or for each."""
@@ -268,7 +280,11 @@ class NestedTextModel:
             state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
             ids = [row[-1:] for row in ids]
         results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
-        return [replace(result, num_prompt_tokens=n) for result, n in zip(results, lengths, strict=True)]
+        finals = [cast(FastWeightState | None, result.final_state) for result in results]
+        return [
+            replace(result, num_prompt_tokens=n, final_state=final and self.sign(final))
+            for result, final, n in zip(results, finals, lengths, strict=True)
+        ]
 
     def read_ids(
         self,
@@ -303,10 +319,12 @@ class NestedTextModel:
             dtype: Type of the numbers in the file. By default a loaded state equals the saved one bit for bit.
 
         Raises:
+            UsageError: If another model has read it.
             NonFiniteError: If the state is not finite.
             DiskError: If the disk is full.
         """
         check_type("state", state, FastWeightState, "a state and then its path, save(state, path)")
+        check_model_key(state, self.key)
         source = {
             "tokenizer": self.tokenizer.fingerprint,
             "created": current_time(),
@@ -316,12 +334,8 @@ class NestedTextModel:
         }
         if self.untrained is not None:
             source |= {"checkpoint": self.untrained.checkpoint, "levels": self.untrained.levels.model_dump(mode="json")}
-        state_file.save_state(
-            values.to(values.detach(state), dtype=dtype),
-            path,
-            model_fingerprint=self.model.weights_fingerprint,
-            source=source,
-        )
+        stored = values.to(values.detach(state), dtype=dtype)
+        state_file.save_state(stored, path, model_fingerprint=self.model.weights_fingerprint, source=source)
 
     def load_memory(self, path: str | Path) -> FastWeightState:
         """Read a state that `save` wrote.
@@ -340,7 +354,7 @@ class NestedTextModel:
                 "use that one"
             )
         embedding = cast(torch.Tensor, self.model.token_embedding.weight)
-        return values.to(restore_dtypes(state, embedding.dtype), embedding.device)
+        return self.sign(values.to(state_file.restore_dtypes(state, embedding.dtype), embedding.device))
 
     def __repr__(self) -> str:
         levels = self.model.hope_config.chunk_sizes[0]
@@ -360,18 +374,6 @@ def match_rows(
         return list(ids), None
     rows = match_prompts(ids, len(state.position))
     return rows, values.select_rows(state, [0] * len(rows)) if len(state.position) == 1 else state
-
-
-def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightState:
-    """Return a state with KV caches in the dtype of the weights, and everything else in that of sums."""
-
-    def restore(layers: tuple[LayerState, ...]) -> tuple[LayerState, ...]:
-        return tuple(x if x.cache is None else replace(x, cache=x.cache.to(dtype=dtype)) for x in layers)
-
-    state = values.to(state, dtype=accumulation_dtype(dtype))
-    chunk = state.open_chunk
-    chunk = None if chunk is None else replace(chunk, layers_at_start=restore(chunk.layers_at_start))
-    return replace(state, layers=restore(state.layers), open_chunk=chunk)
 
 
 def load_read_documents(path: str | Path) -> list[list[ReadDocument]]:

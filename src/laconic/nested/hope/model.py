@@ -243,7 +243,7 @@ class Hope(Decoder):
         num_tokens = num_tokens if attention_mask is None else attention_mask.sum(1).cpu()
         like = input_ids if input_ids is not None else inputs_embeds[..., 0].long()
         open_chunk = empty_open_chunk(outputs.layers, like) if self.has_task_objective else None
-        new_state = FastWeightState(outputs.layers, state.position + num_tokens, open_chunk)
+        new_state = replace(state, layers=outputs.layers, position=state.position + num_tokens, open_chunk=open_chunk)
         activations = collect_activations(capture, inputs_embeds, outputs, hidden)
         return HopeOutput(hidden, cast(Any, new_state), activations)
 

@@ -139,7 +139,7 @@ def _read_aligned(
     y = torch.cat(outputs, 1) if outputs else model.embed(restore_ids(ids))
     num_tokens = torch.full_like(state.position, rows.chunk_ids.shape[1])
     open_chunk = OpenChunk(rows.chunk_ids, num_tokens, rows.layers_at_start)
-    return y, FastWeightState(rows.layers, state.position + n, open_chunk)
+    return y, replace(state, layers=rows.layers, position=state.position + n, open_chunk=open_chunk)
 
 
 def tokens_to_any_boundary(model: Decoder, layers: LayerStates) -> int:
@@ -255,5 +255,5 @@ def flush_open_chunk(
         if rows.chunk_ids.shape[1]:
             rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], gradient_mode)
         open_chunk = empty_open_chunk(rows.layers, rows.chunk_ids)
-        states.append(FastWeightState(rows.layers, group_state.position, open_chunk))
+        states.append(replace(group_state, layers=rows.layers, open_chunk=open_chunk))
     return join_groups(groups, states)
