@@ -183,6 +183,18 @@ def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
     assert [message["role"] for message in example.metadata["messages"]] == ["user", "assistant", "tool"]
 
 
+def test_read_examples_sharegpt_leaves_out_turns_without_an_answer(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "3+4?"}, {"from": "gpt", "value": "7"}, {"from": "human", "value": "Thanks!"}]
+    for system in ({}, {"system": "Be brief."}):
+        path = tmp_path / "rows.jsonl"
+        path.write_text(json.dumps({"conversations": turns, **system}) + "\n")
+        file = read_examples(path, DataConfig(path=str(path), format="chat"))
+        assert (file.examples[0].question, file.examples[0].answer) == ("3+4?", "7")
+        assert file.notes[0] == "rows.jsonl: conversations: turns of the user after the last answer are left out"
+    with pytest.raises(InputError, match="messages that end with the assistant's"):
+        read(tmp_path, {"conversations": turns[:1]})
+
+
 @pytest.mark.parametrize("messages", [[SYSTEM, USER, REPLY], [USER, REPLY, USER, REPLY]])
 def test_reasoning_dataset_refuses_history_without_chat_format(
     tmp_path: Path, tokenizer: Tokenizer, messages: Any

@@ -9,7 +9,7 @@ import pytest
 
 from laconic.config.data import DataConfig, SplitName, TextConfig
 from laconic.data.documents import load as documents_load
-from laconic.data.documents.load import Document, load_documents, load_hub_documents, read_documents
+from laconic.data.documents.load import Document, iter_texts, load_documents, load_hub_documents, read_documents
 from laconic.data.parquet_and_hub import TableRows
 from laconic.errors import InputError
 from tests.conftest import needs, shared_dir
@@ -206,3 +206,16 @@ def test_read_documents_compressed(tmp_path: Path) -> None:
     (tmp_path / "c4.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     with pytest.raises(InputError, match=r"^c4\.json\.gz: compressed with gzip; .*: gzip -d < FILE > c4\.jsonl$"):
         read_documents(str(tmp_path / "c4.json.gz"), TextConfig())
+
+
+def test_documents_may_have_controls(tmp_path: Path) -> None:
+    """Web pages have NUL, and Hebrew or Arabic texts marks of direction; plain text files and Parquet pass too."""
+    text = "\u202bשלום\u202c and \0 here, \u2066\u202e again"
+    file = tmp_path / "pages.jsonl"
+    for is_ascii in (True, False):
+        file.write_text(json.dumps({"text": text}, ensure_ascii=is_ascii) + "\n", encoding="utf-8")
+        assert read_documents(str(file), TextConfig())[0][0].sections == (text,)
+        assert next(iter_texts(file.read_bytes().splitlines(keepends=True), "pages"))[1] == text
+    file.write_text('{"text": "half \\ud83d"}\n')
+    with pytest.raises(InputError, match=r"^pages\.jsonl:1:16: half of a character"):
+        read_documents(str(file), TextConfig())

@@ -223,7 +223,7 @@ def test_load_examples_converts_hub_columns(hub: Hub) -> None:
     assert queries == [("whynlp/gsm8k-aug", None, "abc")]
     zen = load_examples("zen-E/GSM8k-Aug", "train", build_config())
     assert texts(zen) == [("2 and 2?", ("<<2+2=4>>", "<<4*1=4>>"), "4")]
-    assert zen.notes == ("zen-E/GSM8k-Aug:train: rows dropped because their answer is null",)
+    assert zen.notes == ("zen-E/GSM8k-Aug:train: rows dropped because they have no answer",)
     assert queries[-1] == ("zen-E/GSM8k-Aug", None, None)  # the revision is of what is trained on
     assert load_examples("zen-E/GSM8k-Aug-NL", "train", build_config()).examples[0].steps == ("He has 2", "So 4")
     assert len(load_examples("svamp", "test", build_config()).examples) == 1000

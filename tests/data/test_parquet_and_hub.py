@@ -63,7 +63,7 @@ def test_read_examples_of_parquet_with_published_columns(tmp_path: Path) -> None
         written(tmp_path, row, row | {"answer": None}), DataConfig(path="rows.parquet", chain_split="spaces")
     )
     assert [(e.steps, e.answer) for e in read.examples] == [(("<<1+1=2>>", "<<2*1=2>>"), "2")]
-    assert read.notes == ("rows.parquet: rows dropped because their answer is null",)
+    assert read.notes == ("rows.parquet: rows dropped because they have no answer",)
 
 
 def test_read_parquet_refuses_other_files(tmp_path: Path) -> None:

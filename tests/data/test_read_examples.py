@@ -279,7 +279,7 @@ def test_read_examples_of_squad(tmp_path: Path) -> None:
     read = read_examples(written(tmp_path, SQUAD, none), CONFIG)
     (example,) = read.examples
     assert (example.question, example.document, example.answer) == (SQUAD["question"], SQUAD["context"], "1842")
-    assert read.notes == ("rows.jsonl: rows dropped because their answer is null",)
+    assert read.notes == ("rows.jsonl: rows dropped because they have no answer",)
 
 
 @pytest.mark.parametrize(
@@ -334,3 +334,26 @@ def test_read_examples_of_gsm8k_notes_rows_unlike_the_first(tmp_path: Path) -> N
     read = read_examples(written(tmp_path, prose, equations), CONFIG)
     assert [example.steps for example in read.examples] == [("It is five.",), ("It is 4.",)]
     assert "solutions with equations in <<…>>, which are left out" in read.notes[0]
+
+
+def test_read_examples_math(tmp_path: Path) -> None:
+    """Rows of MATH, MATH-500 and NuminaMath: the answer is in a field or in the last box of the solution."""
+    problem = {"problem": "What is half of 1?", "level": "Level 1"}
+    solutions = [
+        ("Halve it.\n" r"So $\boxed{0}$, or rather $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
+        (r"It is $\boxed{\text{a set } \{1, 2\}}$", r"\text{a set } \{1, 2\}"),
+        (r"The sum is \fbox{1,200}.", "1200"),
+        (r"So $\boxed 2$.", "2"),
+    ]
+    rows = [problem | {"solution": solution} for solution, _ in solutions]
+    read = read_examples(written(tmp_path, *rows, problem | {"solution": "A proof."}), CONFIG)
+    assert [example.answer for example in read.examples] == [answer for _, answer in solutions]
+    assert read.examples[0].question == problem["problem"]
+    assert read.examples[0].steps == ("Halve it.", solutions[0][0].splitlines()[1])
+    assert "rows.jsonl: rows dropped because they have no answer" in read.notes
+    for extra in ({}, {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}):
+        file = written(tmp_path, problem | {"solution": r"\boxed{3}", "answer": "x = 3"} | extra)
+        example = read_examples(file, CONFIG).examples[0]
+        assert (example.answer, example.steps) == ("x = 3", (r"\boxed{3}",))
+    with pytest.raises(InputError, match=r'data\.columns = \{ question = "problem", answer = "solution" \}'):
+        read_examples(written(tmp_path, problem | {"solution": "print(3)"}), CONFIG)

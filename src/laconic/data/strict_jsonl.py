@@ -23,8 +23,8 @@ EXCERPT_LENGTH = 80
 ROWS_PER_SKIP = 1000  # `on_invalid_row = "skip"` may drop one row in this many
 ONE_OBJECT = "write one JSON object per line"
 HIGH_SURROGATE, LOW_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-# (kind, description, the raw characters, their JSON escapes)
-FORBIDDEN_CHARACTERS = [
+ForbiddenCharacter = tuple[str, str, re.Pattern[str], re.Pattern[str]]  # kind, description, characters, JSON escapes
+FORBIDDEN_CHARACTERS: Sequence[ForbiddenCharacter] = [
     ("lone surrogates", "half of a character (a lone surrogate)", re.compile("[\ud800-\udfff]"),
      re.compile(rf"{HIGH_SURROGATE}(?!{LOW_SURROGATE})|(?<!\\u[dD][89abAB]..){LOW_SURROGATE}")),
     ("NUL", "a NUL character", re.compile("\0"), re.compile(r"\\u0000")),
@@ -38,6 +38,7 @@ SUSPICIOUS_TEXT = re.compile(
 JSON_STRING, JSON_SPACE = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[ \t\r\n]*")
 
 T = TypeVar("T")
+RowParser = Callable[[str], dict[str, Any]]  # the object on a line; raises RowError
 RowConverter = Callable[[dict[str, Any], str, str], T]  # (row, its JSON text, its name) -> value; raises RowError
 
 
@@ -86,13 +87,16 @@ def check_data_file(file: Path) -> None:
         raise InputError(f"no file {file}; paths are relative to a recipe's file, else to the current folder")
 
 
-def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None = None) -> tuple[list[T], list[str]]:
+def read_rows(
+    path: str | Path, convert: RowConverter[T], max_rows: int | None = None, parse: RowParser | None = None
+) -> tuple[list[T], list[str]]:
     """Read the rows of a JSONL or Parquet file.
 
     Args:
         path: File; a name ending in `.parquet` is read as Parquet, any other as JSONL.
         convert: Called with each row, its JSON text and its name (`file:line`).
         max_rows: Stop after this many rows.
+        parse: Called with each line of JSONL; by default `parse_row`.
 
     Returns:
         The converted rows, and notes for the user.
@@ -105,15 +109,15 @@ def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None =
     if file.suffix == ".parquet":
         return convert_rows(file.name, number_table_rows(read_parquet(file).rows), convert, max_rows, is_table=True), []
     with translate_os_errors(file), file.open("rb") as stream:
-        return read_row_stream(stream, file.name, convert, max_rows)
+        return read_row_stream(stream, file.name, convert, max_rows, parse)
 
 
 def read_row_stream(
-    stream: BinaryIO, name: str, convert: RowConverter[T], max_rows: int | None = None
+    stream: BinaryIO, name: str, convert: RowConverter[T], max_rows: int | None = None, parse: RowParser | None = None
 ) -> tuple[list[T], list[str]]:
     """Read the rows of an open JSONL file as `read_rows` does; `name` is that of messages."""
     notes: Counter[str] = Counter()
-    rows = convert_rows(name, parse_lines(iter_lines(stream), notes), convert, max_rows)
+    rows = convert_rows(name, parse_lines(iter_lines(stream), notes, parse), convert, max_rows)
     return rows, format_notes(name, notes)
 
 
@@ -123,12 +127,9 @@ def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def parse_lines(
-    lines: Iterable[bytes], notes: Counter[str], parse: Callable[[str], dict[str, Any]] | None = None
+    lines: Iterable[bytes], notes: Counter[str], parse: RowParser | None = None
 ) -> Iterator[NumberedRow | RowProblem]:
-    """Yield the row or the problem of each line, and count accepted irregularities in `notes`.
-
-    `parse` turns the text of a line into an object; by default `parse_row`.
-    """
+    """Yield the row or the problem of each line, and count accepted irregularities in `notes`; see `read_rows`."""
     number, is_continuation = 1, False
     for line in lines:
         if not is_continuation:
@@ -253,14 +254,11 @@ def check_file_type(line: bytes) -> None:
         raise RowError(1, "JSON arrays", message)
 
 
-def parse_row(text: str) -> dict[str, Any]:
+def parse_row(text: str, forbidden: Sequence[ForbiddenCharacter] = FORBIDDEN_CHARACTERS) -> dict[str, Any]:
     """Parse the object on a line strictly.
 
-    Refused are duplicate keys, NaN and infinities, integers of more than 64 bits, nesting deeper than 64, lone
-    surrogates, NUL and bidirectional control characters.
-
-    Raises:
-        RowError: With the column of the problem.
+    Refused are duplicate keys, NaN and infinities, integers of more than 64 bits, nesting deeper than 64, and
+    `forbidden` characters: lone surrogates, NUL and bidirectional control characters. Raises `RowError`.
     """
     try:
         row: Any = STRICT_DECODER.decode(text)
@@ -280,7 +278,7 @@ def parse_row(text: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise RowError(1, "other JSON", f"not an object: {make_excerpt(text)}; {ONE_OBJECT}")
     if ("\\u" in text or not text.isascii()) and SUSPICIOUS_TEXT.search(text):
-        check_characters(text)
+        check_characters(text, forbidden)
     return row
 
 
@@ -291,12 +289,12 @@ def measure_depth(value: Any) -> int:
     return 1 + max(map(measure_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
-def check_characters(text: str) -> None:
+def check_characters(text: str, forbidden: Sequence[ForbiddenCharacter]) -> None:
     """Raise `RowError` for a forbidden character, whether it is written raw or escaped."""
     strings = text
     if "\\u" in text:
         strings = "\n".join(json.loads(string) for string in JSON_STRING.findall(text))
-    for kind, description, raw, escaped in FORBIDDEN_CHARACTERS:
+    for kind, description, raw, escaped in forbidden:
         if raw.search(strings):
             match = raw.search(text) or escaped.search(text)
             column = match.start() + 1 if match else 1

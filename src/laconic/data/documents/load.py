@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
 from laconic.data.strict_jsonl import (
+    FORBIDDEN_CHARACTERS,
     NumberedRow,
     RowError,
     RowProblem,
@@ -27,6 +29,7 @@ from laconic.data.strict_jsonl import (
     make_excerpt,
     number_table_rows,
     parse_lines,
+    parse_row,
     read_rows,
     require_text,
 )
@@ -36,6 +39,8 @@ ROW_FILES = (".jsonl", ".json", ".parquet")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
 SECTION_SEPARATOR = "\n\n"
+# Texts may have NUL and bidirectional control characters, as web pages and Hebrew or Arabic texts do.
+parse_document = partial(parse_row, forbidden=[item for item in FORBIDDEN_CHARACTERS if item[0] == "lone surrogates"])
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
     """
     file = Path(path)
     if file.suffix in ROW_FILES:
-        rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows)
+        rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows, parse_document)
         return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
@@ -136,7 +141,7 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     def convert(row: dict[str, Any], text: str, name: str) -> tuple[str, str]:
         return str(row.get("id", name)), require_text(row, "text", text, accepted)
 
-    for result in convert_each(file, parse_lines(lines, Counter()), convert):
+    for result in convert_each(file, parse_lines(lines, Counter(), parse_document), convert):
         if isinstance(result, RowProblem):
             raise InputError(format_problems([result], file))
         yield result

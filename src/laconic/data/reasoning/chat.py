@@ -154,21 +154,30 @@ def convert_prompt_completion(row: Row) -> Row:
 def convert_conversations(row: Row) -> Row:
     """Convert a row of ShareGPT, `{"conversations": [{"from": "human", "value": …}, …]}`, with `system` if it has one.
 
+    Turns of the user after the last answer are left out.
+
     Raises:
         RowError: A turn is not that of human, gpt, system or tool, or has no text.
     """
     turns, messages = row["conversations"], list[dict[str, Any]]()
     for turn in turns if isinstance(turns, list) else [turns]:
         fields = turn if isinstance(turn, dict) else {}
-        message = {"role": SHAREGPT_ROLES.get(str(fields.get("from"))), "content": fields.get("value")}
+        message = {"role": get_role(fields), "content": fields.get("value")}
         messages.append(fields if fields.get("role") else message)
         if messages[-1]["role"] is None:
             raise chat_row_error("conversations", turn, "turns from human, gpt, system or tool, with a value")
     system = row.get("system") or row.get("system_prompt")
     if isinstance(system, str) and system.strip() and messages[:1] and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
+    while messages[-1:] and messages[-1]["role"] == "user" and any(x["role"] == "assistant" for x in messages):
+        messages.pop()  # has no answer
     rest = {key: value for key, value in row.items() if key not in ("conversations", "system", "system_prompt")}
     return convert_messages(rest | {"messages": messages})
+
+
+def get_role(turn: Mapping[str, Any]) -> str | None:
+    """Return the role of a turn of ShareGPT; None if it has no known one."""
+    return turn.get("role") or SHAREGPT_ROLES.get(str(turn.get("from")))
 
 
 def has_history(example: ReasoningExample) -> bool:

@@ -1,4 +1,4 @@
-"""Convert rows of published data sets to our fields: GSM8K, zen-E's GSM8K-Aug, GSM-Hard, SVAMP, MultiArith, iCoT.
+"""Convert rows of published sets to our fields: GSM8K, zen-E's GSM8K-Aug, GSM-Hard, SVAMP, MultiArith, iCoT, MATH.
 
 Rows of instructions, as of Alpaca and Dolly, are converted too; conversations are converted by `chat`.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from laconic.config.data import FieldName
 from laconic.data.reasoning.chat import (
+    CHAIN_FIELDS,
     convert_conversations,
     convert_messages,
     convert_prompt_completion,
@@ -22,6 +23,7 @@ WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0*")
 NUMBER_TEXT = re.compile(
     r"[-+−]?\s?\$?\s?[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s?%?\.?"
 )  # with thousands separators, dollar or percent sign, and full stop
+BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<word>[^\s{}$.,]+))")  # MATH also has \boxed 2
 INSTRUCTION_INPUTS = ("input", "context")  # of Alpaca and Dolly; read after the instruction
 
 
@@ -101,6 +103,33 @@ def convert_squad(row: Row) -> Row | None:
     return rest | {"document": row["context"], "answer": texts[0], "steps": []} if texts else None
 
 
+def convert_math(row: Row) -> Row | None:
+    """Convert a row of MATH or NuminaMath: a problem, a solution, and the answer in a field or in the last `\\boxed{}`.
+
+    Rows without an answer, such as proofs, give None.
+    """
+    answer, boxed = row.get("answer"), find_boxed(str(row["solution"]))
+    if answer is None and boxed is None:
+        return None
+    answer = normalise_number(boxed) if answer is None else answer
+    rest = {key: value for key, value in row.items() if key not in ("problem", "solution")}
+    chain = {} if any(row.get(field) for field in CHAIN_FIELDS) else {"cot": row["solution"]}
+    return rest | chain | {"question": row["problem"], "answer": answer}
+
+
+def find_boxed(solution: str) -> str | None:
+    """Return what is inside the last `\\boxed{}` of a solution, whose braces may nest; None if there is none."""
+    match = next(reversed(list(BOXED.finditer(solution))), None)
+    if match is None or match["word"]:
+        return match and match["word"]
+    depth = 1
+    for end in range(match.end(), len(solution)):
+        depth += {"{": 1, "}": -1}.get(solution[end], 0) * (solution[end - 1] != "\\")
+        if not depth:
+            return solution[match.end() : end].strip() or None
+    return None
+
+
 def convert_instruction(row: Row) -> Row | None:
     """Convert a row of an instruction: its input or context, if there is one, follows after an empty line."""
     answer, question = "response" if "response" in row else "output", row["instruction"]
@@ -122,6 +151,7 @@ COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "svamp": renaming_converter("question_concat", "Answer"),
     "multiarith": renaming_converter("question", "final_ans"),
     "squad": convert_squad,
+    "math": convert_math,
     "messages": convert_messages,
     "prompt-completion": convert_prompt_completion,
     "conversations": convert_conversations,
@@ -160,6 +190,8 @@ def detect_columns(row: Row) -> str:
         if {"steps", "rationale"} & row.keys():
             return "standard"
         return "gsm8k" if EQUATION.search(str(row["answer"])) else "gsm8k-prose"
+    if {"problem", "solution"} <= row.keys() and "question" not in row and convert_math(row) is not None:
+        return "math"
     if "answer" in row:
         return "standard"
     if row.keys() == {"instruction", "response"} and type(row["response"]) in (int, float):

@@ -14,7 +14,7 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.catalog import refuse_csv
-from laconic.data.reasoning.chat import CHAIN_FIELDS, extract_thinking, split_thinking
+from laconic.data.reasoning.chat import CHAIN_FIELDS, extract_thinking, get_role, split_thinking
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
     FORM_FIELDS,
@@ -192,8 +192,10 @@ class ExampleReader:
             message = f"{missing.args[0]}: no such field in {make_excerpt(text)}; the first row has it"
             raise RowError(1, "missing fields", message) from None
         if row is None:
-            self.notes["rows dropped because their answer is null"] += 1
+            self.notes["rows dropped because they have no answer"] += 1
             return None
+        if self.columns == "conversations" and get_role(renamed["conversations"][-1]) == "user":
+            self.notes["conversations: turns of the user after the last answer are left out"] += 1
         row = split_thinking(row)
         self.schema = self.schema or infer_schema(row, text, self.config)
         if "messages" in row and self.columns not in CONVERSATIONS:
