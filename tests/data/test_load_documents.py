@@ -165,6 +165,23 @@ def test_split_documents_does_not_depend_on_the_file_name(tmp_path: Path) -> Non
         assert first == second
 
 
+def test_split_documents_at_random_with_repetitions(tmp_path: Path) -> None:
+    """Web pages repeat, and books share headings: equal texts are in one split, and a short section may be in two."""
+    pages = [{"text": f"page {i % 8}"} for i in range(40)]
+    books = [{"book": f"b{i}", "text": text} for i in range(40) for text in ("Chapter One", f"text {i}")]
+    for rows in (pages, books):
+        config = data(write(tmp_path / "a.jsonl", rows))
+        documents = {part: load_documents(config, part)[0] for part in ("train", "valid", "test")}
+        texts = [{document.text for document in part} for part in documents.values()]
+        assert all(texts)
+        assert len(set.union(*texts)) == sum(map(len, texts))
+        assert sum(map(len, documents.values())) == 40
+    long = "A preface of many words. " * 10
+    config = data(write(tmp_path / "a.jsonl", [{"book": f"b{i}", "text": x} for i in range(9) for x in (long, f"{i}")]))
+    with pytest.raises(InputError, match=r"training documents share their name or a section with those of valid"):
+        load_documents(config, "train")
+
+
 def test_load_documents_from_held_out_file(tmp_path: Path) -> None:
     path, other = write(tmp_path / "a.jsonl", ROWS), tmp_path / "other.txt"
     other.write_text("five", encoding="utf-8")

@@ -38,6 +38,7 @@ from laconic.errors import InputError, translate_os_errors
 ROW_FILES = (".jsonl", ".json", ".parquet")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
+MIN_COMPARED_LENGTH = 200  # characters of a section
 SECTION_SEPARATOR = "\n\n"
 # Texts may have NUL and bidirectional control characters, as web pages and Hebrew or Arabic texts do.
 parse_document = partial(parse_row, forbidden=[item for item in FORBIDDEN_CHARACTERS if item[0] == "lone surrogates"])
@@ -63,6 +64,11 @@ class Document:
     def key(self) -> str:
         """The name that its rows give, or the number of its row; it stays the same if the file is renamed."""
         return self.book or self.name.rpartition(":")[2]
+
+    @property
+    def compared_sections(self) -> list[str]:
+        """The sections that no other document has by chance."""
+        return [x for x in self.sections if len(x) >= MIN_COMPARED_LENGTH or len(self.sections) == 1]
 
     @property
     def text(self) -> str:
@@ -232,29 +238,43 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
     """Split documents as their rows say.
 
     If no row names a split and the recipe names no held-out documents, hold out a fraction by the SHA-256 of the names,
-    or of the numbers of rows without a name: a file may be renamed.
+    or of the numbers of rows without a name: a file may be renamed. Equal texts are in the same split.
     """
     parts: dict[SplitName, list[Document]] = {"train": [], "valid": [], "test": []}
     if any(document.part for document in documents) or config.valid or config.test:
         for document in documents:
             parts[document.part or "train"].append(document)
         return parts
-    fraction = config.text.held_out_fraction
-    k = round(fraction * len(documents)) or int(fraction > 0 and len(documents) > 2)
-    order = sorted(documents, key=lambda document: hashlib.sha256(document.key.encode()).digest())
-    held_out: Mapping[str, SplitName] = {doc.name: HELD_OUT_PARTS[i >= k] for i, doc in enumerate(order[: 2 * k])}
+    fraction, keys = config.text.held_out_fraction, dict[tuple[str, ...], str]()
     for document in documents:
-        parts[held_out.get(document.name, "train")].append(document)
+        keys.setdefault(document.sections, document.key)
+    k = round(fraction * len(keys)) or int(fraction > 0 and len(keys) > 2)
+    order = sorted(keys, key=lambda sections: hashlib.sha256(keys[sections].encode()).digest())
+    held_out: Mapping[tuple[str, ...], SplitName] = {
+        sections: HELD_OUT_PARTS[i >= k] for i, sections in enumerate(order[: 2 * k])
+    }
+    for document in documents:
+        parts[held_out.get(document.sections, "train")].append(document)
     return parts
 
 
 def check_documents_disjoint(
     train: Sequence[Document], held_out: Sequence[Document], part: SplitName, allow_overlap: bool
 ) -> None:
-    """Raise `InputError` if a training document shares its name or a section with a held-out one."""
+    """Raise `InputError` if a training document shares its name or a section with a held-out one.
+
+    Short sections count if they are a whole document, since headings such as "Chapter One" repeat.
+    """
     books = {document.book for document in held_out if document.book}
     sections = {section for document in held_out for section in document.sections}
-    shared = [doc.name for doc in train if doc.book in books or not sections.isdisjoint(doc.sections)]
+    compared = {section for document in held_out for section in document.compared_sections}
+    shared = [
+        document.name
+        for document in train
+        if document.book in books
+        or not compared.isdisjoint(document.sections)
+        or not sections.isdisjoint(document.compared_sections)
+    ]
     if shared and not allow_overlap:
         raise InputError(
             f"{len(shared):,} training documents share their name or a section with those of {part} ({shared[0]}); "
