@@ -108,6 +108,17 @@ def test_plan_of_a_file_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
     assert again.streams[0].fingerprint == stream.fingerprint
 
 
+def test_plan_of_a_file_holds_out_different_texts(tmp_path: Path) -> None:
+    """A text that repeats is held out once, and leaves the other texts for training."""
+    file = tmp_path / "intents.jsonl"
+    rows = [{"text": f"{label} {i}", "label": label} for label in "abcd" for i in (0, 0, 0, 0, 1, 1, 2, 3, 4)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = plan_class_incremental(decoder(), build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
+    assert plan.description["test_examples"] == 4
+    for train, test in zip(plan.streams[0].train, plan.streams[0].test, strict=True):
+        assert len({item.input_ids for item in train}) == 4 * len({item.label for item in test})
+
+
 def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     file, model = tmp_path / "intents.jsonl", decoder()
     context = model.config.max_position_embeddings

@@ -91,12 +91,17 @@ def find_class_file(task: str) -> Path | None:
 def load_class_file(file: Path) -> IntentRows:
     """Load rows with text, label and optionally split; if no row is a test row, a fifth of each class is held out.
 
+    The fifth is one of different texts: the other rows of a text that is held out are dropped.
+
     Raises:
         InputError: As `deduplicate_splits`, or if a row is invalid.
     """
     rows = read_rows(file, parse_labelled_text)[0]
     if not any(row.split == "test" for row in rows):
-        train = [i for i, row in enumerate(rows) if row.split != "valid"]
+        firsts = dict[str, int]()
+        for i, row in enumerate(rows):
+            firsts.setdefault(normalise_text(row.text), i)
+        train = [i for i in firsts.values() if rows[i].split != "valid"]
         groups = group_by_label(rows[i] for i in train).values()
         counts = [max(1, round(HELD_OUT_FRACTION * len(group))) for group in groups]
         chosen = [
