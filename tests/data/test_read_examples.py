@@ -342,6 +342,7 @@ def test_read_examples_math(tmp_path: Path) -> None:
     solutions = [
         ("Halve it.\n" r"So $\boxed{0}$, or rather $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
         (r"It is $\boxed{\text{a set } \{1, 2\}}$", r"\text{a set } \{1, 2\}"),
+        (r"$\boxed{\begin{pmatrix}1\\{2}\\\end{pmatrix}}$", r"\begin{pmatrix}1\\{2}\\\end{pmatrix}"),
         (r"The sum is \fbox{1,200}.", "1200"),
         (r"So $\boxed 2$.", "2"),
     ]

@@ -24,6 +24,7 @@ NUMBER_TEXT = re.compile(
     r"[-+−]?\s?\$?\s?[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s?%?\.?"
 )  # with thousands separators, dollar or percent sign, and full stop
 BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<word>[^\s{}$.,]+))")  # MATH also has \boxed 2
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escape, such as \{ or a line break before a brace
 INSTRUCTION_INPUTS = ("input", "context")  # of Alpaca and Dolly; read after the instruction
 
 
@@ -123,10 +124,10 @@ def find_boxed(solution: str) -> str | None:
     if match is None or match["word"]:
         return match and match["word"]
     depth = 1
-    for end in range(match.end(), len(solution)):
-        depth += {"{": 1, "}": -1}.get(solution[end], 0) * (solution[end - 1] != "\\")
+    for brace in BRACE.finditer(solution, match.end()):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if not depth:
-            return solution[match.end() : end].strip() or None
+            return solution[match.end() : brace.start()].strip() or None
     return None
 
 
