@@ -193,6 +193,8 @@ def test_read_examples_sharegpt_leaves_out_turns_without_an_answer(tmp_path: Pat
         assert file.notes[0] == "rows.jsonl: conversations: turns of the user after the last answer are left out"
     with pytest.raises(InputError, match="messages that end with the assistant's"):
         read(tmp_path, {"conversations": turns[:1]})
+    with pytest.raises(InputError, match="a question before the assistant's answer"):
+        read(tmp_path, {"conversations": turns[1:]})
 
 
 @pytest.mark.parametrize("messages", [[SYSTEM, USER, REPLY], [USER, REPLY, USER, REPLY]])

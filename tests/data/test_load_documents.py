@@ -176,6 +176,9 @@ def test_split_documents_at_random_with_repetitions(tmp_path: Path) -> None:
         assert all(texts)
         assert len(set.union(*texts)) == sum(map(len, texts))
         assert sum(map(len, documents.values())) == 40
+    few = data(write(tmp_path / "a.jsonl", [{"text": f"page {i % 2}"} for i in range(40)]))
+    with pytest.raises(InputError, match=r"data\.valid: 40 documents with .* and 2 different texts leaves no document"):
+        load_documents(few, "valid")
     long = "A preface of many words. " * 10
     config = data(write(tmp_path / "a.jsonl", [{"book": f"b{i}", "text": x} for i in range(9) for x in (long, f"{i}")]))
     with pytest.raises(InputError, match=r"training documents share their name or a section with those of valid"):

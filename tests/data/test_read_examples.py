@@ -344,17 +344,28 @@ def test_read_examples_math(tmp_path: Path) -> None:
         (r"It is $\boxed{\text{a set } \{1, 2\}}$", r"\text{a set } \{1, 2\}"),
         (r"$\boxed{\begin{pmatrix}1\\{2}\\\end{pmatrix}}$", r"\begin{pmatrix}1\\{2}\\\end{pmatrix}"),
         (r"The sum is \fbox{1,200}.", "1200"),
-        (r"So $\boxed 2$.", "2"),
+        (r"So $\boxed 2.5$.", "2.5"),
+        (r"So $\boxed 1,200\]", "1200"),
+        (r"It is \boxed{3}, not \boxed{} or \boxed{4", "3"),
     ]
     rows = [problem | {"solution": solution} for solution, _ in solutions]
-    read = read_examples(written(tmp_path, *rows, problem | {"solution": "A proof."}), CONFIG)
+    rows += [problem | {"solution": solution} for solution in ("A proof.", r"\boxed\frac12")]
+    read = read_examples(written(tmp_path, *rows), CONFIG)
     assert [example.answer for example in read.examples] == [answer for _, answer in solutions]
     assert read.examples[0].question == problem["problem"]
     assert read.examples[0].steps == ("Halve it.", solutions[0][0].splitlines()[1])
-    assert "rows.jsonl: rows dropped because they have no answer" in read.notes
+    assert "rows.jsonl: rows dropped because they have no answer (2 lines)" in read.notes
+    blank = written(tmp_path, problem | {"solution": r"\boxed{3}", "answer": ""})
+    assert read_examples(blank, CONFIG).examples[0].answer == "3"
     for extra in ({}, {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}):
         file = written(tmp_path, problem | {"solution": r"\boxed{3}", "answer": "x = 3"} | extra)
-        example = read_examples(file, CONFIG).examples[0]
-        assert (example.answer, example.steps) == ("x = 3", (r"\boxed{3}",))
+        read = read_examples(file, CONFIG)
+        assert (read.examples[0].answer, read.examples[0].steps) == ("x = 3", (r"\boxed{3}",))
+        assert any("messages: not read beside problem and solution" in x for x in read.notes) == bool(extra)
+    conversation = problem | {"solution": r"\boxed{3}"} | extra  # NuminaMath-CoT: the reply is in the messages alone
+    assert read_examples(written(tmp_path, conversation), CONFIG).examples[0].answer == "!"
+    mixed = written(tmp_path, {"question": "3?", "answer": "3", "steps": []}, problem | {"solution": r"\boxed{3}"})
+    with pytest.raises(InputError, match=r"has problem and solution, the first row question and answer"):
+        read_examples(mixed, CONFIG)
     with pytest.raises(InputError, match=r'data\.columns = \{ question = "problem", answer = "solution" \}'):
         read_examples(written(tmp_path, problem | {"solution": "print(3)"}), CONFIG)

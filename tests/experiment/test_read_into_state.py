@@ -1,5 +1,6 @@
 """Reading beyond the context: rows equal themselves alone, and pieces equal the whole, wherever caches are emptied."""
 
+import copy
 import random
 import warnings
 from itertools import pairwise
@@ -17,7 +18,9 @@ from laconic.experiment.from_recipe.untrained_levels import parse_level_options
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
 from laconic.nested.cms.level import to_dense
-from laconic.nested.state import FastWeightState, LayerState
+from laconic.nested.hope.config import HopeConfig
+from laconic.nested.hope.model import Hope
+from laconic.nested.state import FastWeightState, LayerState, concat_rows
 from tests.models.fixtures import fresh
 from tests.nested.helpers import assert_close
 
@@ -150,14 +153,29 @@ def test_state_of_another_model_is_refused(tmp_path: Path) -> None:
     copies = [state, cast(FastWeightState, after), model.load_memory(tmp_path / "state"), state.detach()]
     others = [build("llama", 64, (16,)), build("qwen2", 64, (8,))]
     refusal = r"^state: it was read by another model"
-    for copy in copies:
-        model.compress(["more"], copy)
+    for read in copies:
+        model.compress(["more"], read)
         for other in others:
             with pytest.raises(UsageError, match=refusal):
-                other.compress(["more"], copy)
+                other.compress(["more"], read)
             with pytest.raises(UsageError, match=refusal):
-                other.save(copy, tmp_path / "other")
+                other.save(read, tmp_path / "other")
     with torch.no_grad():
         next(model.model.parameters()).mul_(1.5)
     with pytest.raises(UsageError, match=refusal):
         model.generate("b", memory=state)
+
+
+def test_state_is_read_by_a_copy_of_a_model_in_another_dtype(tmp_path: Path) -> None:
+    Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(4,), num_heads=2, head_dim=8)).save_pretrained(tmp_path)
+    model = NestedTextModel(Hope.from_pretrained(tmp_path, torch.float64), build_byte_tokenizer())
+    state = model.compress(["a text that is longer than a chunk"])
+    texts = [x.generate("b", SHORT, memory=state)[0].text for x in (model, copy.deepcopy(model))]
+    assert texts[0] == texts[1]
+
+
+def test_concat_rows_of_two_models_is_refused() -> None:
+    states = [build("llama", 64, sizes).compress(["a text"]) for sizes in ((8,), (16,))]
+    with pytest.raises(UsageError, match=r"^concat_rows: the states were read by different models"):
+        concat_rows(*states)
+    assert concat_rows(states[0], states[0]).model_key == states[0].model_key

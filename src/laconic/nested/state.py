@@ -312,8 +312,7 @@ def repeat_rows(tree: Tree, repeats: int) -> Tree:
 def concat_rows(*trees: Tree) -> Tree:
     """Concatenate the rows of trees of the same structure; tensors that occur twice in all of them still do.
 
-    Shorter caches get invalid slots on the left, and low-rank changes zero rows. Raises `UsageError` if the structures
-    differ.
+    Shorter caches get invalid slots on the left, low-rank changes zero rows. Raises `UsageError` if structures differ.
     """
     if not trees:
         raise UsageError("concat_rows: no state given; give one or more of the same model")
@@ -335,6 +334,10 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     if any(type(tree) is not type(first) for tree in trees):
         names = ", ".join(type(tree).__name__ for tree in trees)
         raise UsageError(f"concat_rows: states have different types ({names}); pass states of one model")
+    if isinstance(first, str):
+        if len({*nodes} - {""}) > 1:
+            raise UsageError("concat_rows: the states were read by different models; pass states of one model")
+        return cast(Tree, min(nodes))  # unknown if one is
     if isinstance(first, KVCache):
         return cast(Tree, KVCache.concat_rows(*nodes))
     if isinstance(first, Tensor):

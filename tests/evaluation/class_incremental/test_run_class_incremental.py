@@ -20,12 +20,14 @@ from laconic.evaluation.class_incremental.run import (
     add_levels,
     available_methods,
     plan_class_incremental,
+    run_method,
 )
 from laconic.evaluation.results_store import EvalJob, EvalMetadata, run_resumable
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
+from tests.models.fixtures import fresh
 
 METADATA = EvalMetadata("class_incremental", "banking77")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 257, "intermediate_size": 32}
@@ -117,23 +119,28 @@ def test_plan_of_a_file_holds_out_different_texts(tmp_path: Path) -> None:
     assert plan.description["test_examples"] == 4
     for train, test in zip(plan.streams[0].train, plan.streams[0].test, strict=True):
         assert len({item.input_ids for item in train}) == 4 * len({item.label for item in test})
+    file.write_text("".join(json.dumps({"text": f"{i}", "label": x}) + "\n" for x in "abcd" for i in range(20)))
+    plan = plan_class_incremental(decoder(), build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
+    assert plan.description["test_examples"] == 4 * 4  # texts that every class has
 
 
 def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
-    file, model = tmp_path / "intents.jsonl", decoder()
-    context = model.config.max_position_embeddings
-    rows = [{"text": f"{label} {i}", "label": label} for label in "abcd" for i in range(10)]
-    fixed = len("<s> →\n a\n".encode())  # more than the tokens of a line beside its text
-    long = [{"text": "a" * (context - n), "label": "a", "split": "train"} for n in (0, fixed)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows + long))
-    with pytest.warns(UserWarning, match=f"^intents: 1 row is left out: longer than the model's {context} positions$"):
-        plan = plan_class_incremental(model, build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
-    assert plan.description["train_examples"] + plan.description["test_examples"] == len(rows) + 1
-    assert plan.description["dropped"] == 1
-    for row in rows[-10:]:
-        row["text"] += "a" * context
+    """Before texts are held out, and with room for the longest label, with which every text is scored."""
+    file, model = tmp_path / "intents.jsonl", fresh("gpt2", vocab_size=257, max_position_embeddings=64)
+    rows = [{"text": f"{label} {i}", "label": label} for label in ("a", "b", "c", "a long label") for i in range(5)]
+    fitting = 64 - len(" →".encode()) - len(" a long label\n") - 1
+    rows += [{"text": "x" * fitting, "label": "a"}, {"text": "y" * (fitting + 1), "label": "b"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match=f"^intents: all train rows of class d exceed the model's {context} positions"):
+    with pytest.warns(UserWarning, match=r"^intents: 1 row is left out: longer than the model's 64 positions$"):
+        plan = plan_class_incremental(model, build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
+    assert (plan.description["train_examples"], plan.description["test_examples"]) == (4 * 4 + 1, 4)
+    assert plan.description["dropped"] == 1
+    for method in ("learner", "finetune", "icl", "ewc", "joint"):
+        run_method(method, plan.learner if method == "learner" else plan.model, plan.streams[0], plan.config, None)
+    for row in rows:
+        row["text"] += "z" * 64 * (row["label"] == "c")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=r"^intents: every text of class c exceeds the model's 64 positions"):
         plan_class_incremental(model, build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
 
 

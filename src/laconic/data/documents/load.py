@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +229,10 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
         read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
         selected = [document for document in read if document.part in (part, None)]
     if not selected:
-        source = f"{sum(map(len, parts.values())):,} documents with data.text.held_out_fraction = "
-        source += f"{config.text.held_out_fraction}"
+        documents = list(chain.from_iterable(parts.values()))
+        source = f"{len(documents):,} documents with data.text.held_out_fraction = {config.text.held_out_fraction}"
+        num_texts = len({document.sections for document in documents})
+        source += f" and {num_texts:,} different texts" if num_texts < len(documents) else ""
         raise InputError(f"data.{part}: {name or source} leaves no document; name a file of documents")
     return selected
 

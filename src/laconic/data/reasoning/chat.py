@@ -42,6 +42,8 @@ def convert_messages(row: Row) -> Row:
         messages = check_messages(row["messages"], "messages")
     except InputError as error:
         raise RowError(1, "other formats", str(error)) from None
+    if len(messages) == 1 and messages[0]["role"] == "assistant":
+        raise chat_row_error("messages", messages, "a question before the assistant's answer")
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise chat_row_error("messages", messages, "messages that end with the assistant's, nothing after it")
     reply = messages[-1]

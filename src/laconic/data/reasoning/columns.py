@@ -23,7 +23,7 @@ WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0*")
 NUMBER_TEXT = re.compile(
     r"[-+−]?\s?\$?\s?[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s?%?\.?"
 )  # with thousands separators, dollar or percent sign, and full stop
-BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<word>[^\s{}$.,]+))")  # MATH also has \boxed 2
+BOXED = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:\{|(?P<word>-?\d+(?:[.,]\d+)*|[A-Za-z]\b))")  # \boxed 2, too
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escape, such as \{ or a line break before a brace
 INSTRUCTION_INPUTS = ("input", "context")  # of Alpaca and Dolly; read after the instruction
 
@@ -109,25 +109,29 @@ def convert_math(row: Row) -> Row | None:
 
     Rows without an answer, such as proofs, give None.
     """
-    answer, boxed = row.get("answer"), find_boxed(str(row["solution"]))
-    if answer is None and boxed is None:
-        return None
-    answer = normalise_number(boxed) if answer is None else answer
+    answer = row.get("answer")
+    if answer is None or answer == "":
+        boxed = find_boxed(str(row["solution"]))
+        if boxed is None:
+            return None
+        answer = normalise_number(boxed)
     rest = {key: value for key, value in row.items() if key not in ("problem", "solution")}
     chain = {} if any(row.get(field) for field in CHAIN_FIELDS) else {"cot": row["solution"]}
     return rest | chain | {"question": row["problem"], "answer": answer}
 
 
 def find_boxed(solution: str) -> str | None:
-    """Return what is inside the last `\\boxed{}` of a solution, whose braces may nest; None if there is none."""
-    match = next(reversed(list(BOXED.finditer(solution))), None)
-    if match is None or match["word"]:
-        return match and match["word"]
-    depth = 1
-    for brace in BRACE.finditer(solution, match.end()):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if not depth:
-            return solution[match.end() : brace.start()].strip() or None
+    """Return what is inside the last `\\boxed{}` of a solution that is closed and not empty; None if there is none."""
+    for match in reversed(list(BOXED.finditer(solution))):
+        if match["word"]:
+            return match["word"]
+        depth = 1
+        for brace in BRACE.finditer(solution, match.end()):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if not depth:
+                break
+        if not depth and (boxed := solution[match.end() : brace.start()].strip()):
+            return boxed
     return None
 
 
@@ -171,7 +175,8 @@ IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
     ("conversations", {"conversations"}),
 )
 FORM_COLUMNS = ("standard", *(name for name, _ in IDENTIFYING_COLUMNS))  # not those of a published set
-FORM_FIELDS = frozenset().union(*(fields for _, fields in IDENTIFYING_COLUMNS))
+MATH_COLUMNS = {"problem", "solution"}
+FORM_FIELDS = MATH_COLUMNS.union(*(fields for _, fields in IDENTIFYING_COLUMNS))
 
 
 def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:
@@ -191,7 +196,8 @@ def detect_columns(row: Row) -> str:
         if {"steps", "rationale"} & row.keys():
             return "standard"
         return "gsm8k" if EQUATION.search(str(row["answer"])) else "gsm8k-prose"
-    if {"problem", "solution"} <= row.keys() and "question" not in row and convert_math(row) is not None:
+    is_conversation = "messages" in row and "answer" not in row
+    if row.keys() >= MATH_COLUMNS and "question" not in row and not is_conversation and convert_math(row):
         return "math"
     if "answer" in row:
         return "standard"

@@ -6,7 +6,7 @@ CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 202
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, L
 from laconic.evaluation.labelled_texts import LabelledText, parse_labelled_text
 
 ARROW, LINE_END = "→", "\n"
+RowFilter = Callable[[Sequence[LabelledText]], list[LabelledText]]
 CLASS_ORDER_KEY, HOLD_OUT_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 2, 3, 100  # LINE_ORDER_KEY + task for lines
 FILE_PREFIX = "classes:"  # of a task that is a file of labelled texts
 MAX_FILE_TASKS, HELD_OUT_FRACTION = 5, 0.2  # of a file
@@ -62,7 +63,7 @@ INTENT_DATASETS: Mapping[str, IntentDatasetInfo] = {info.name: info for info in 
 
 
 class IntentRows(NamedTuple):
-    """The rows of a data set by split, and how many were dropped because their text is in another split."""
+    """The rows of a data set by split, and how many were dropped: too long, or with a text of another split."""
 
     train: list[LabelledText]
     valid: list[LabelledText]
@@ -88,19 +89,21 @@ def find_class_file(task: str) -> Path | None:
     return file
 
 
-def load_class_file(file: Path) -> IntentRows:
+def load_class_file(file: Path, drop: RowFilter = list) -> IntentRows:
     """Load rows with text, label and optionally split; if no row is a test row, a fifth of each class is held out.
 
-    The fifth is one of different texts: the other rows of a text that is held out are dropped.
+    The fifth is one of different texts: the other rows of a text that is held out are dropped. `drop` returns the rows
+    to be used.
 
     Raises:
         InputError: As `deduplicate_splits`, or if a row is invalid.
     """
-    rows = read_rows(file, parse_labelled_text)[0]
+    published = read_rows(file, parse_labelled_text)[0]
+    rows = drop(published)
     if not any(row.split == "test" for row in rows):
-        firsts = dict[str, int]()
+        firsts = dict[tuple[str, str], int]()
         for i, row in enumerate(rows):
-            firsts.setdefault(normalise_text(row.text), i)
+            firsts.setdefault((row.label, normalise_text(row.text)), i)
         train = [i for i in firsts.values() if rows[i].split != "valid"]
         groups = group_by_label(rows[i] for i in train).values()
         counts = [max(1, round(HELD_OUT_FRACTION * len(group))) for group in groups]
@@ -111,12 +114,12 @@ def load_class_file(file: Path) -> IntentRows:
         ]
         for i in chosen:
             rows[i] = rows[i]._replace(split="test")
-    return deduplicate_splits(rows, file.name)
+    return deduplicate_splits(rows, file.name, len(published))
 
 
-def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
+def load_intents(name: str, path: str | Path | None = None, drop: RowFilter = list) -> IntentRows:
     """Load a data set of `INTENT_DATASETS`: from a file, the folder that contains the data sets, or without a path the
-    Hub.
+    Hub. `drop` returns the rows to be used.
 
     Raises:
         InputError: If the data set is missing, or has fewer than two classes.
@@ -129,7 +132,8 @@ def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
         if not file.is_file():
             raise InputError(f"{name}: no file {file}; give the folder that contains {info.file}, or the file")
         rows = read_rows(file, parse_labelled_text)[0]
-    return deduplicate_splits([row for row in rows if row.label != info.out_of_scope_label], name)
+    rows = [row for row in rows if row.label != info.out_of_scope_label]
+    return deduplicate_splits(drop(rows), name, len(rows))
 
 
 def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
@@ -153,8 +157,10 @@ def label_to_text(label: str) -> str:
     return normalise_text(label.replace("_", " "))
 
 
-def deduplicate_splits(rows: Sequence[LabelledText], name: str) -> IntentRows:
+def deduplicate_splits(rows: Sequence[LabelledText], name: str, num_published: int | None = None) -> IntentRows:
     """Group rows by split and drop those whose text is in a later split (train, valid, test).
+
+    `num_published` is the number of rows before others were dropped.
 
     Raises:
         InputError: For fewer than two classes, a class without training or test rows, or labels with no or the same
@@ -182,36 +188,8 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str) -> IntentRows:
     for label in sorted(labels):
         if (other := by_words.setdefault(label_to_text(label), label)) != label:
             raise InputError(f"{name}: the labels {other!r} and {label!r} have the same words; rename one of them")
-    num_dropped = len(rows) - sum(map(len, by_part.values()))
+    num_dropped = (num_published or len(rows)) - sum(map(len, by_part.values()))
     return IntentRows(by_part["train"], by_part["valid"], by_part["test"], num_dropped)
-
-
-def drop_long_texts(intents: IntentRows, tokenizer: Tokenizer, max_tokens: int, name: str) -> IntentRows:
-    """Drop texts whose line has more than `max_tokens` tokens, with a warning that says how many.
-
-    Raises:
-        InputError: If a class has no other training or no other test text.
-    """
-    prompt_format = PromptFormat.from_tokenizer(tokenizer)
-
-    def fits(row: LabelledText) -> bool:
-        label = prompt_format.encode_label(label_to_text(row.label))
-        num_fixed = len(prompt_format.start_ids) + len(prompt_format.line_end_ids) + len(label)
-        return num_fixed + len(prompt_format.encode_prompt(row.text)) <= max_tokens
-
-    parts = [intents.train, intents.valid, intents.test]
-    remaining = [[row for row in rows if fits(row)] for rows in parts]
-    num_long = sum(map(len, parts)) - sum(map(len, remaining))
-    if not num_long:
-        return intents
-    for part, rows in zip(("train", "test"), remaining[::2], strict=True):
-        empty = sorted({row.label for rows in parts for row in rows} - {row.label for row in rows})
-        if empty:
-            text = f"all {part} rows of class {empty[0]} exceed the model's {max_tokens:,} positions; shorten the texts"
-            raise InputError(f"{name}: {text}")
-    rows = f"{pluralize(num_long, 'row')} {'is' if num_long == 1 else 'are'} left out"
-    warnings.warn(f"{name}: {rows}: longer than the model's {max_tokens:,} positions", stacklevel=2)
-    return IntentRows(remaining[0], remaining[1], remaining[2], intents.num_dropped + num_long)
 
 
 def group_by_label(rows: Iterable[LabelledText]) -> dict[str, list[int]]:
@@ -260,6 +238,29 @@ class PromptFormat(NamedTuple):
     def encode_label(self, words: str) -> TokenIds:
         """Return the ids of a label as they follow the arrow."""
         return tuple(self.tokenizer.encode(f"{ARROW} {words}", add_special_tokens=False)[len(self.arrow_ids) :])
+
+
+def drop_long_texts(
+    rows: Sequence[LabelledText], tokenizer: Tokenizer, max_tokens: int, name: str
+) -> list[LabelledText]:
+    """Drop rows whose text does not fit into `max_tokens` with every label; a warning says how many.
+
+    Raises:
+        InputError: If no row of a class fits.
+    """
+    prompt_format, labels = PromptFormat.from_tokenizer(tokenizer), sorted({row.label for row in rows})
+    longest = max((len(prompt_format.encode_label(label_to_text(label))) for label in labels), default=0)
+    room = max_tokens - longest - len(prompt_format.start_ids) - len(prompt_format.line_end_ids)
+    short = [row for row in rows if len(prompt_format.encode_prompt(row.text)) <= room]
+    remaining = {row.label for row in short}
+    if lost := next((label for label in labels if label not in remaining), None):
+        raise InputError(
+            f"{name}: every text of class {lost} exceeds the model's {max_tokens:,} positions; shorten them"
+        )
+    if n := len(rows) - len(short):
+        text = f"{pluralize(n, 'row')} {'is' if n == 1 else 'are'} left out: longer than the model's {max_tokens:,}"
+        warnings.warn(f"{name}: {text} positions", stacklevel=2)
+    return short
 
 
 def build_stream(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,14 @@ def plan_class_incremental(
 ) -> ClassIncrementalPlan:
     """Prepare the evaluation of a model on a data set, whose files are in `path`, or on `classes:FILE`.
 
-    Raises `InputError` as `load_intents`, `load_class_file`, `drop_long_texts` and `build_stream` do.
+    Texts beyond the model's positions are left out. Raises `InputError` as `load_intents`, `load_class_file` and
+    `build_stream` do.
     """
     learner = model if isinstance(model, Hope) else add_levels(model)
     file = find_class_file(task)
-    intents, name = (load_intents(task, path), task) if file is None else (load_class_file(file), file.stem)
-    intents = drop_long_texts(intents, tokenizer, model.config.max_position_embeddings, name)
+    name = task if file is None else file.stem
+    drop = partial(drop_long_texts, tokenizer=tokenizer, max_tokens=model.config.max_position_embeddings, name=name)
+    intents = load_intents(task, path, drop) if file is None else load_class_file(file, drop)
     config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
         build_stream(

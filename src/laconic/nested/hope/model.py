@@ -20,7 +20,6 @@ from laconic.models.cache import KVCache
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder, DecoderOutput, check_forward_inputs
 from laconic.models.init import init_parameters
-from laconic.models.parameters import get_parameter_version
 from laconic.nested import state_file
 from laconic.nested.cms import layer as cms_layer
 from laconic.nested.cms.init import init_weights
@@ -106,10 +105,9 @@ class Hope(Decoder):
         with torch.device("meta"):
             model = cls(config, seed=None)
         with check_weights_while_reading(folder):
-            report = weights.load_weights(model, folder, config.decoder, dtype, device)
+            weights.load_weights(model, folder, config.decoder, dtype, device)
         model.config = replace(config.decoder, dtype=model.token_embedding.weight.dtype)
         model.source_folder, model.name_or_path = folder, str(folder_or_hub_name)
-        model._cached_fingerprint = (report.fingerprint, get_parameter_version(model))
         return model.eval()
 
     def save_pretrained(
