@@ -168,7 +168,7 @@ def test_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_state_is_read_by_a_copy_of_a_model_in_another_dtype(tmp_path: Path) -> None:
     Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(4,), num_heads=2, head_dim=8)).save_pretrained(tmp_path)
-    model = NestedTextModel(Hope.from_pretrained(tmp_path, torch.float64), build_byte_tokenizer())
+    model = NestedTextModel(Hope.from_pretrained(tmp_path, torch.bfloat16), build_byte_tokenizer())
     state = model.compress(["a text that is longer than a chunk"])
     texts = [x.generate("b", SHORT, memory=state)[0].text for x in (model, copy.deepcopy(model))]
     assert texts[0] == texts[1]
