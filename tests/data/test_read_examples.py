@@ -361,7 +361,7 @@ def test_read_examples_math(tmp_path: Path) -> None:
         file = written(tmp_path, problem | {"solution": r"\boxed{3}", "answer": "x = 3"} | extra)
         read = read_examples(file, CONFIG)
         assert (read.examples[0].answer, read.examples[0].steps) == ("x = 3", (r"\boxed{3}",))
-        assert any("messages: not read beside problem and solution" in x for x in read.notes) == bool(extra)
+        assert any("messages: not read beside" in note for note in read.notes) == bool(extra)
     conversation = problem | {"solution": r"\boxed{3}"} | extra  # NuminaMath-CoT: the reply is in the messages alone
     assert read_examples(written(tmp_path, conversation), CONFIG).examples[0].answer == "!"
     mixed = written(tmp_path, {"question": "3?", "answer": "3", "steps": []}, problem | {"solution": r"\boxed{3}"})

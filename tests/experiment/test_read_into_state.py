@@ -179,3 +179,18 @@ def test_concat_rows_of_two_models_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^concat_rows: the states were read by different models"):
         concat_rows(*states)
     assert concat_rows(states[0], states[0]).model_key == states[0].model_key
+
+
+def test_file_of_a_state_read_in_larger_chunks_is_refused(tmp_path: Path) -> None:
+    """By a model of the same weights."""
+    models = [
+        NestedTextModel(
+            Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(C,), num_heads=2, head_dim=8)),
+            build_byte_tokenizer(),
+        )
+        for C in (16, 4)
+    ]
+    models[1].model.load_state_dict(models[0].model.state_dict())
+    models[0].save(models[0].compress(["ten tokens"]), tmp_path / "state")
+    with pytest.raises(UsageError, match=r"read by a model with other chunk sizes"):
+        models[1].compress(["more"], tmp_path / "state")

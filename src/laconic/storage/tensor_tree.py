@@ -89,7 +89,8 @@ def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str], n
     if isinstance(spec, dict):
         node = cast(dict[str, Any], spec)
         node_type = node_types.get(str(node.get("is")))
-        if node_type is not None and node.keys() == {"is", *(names := [f.name for f in stored_fields(node_type)])}:
+        names = [] if node_type is None else [f.name for f in stored_fields(node_type)]
+        if node_type is not None and node.keys() == {"is", *names}:
             return node_type(**{name: unflatten_tree(node[name], tensors, unused, node_types) for name in names})
         if node.keys() == {"of"} and isinstance(node["of"], dict):
             items = cast(dict[str, Any], node["of"]).items()

@@ -110,7 +110,7 @@ def convert_math(row: Row) -> Row | None:
     Rows without an answer, such as proofs, give None.
     """
     answer = row.get("answer")
-    if answer is None or answer == "":
+    if answer in (None, ""):
         boxed = find_boxed(str(row["solution"]))
         if boxed is None:
             return None

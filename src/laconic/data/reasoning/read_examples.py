@@ -47,7 +47,6 @@ from laconic.errors import InputError, translate_os_errors
 
 OTHER_FORMATS = ({"text"},)
 CONVERSATIONS = ("messages", "prompt-completion", "conversations")  # forms whose messages are the prompt
-MESSAGES_BESIDE = ("a question and an answer", "answer")
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
 ACCEPTED_FIELDS = (
     "expected messages, or prompt and completion, or instruction and output, or question, answer (text or number) and "
@@ -201,8 +200,7 @@ class ExampleReader:
         self.schema = self.schema or infer_schema(row, text, self.config)
         if "messages" in row and self.columns not in CONVERSATIONS:
             row = {key: value for key, value in row.items() if key != "messages"}
-            fields, field = ("problem and solution", "solution") if self.columns == "math" else MESSAGES_BESIDE
-            self.notes[f"messages: not read beside {fields}; remove {field}, so that they are read"] += 1
+            self.notes["messages: not read beside a question and an answer; remove answer, so that they are read"] += 1
         example = self.schema.parse_example(row, text, name)
         if example.id in self.ids:
             column = locate_field(text, "id")[1]

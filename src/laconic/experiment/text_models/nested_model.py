@@ -181,8 +181,7 @@ class NestedTextModel:
 
     def open_state(self, state: FastWeightState | str | Path | None) -> FastWeightState | None:
         """Return a state, loaded if it is the path of a file. Raises `UsageError` for one of another kind or model."""
-        if isinstance(state, str | Path):
-            return self.load_memory(state)
+        state = self.load_memory(state) if isinstance(state, str | Path) else state
         if state is not None:
             check_memory_type(state, FastWeightState)
             check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
@@ -280,9 +279,9 @@ class NestedTextModel:
             state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
             ids = [row[-1:] for row in ids]
         results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
-        finals = [cast(FastWeightState | None, result.final_state) for result in results]
+        key, finals = self.key, [cast(FastWeightState | None, result.final_state) for result in results]
         return [
-            replace(result, num_prompt_tokens=n, final_state=final and self.sign(final))
+            replace(result, num_prompt_tokens=n, final_state=final and replace(final, model_key=key))
             for result, final, n in zip(results, finals, lengths, strict=True)
         ]
 
