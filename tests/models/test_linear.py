@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.models.ops import linear as module
 from laconic.models.ops.linear import apply_linear, can_use_onednn, linear
@@ -81,6 +82,30 @@ def test_linear_uses_onednn_only_for_plain_float32_tensors() -> None:
     hooked.register_forward_hook(lambda *_: calls.append(None))
     torch.testing.assert_close(apply_linear(hooked, x), F.linear(x, hooked.weight, hooked.bias))
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("onednn")
+def test_linear_layers_run_what_users_attach_to_them() -> None:
+    x, layer = build_layer(bias=True)
+    calls = list[object]()
+    layer.register_full_backward_hook(lambda *_: calls.append(None))
+    apply_linear(layer, x.clone().requires_grad_()).sum().backward()
+    assert len(calls) == 1
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(None))
+    apply_linear(nn.Linear(24, 40), x)
+    handle.remove()
+    assert len(calls) == 2
+    replaced = nn.Linear(24, 40)
+    replaced.forward = lambda input: torch.zeros(1)
+    assert apply_linear(replaced, x).tolist() == [0]
+
+
+@pytest.mark.usefixtures("onednn")
+def test_linear_is_seen_by_dispatch_modes() -> None:
+    x, layer = build_layer(bias=False)
+    with FlopCounterMode(display=False) as counter:
+        apply_linear(layer, x)
+    assert counter.get_total_flops() == 2 * 15 * 24 * 40
 
 
 @pytest.mark.parametrize(

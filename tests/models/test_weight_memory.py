@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_model
 
 from laconic.models.checkpoints.weight_memory import HUGE_PAGE_BYTES, WeightMemory, allocate_huge_pages, stack_rows
 from laconic.models.config import DecoderConfig
@@ -82,3 +83,8 @@ def test_from_pretrained_model_is_saved_and_copied_like_any_other(tmp_path: Path
     decoder = Decoder.from_pretrained(tmp_path / "a")
     decoder.save_pretrained(tmp_path / "b")
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    save_model(decoder, str(tmp_path / "c.safetensors"))  # refuses tensors of one storage, and accelerate drops them
+    assert load_file(tmp_path / "c.safetensors").keys() == decoder.state_dict().keys()
+    torch.save(decoder.layers[0].get_submodule("self_attn.q_proj").weight, tmp_path / "q.pt")
+    assert (tmp_path / "q.pt").stat().st_size < 64 * 64 * 4 + 4096
+    decoder.share_memory()

@@ -24,7 +24,7 @@ from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
 from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.int8_linear import Int8Linear
-from laconic.models.ops.linear import HOOK_ATTRIBUTES
+from laconic.models.ops.linear import is_unmodified
 from laconic.models.ops.prefix_attention import attend_by_head
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from laconic.models.quantize import PLAIN_MODULES
@@ -49,7 +49,7 @@ def is_stock_decoder(decoder: Decoder) -> bool:
     if decoder.training or decoder.attn_implementation != "sdpa":
         return False
     for module in decoder.modules():
-        if type(module) not in STOCK_MODULES or any(getattr(module, hooks) for hooks in HOOK_ATTRIBUTES):
+        if type(module) not in STOCK_MODULES or not is_unmodified(module):
             return False
     weight = decoder.token_embedding.weight
     return (
@@ -353,7 +353,14 @@ def rope_for_steps(
     """Return cos, and sin with the sign of its half, for N future steps, in which p is the last position of its row."""
     B, N = p.shape
     positions = p.t().reshape(-1)
-    omega, a = ROPE_SCALINGS[config.kind](config, E, 1 + positions)
-    cos, sin = rope.cos_sin_tables(positions[:, None], omega, a, dtype)
-    sin = torch.cat([-sin[..., : E // 2], sin[..., E // 2 :]], -1)
+    cos, sin = build_rope_tables(config, positions, 1 + positions, E, dtype)
     return cos.view(N, B, 1, E), sin.view(N, B, 1, E)
+
+
+def build_rope_tables(
+    config: rope.RopeConfig, positions: Int[Tensor, " n"], longest: Int[Tensor, " n"], E: int, dtype: torch.dtype
+) -> tuple[Float[Tensor, "n 1 E"], Float[Tensor, "n 1 E"]]:
+    """Return cos, and sin with the sign of its half; `longest` is the length of each position's row."""
+    omega, a = ROPE_SCALINGS[config.kind](config, E, longest)
+    cos, sin = rope.cos_sin_tables(positions[:, None], omega, a, dtype)
+    return cos.view(-1, 1, E), torch.cat([-sin[..., : E // 2], sin[..., E // 2 :]], -1).view(-1, 1, E)

@@ -18,10 +18,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
+MODULES: Any = nn.modules.module
+DISPATCH: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 ONEDNN: Any = torch.ops.mkldnn  # private like the packed weights of generation.static_cache
 MIN_ROWS = 8  # for fewer rows oneDNN gains little or loses
 CPU_INFO = Path("/proc/cpuinfo")
-HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks")
+HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @cache
@@ -47,6 +49,7 @@ def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
         and type(x) in (Tensor, Parameter)
         and type(weight) in (Tensor, Parameter)
         and not torch.is_autocast_enabled("cpu")
+        and not DISPATCH._len_torch_dispatch_stack()  # modes that count or trace operators know F.linear
     )
 
 
@@ -93,10 +96,16 @@ def linear(
 
 
 def apply_linear(module: nn.Module, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-    """Call a module, through `linear` if it is a plain `nn.Linear` without hooks."""
-    if type(module) is nn.Linear and not any(getattr(module, hooks) for hooks in HOOK_ATTRIBUTES):
+    """Call a module, through `linear` if it is a plain `nn.Linear` that is unmodified."""
+    if type(module) is nn.Linear and is_unmodified(module):
         return linear(x, module.weight, module.bias)
     return module(x)
+
+
+def is_unmodified(module: nn.Module) -> bool:
+    """Return whether calling a module does what its class says: it has no hooks and no `forward` of its own."""
+    hooks = any(getattr(module, attribute) for attribute in HOOK_ATTRIBUTES)
+    return not (hooks or "forward" in vars(module) or MODULES._has_any_global_hook())
 
 
 # What blocks, heads and levels call: chosen once, so that other processors pay nothing.
