@@ -231,8 +231,8 @@ def test_generate_one_prompt_for_each_text(run: RunCli) -> None:
     assert run("compress", "run", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
     code, out, _ = run("generate", "run", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
     assert code == 0
-    arguments = [row["prompt"] for row in json.loads(out)["generations"]]
-    assert arguments == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
+    titles = [(row["title"], row["prompt"]) for row in json.loads(out)["generations"]]
+    assert titles == [(f"[rows.jsonl:{i}]", "x") for i in (1, 2, 3)]
 
 
 def test_inspect_memory_file(run: RunCli, book: str) -> None:

@@ -245,10 +245,11 @@ def test_generate_joins_memories_and_matches_rows(model: Path, text: Path, tmp_p
     assert json.loads(out)["generations"][0]["ids"] == json.loads(alone)["generations"][0]["ids"]
     assert run_cli("generate", model, "a", "b", "c", "--memory", rows)[0] == 2
     code, out, _ = run_cli("generate", model, "a", "--memory", rows, "--max-tokens", 4)
-    titles = ["[texts.jsonl:1] a", "[texts.jsonl:2] a"]
-    assert (code, [line[:17] for line in out.splitlines() if line.startswith("[")]) == (0, titles)
+    titles = ["[texts.jsonl:1]", "[texts.jsonl:2]"]
+    assert (code, [line[:17] for line in out.splitlines() if line.startswith("[")]) == (0, [f"{t} a" for t in titles])
     code, out, _ = run_cli("generate", model, "a", "--memory", rows, *options)
-    assert (code, [row["prompt"] for row in json.loads(out)["generations"]]) == (0, titles)
+    generations = json.loads(out)["generations"]
+    assert (code, [(row["title"], row["prompt"]) for row in generations]) == (0, [(t, "a") for t in titles])
     code, _, err = run_cli("generate", model, "a", "--memory", rows, "--memory", one)
     assert (code, "rows.safetensors has 2" in err, "one.safetensors has 1" in err) == (2, True, True), err
     assert run_cli("generate", model, "a", "--memory", one, "--memory", one, *options)[0] == 0

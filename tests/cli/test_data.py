@@ -277,6 +277,7 @@ def test_make_holds_out_numbers(run, tmp_path, root, few):
         (("digits", "--chain-style", "mixed"), "--chain-style mixed: give brackets or equations or results"),
         (("prosqa", "--chain-style", "results"), "--chain-style results: prosqa has one style"),
         (("digits", "--min-operations", 5), "--min-operations 5 exceeds --num-operations 4"),
+        (("gsm-variants", "--min-steps", 5, "--max-steps", 2), "--min-steps 5 exceeds --max-steps 2"),
         (("digits", "--max-steps", 2), "--max-steps: digits has no such option"),
         (("prosqa", "--integers-only"), "--integers-only: prosqa has no such option"),
         (("gsm-variants", "--num-operations", 3), "--num-operations: gsm-variants has no such option"),

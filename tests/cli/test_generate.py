@@ -165,6 +165,7 @@ def test_generate_rows_continue_after_an_interruption(
     other = run_cli(*command, "--output", output, "--temperature", 1)
     assert other.code == 2
     assert "was begun with other rows, flags or weights" in other.err
+    assert run_cli(*command, "--output", output, "--quantize", "int8").code == 2
     content = part.read_text()
     part.write_text(content.replace("Row 1", "Row 7"))
     changed = run_cli(*command, "--output", output)
@@ -196,6 +197,8 @@ def test_generate_rows_continue_after_an_interruption(
         (("Hi", "--logprobs"), 2, "needs --format json"),
         (("--input", "rows.jsonl", "--output", "no/x.jsonl"), 2, "folder no does not exist"),
         (("x" * 300,), 2, "prompt 1 has 300 tokens, the context of"),
+        (("Hi", "--top-p", 2), 2, "top_p=2 must be in (0, 1]"),
+        (("Hi", "--max-tokens", 2, "--min-tokens", 3, "--sample"), 2, "min_tokens=3 must be in [0, max_tokens=2]"),
     ],
 )
 def test_generate_refuses_in_one_line(
@@ -216,6 +219,11 @@ def test_generate_refuses_in_one_line(
     assert (result.code, result.out) == (code, "")
     assert message in result.err
     assert len(list(tmp_path.iterdir())) == 8
+
+
+def test_generate_refuses_numbers_before_loading(run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")  # no model
+    assert "temperature=-1 must be" in run_cli("generate", tmp_path, "Hi", "--temperature", -1).err
 
 
 def test_generate_reads_a_long_prompt_only_if_allowed(run_cli: RunCli, chat_model: Path) -> None:

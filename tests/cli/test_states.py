@@ -251,7 +251,7 @@ def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:
     assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
     arguments = ("generate", "hope", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
     report = json.loads(run(*arguments, "--learn", "--save-state", "after.safetensors")[1])["generations"]
-    assert [row["prompt"] for row in report] == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
+    assert [(row["title"], row["prompt"]) for row in report] == [(f"[rows.jsonl:{i}]", "x") for i in (1, 2, 3)]
     model = learner(place)
     assert model.load_memory("after.safetensors").position.tolist() == [43, 123, 83]
     alone = model.generate(

@@ -19,6 +19,7 @@ from laconic.cli.commands import train as train_command
 from laconic.cli.commands.train import describe_size, normalise_args, outcome_to_json
 from laconic.cli.generate_answers import read_question_column
 from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.errors import UsageError
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
 from laconic.models.config import DecoderConfig
@@ -315,10 +316,18 @@ def test_train_plan_reads_no_weights(run: RunCli, base: Path) -> None:
         (["a.toml", "--plan", "seed=1"], ["--plan=estimate", "a.toml", "seed=1"]),
         (["a.toml", "--plan=step"], ["--plan=step", "a.toml"]),
         (["a.toml", "--plan"], ["--plan=estimate", "a.toml"]),
+        (["a.toml", "--", "seed=1"], ["a.toml", "seed=1"]),
     ],
 )
 def test_normalise_args_of_plan(args: list[str], flags: list[str]) -> None:
     assert normalise_args(args) == flags
+
+
+@pytest.mark.parametrize("flag", ["--out", "--train.compile"])
+@pytest.mark.parametrize("rest", [[], ["--plan"]])
+def test_normalise_args_refuses_a_flag_without_value(flag: str, rest: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"{flag}: missing value"):
+        normalise_args(["a.toml", flag, *rest])
 
 
 def test_current_commit_is_that_of_laconic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

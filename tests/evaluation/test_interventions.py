@@ -29,7 +29,7 @@ def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
         questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
     ) -> LatentRollout:
         with eval_no_grad(decoder, thoughts):
-            cache = codi.encode_question(decoder, questions).cache
+            cache = codi.read_question(decoder, questions).cache
             return thoughts.think(decoder, cache, intervention=intervention, record_passes=record_passes)
 
     return SimpleNamespace(decoder=decoder, thoughts=thoughts, think=think)

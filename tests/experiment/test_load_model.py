@@ -149,8 +149,21 @@ def test_commands_point_to_what_can_be_loaded(place: Path, tmp_path: Path, run_c
         check_is_no_run(str(run))
 
 
+def test_load_expands_the_home_directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train_tiny_run("nocot", place)
+    monkeypatch.setenv("HOME", str(run.parent.resolve()))
+    for path in (f"~/{run.name}", Path("~") / run.name / "steps" / "step-000001"):
+        assert isinstance(laconic.load(path), laconic.Reasoner)
+    with pytest.raises(InputError, match=f"is not a run, but holds runs: .*{run.name}"):
+        laconic.load("~")
+
+
 def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run = train_tiny_run("nocot", place)
+    with pytest.raises(UsageError, match=r"revision abc: .* is a run and has no revisions"):
+        laconic.load(run, revision="abc")
+    with pytest.raises(UsageError, match="revision abc: stories260k comes with laconic"):
+        laconic.load("stories260k", revision="abc")
     with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):
         laconic.load(run, dtype="bfloat16")
     with pytest.raises(UsageError, match=r"step 2: .* is the checkpoint of step 1"):

@@ -116,8 +116,8 @@ def select_in_all_layers(method: Kava, batch: ReasoningBatch) -> list[LayerSelec
     """Return what the teacher's pass over a batch provides for distillation, in every layer, with all scores."""
     decoder, M, key_space = method.decoder, method.latent_thoughts.num_latents, method.kv_config.key_space
     with torch.no_grad():
-        question = codi.encode_question(decoder, batch).cache
-        teacher = codi.encode_chain(decoder, batch, question, ("q_rot", "k"))
+        question = codi.read_question(decoder, batch).cache
+        teacher = codi.read_chain(decoder, batch, question, ("q_rot", "k"))
         return [
             rkv.select_tokens(decoder, batch, teacher, l, method.selection_config, M, method.seed, key_space, True)
             for l in range(decoder.config.num_hidden_layers)

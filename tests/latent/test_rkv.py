@@ -122,7 +122,7 @@ def run_teacher(
     family: str, batch: ReasoningBatch, capture: tuple[str, ...] = ("q_rot", "k")
 ) -> tuple[Decoder, DecoderOutput]:
     decoder = decoder_of(family)
-    return decoder, codi.encode_chain(decoder, batch, codi.encode_question(decoder, batch).cache, capture)
+    return decoder, codi.read_chain(decoder, batch, codi.read_question(decoder, batch).cache, capture)
 
 
 def selected(policy: str, M: int = 3, results: Tensor | None = None, **more: Any) -> list[list[list[int]]]:

@@ -8,7 +8,7 @@ import torch
 from laconic.batches import IGNORE_INDEX, PassCounts
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
-from laconic.latent.codi import encode_answer, encode_question
+from laconic.latent.codi import read_answer, read_question
 from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from laconic.latent.stop_head import (
@@ -46,13 +46,13 @@ def with_fewer_latents(decoder: Decoder, latents: LatentThoughts, n: int) -> Lat
 @torch.no_grad()
 def test_keep_first_latents_equals_a_rollout_of_fewer() -> None:
     decoder, latents, _ = with_stop_head(2)
-    question = encode_question(decoder, BATCH).cache
+    question = read_question(decoder, BATCH).cache
     cache = latents.think(decoder, question, uses_stop_head=False).cache
     for n in range(1, M + 1):
         fewer = with_fewer_latents(decoder, latents, n)
-        apart = encode_answer(decoder, fewer, BATCH, fewer.think(decoder, question).cache)
+        apart = read_answer(decoder, fewer, BATCH, fewer.think(decoder, question).cache)
         first = keep_first_latents(cache, torch.full((BATCH.B,), n), M)
-        ours = encode_answer(decoder, latents, BATCH, first)
+        ours = read_answer(decoder, latents, BATCH, first)
         assert_close(ours.hidden_states, apart.hidden_states)
         assert [int(p) for p in first.next_position] == [
             int(p) for p in ours.cache.positions[:, -BATCH.answer_ids.shape[1] - 1]
@@ -96,14 +96,14 @@ def test_untrained_stop_head_keeps_all_latents() -> None:
 @torch.no_grad()
 def test_compute_trial_losses_equals_loops() -> None:
     decoder, latents, _ = with_stop_head()
-    cache = latents.think(decoder, encode_question(decoder, BATCH).cache, uses_stop_head=False).cache
+    cache = latents.think(decoder, read_question(decoder, BATCH).cache, uses_stop_head=False).cache
     losses, targets = compute_trial_losses(decoder, latents.end, BATCH, cache, M), build_student_targets(BATCH)
     for n in range(1, M + 1):
         fewer = with_fewer_latents(decoder, latents, n)
         for row in range(BATCH.B):
             alone = BATCH.select_rows([row])
-            first = fewer.think(decoder, encode_question(decoder, alone).cache).cache
-            log_p = decoder.logits(encode_answer(decoder, fewer, alone, first).hidden_states).log_softmax(-1)[0]
+            first = fewer.think(decoder, read_question(decoder, alone).cache).cache
+            log_p = decoder.logits(read_answer(decoder, fewer, alone, first).hidden_states).log_softmax(-1)[0]
             nats = -sum(float(log_p[t, i]) for t, i in enumerate(targets[row].tolist()) if i != IGNORE_INDEX)
             assert float(losses[row, n - 1]) == pytest.approx(nats, rel=1e-9)
 
@@ -140,7 +140,7 @@ def test_latent_methods_read_the_drawn_lengths() -> None:
     assert sorted(set(draw_lengths(reasoning_batch([(1, 1, 1)] * 40), M, 0).tolist())) == [1, 2, 3, 4]
     with torch.no_grad():
         cache = method.latent_thoughts.think(
-            method.decoder, encode_question(method.decoder, BATCH).cache, uses_stop_head=False
+            method.decoder, read_question(method.decoder, BATCH).cache, uses_stop_head=False
         ).cache
         trials = compute_trial_losses(method.decoder, method.latent_thoughts.end, BATCH, cache, M)
         expected = trials.gather(1, lengths[:, None] - 1).sum() / (build_student_targets(BATCH) != IGNORE_INDEX).sum()

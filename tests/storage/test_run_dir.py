@@ -66,7 +66,7 @@ def test_commit_step_round_trip(tmp_path: Path) -> None:
     assert files.keys() == {"model.safetensors", "config.json"}
     assert latest_step.manifest.fingerprints == {"data": "d", "config": files["config.json"].sha256}
     for name, file in files.items():
-        assert file == FileEntry(*manifest._hash_file(latest_step.path / name))
+        assert file == FileEntry(*manifest.hash_file(latest_step.path / name))
     text = (latest_step.path / MANIFEST_FILE).read_text()
     assert text == strict_json.to_canonical_json(json.loads(text))
     assert json.loads(text).keys() == {"format", "kind", "laconic", "step", "files", "fingerprints", "sha256"}

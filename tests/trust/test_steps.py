@@ -154,7 +154,7 @@ def test_manifest_with_random_changes(tmp_path: Path) -> None:
 def test_get_step_reads_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = steps.commit_steps(tmp_path / "run", 1)
     names: list[str] = []
-    hash_file = manifest._hash_file
-    monkeypatch.setattr(manifest, "_hash_file", lambda path: names.append(path.name) or hash_file(path))
+    hash_file = manifest.hash_file
+    monkeypatch.setattr(manifest, "hash_file", lambda path: names.append(path.name) or hash_file(path))
     step = run.get_step(1)
     assert sorted(names) == sorted(step.manifest.files)

@@ -1,6 +1,5 @@
 """`laconic data make`: generate rows and write them as JSONL."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum
-from laconic.cli.files import check_output_path
+from laconic.cli.files import check_output_path, print_json
 from laconic.console import log_message, progress, status
 from laconic.errors import UsageError
 
@@ -107,7 +106,7 @@ class DataMakeCommand:
             written = [
                 {"file": str(file.path), "rows": file.num_rows, "description": file.description} for file in files
             ]
-            print(json.dumps({"schema": 1, "generator": self.generator, "seed": self.seed, "files": written}))
+            print_json({"schema": 1, "generator": self.generator, "seed": self.seed, "files": written})
             return 0
         for file in files:
             print(f"{file.path}: {file.num_rows:,} {file.description}")
@@ -129,6 +128,8 @@ class DataMakeCommand:
             raise UsageError(f"--num-operations {self.num_operations}: give at most {MAX_OPERATIONS}")
         if (self.min_operations or 1) > self.num_operations:
             raise UsageError(f"--min-operations {self.min_operations} exceeds --num-operations {self.num_operations}")
+        if self.max_steps is not None and (self.min_steps or 1) > self.max_steps:
+            raise UsageError(f"--min-steps {self.min_steps} exceeds --max-steps {self.max_steps}")
         styles = CHAIN_STYLES.get(self.generator, ())
         if self.chain_style is not None and self.chain_style not in styles:
             expected = f"give {' or '.join(styles)}" if styles else f"{self.generator} has one style"
@@ -294,7 +295,7 @@ def load_split(name: str, config: "DataConfig") -> "tuple[ReasoningExample, ...]
 
 
 def write_all(files: list[OutputFile], report_row: Callable[[], object]) -> None:
-    """Write all files or none: each is committed after the files behind it are written."""
+    """Write all files or none: a file is put in place once all later ones are written."""
     from laconic.data.generators.write_jsonl import write_jsonl
 
     if files:

@@ -153,7 +153,7 @@ def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
     manifest = RunDirectory(run.folder).get_step(run.step).manifest
     minutes, rest = divmod(round(seconds), 60)
     return [
-        ("wall time", f"{minutes} min {rest} s, two processes at a time"),
+        ("time of the last command", f"{minutes} min {rest} s, two processes at a time"),
         (
             "training data",
             f"{run.recipe.data.digits.train_rows:,} problems, SHA-256 {manifest.fingerprints['data'][:16]}…",

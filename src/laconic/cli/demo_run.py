@@ -22,6 +22,7 @@ EXTRA_ITERATIONS = 2  # how far the sweep goes beyond the number of iterations i
 def main(args: Sequence[str]) -> int:
     """Train and evaluate the run given by the arguments RECIPE OUT KEY=VALUE…; return the exit code."""
     recipe, out, *overrides = args
+    sys.argv[1:] = ["train", recipe, "--out", out, *overrides]  # the command that env.json records
     try:
         return TrainCommand(recipe, tuple(overrides), out=Path(out), device="cpu").run() or evaluate_conditions(
             Path(out)

@@ -27,13 +27,14 @@ def answer_prompts(command: "GenerateCommand") -> int:
     """Answer questions with a run's method or its chain of thought; return the exit code."""
     rows = command.read_plain_prompts(question_column=read_question_column(command.model))
     check_are_texts(rows)
-    command.refuse_checkpoint_flags({"stop_string": command.stop_string, "min_tokens": command.min_tokens or None})
-    reasoner = load_reasoner(command)
-    refuse_flags({"logprobs": command.logprobs}, "not available for a run that answers questions")
-    if reasoner.recipe.compression is not None and not command.memory:
-        check_have_no_documents(rows)
+    flags = {"stop_string": command.stop_string, "min_tokens": command.min_tokens or None, "logprobs": command.logprobs}
+    refuse_flags(flags, "not available for a run that answers questions")
+    command.refuse_checkpoint_flags()
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files; a run that answers questions reads one")
+    reasoner = load_reasoner(command)
+    if reasoner.recipe.compression is not None and not command.memory:
+        check_have_no_documents(rows)
     start = time.perf_counter()
     if command.input is not None:
         num_tokens, num_passes = answer_rows(command, reasoner, rows)

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,7 +19,7 @@ from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import write_file_atomically, write_text_atomically
-from laconic.storage.manifest import hash_json, hash_line
+from laconic.storage.manifest import hash_file, hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def generate_rows(
     timer, num_ended = GenerationTimer(shows_progress=False), 0
 
     def key() -> str:
-        flags = [command.logprobs, limit.should_exceed]
+        flags = [command.logprobs, command.quantize, limit.may_exceed]
         return batch_key(limit.decoder, rows, ids, config, [*flags, *hash_memory_files(command.memory)])
 
     def results(first: int) -> Iterator[dict[str, Any]]:
@@ -161,7 +160,7 @@ def list_options(config: GenerationConfig) -> dict[str, Any]:
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:
     """Return the SHA-256 of each file of the memories; a peft cartridge is a folder with files."""
     files = [file for path in paths for file in (sorted(path.glob("adapter_*")) if path.is_dir() else [path])]
-    return [sha256(file.read_bytes()).hexdigest() for file in files]
+    return [hash_file(file)[1] for file in files]
 
 
 class PartialOutput:

@@ -23,12 +23,12 @@ class ContextLimit:
     Args:
         decoder: Model.
         name: Its name, for messages.
-        should_exceed: Whether prompts and answers may be longer than the context.
+        may_exceed: Whether prompts and answers may be longer than the context.
     """
 
     decoder: Decoder
     name: str
-    should_exceed: bool = False
+    may_exceed: bool = False
 
     @cached_property
     def num_positions(self) -> int:
@@ -47,7 +47,7 @@ class ContextLimit:
     def check_prompt(self, row: PromptRow, num_tokens: int, num_before: int) -> None:
         """Raise `UsageError` (2) if a prompt, after a memory of `num_before` positions, leaves no room."""
         excess = num_before + num_tokens + 1 - self.num_positions
-        if excess <= 0 or self.should_exceed:
+        if excess <= 0 or self.may_exceed:
             return
         what = f"{row.name} has {num_tokens:,} tokens, the context of {self.name} {self.num_positions:,}"
         hint = f"shorten it by {excess:,} tokens or more"
@@ -67,7 +67,7 @@ class ContextLimit:
         ids = list(ids)
         before = [0] * len(ids) if state is None else state.next_position.tolist()
         rooms = [self.num_positions - n - len(row_ids) for row_ids, n in zip(ids, before, strict=True)]
-        if self.should_exceed or config.max_tokens <= min(rooms):
+        if self.may_exceed or config.max_tokens <= min(rooms):
             return generate(self.decoder, tokenizer, input_ids=ids, state=state, config=config)
         # A learned table has no positions for rows that have ended and are read on as part of the batch.
         most = min(rooms) if self.decoder.config.position_encoding == "table" else max(rooms)
@@ -75,8 +75,9 @@ class ContextLimit:
 
         def end_in_context(row: int, token: int, text: str, logprob: float) -> bool:
             counts[row] += 1
-            is_cancelled = on_token is not None and on_token(row, token, text, logprob)
-            return bool(is_cancelled) or counts[row] == rooms[row]
+            if on_token is not None:
+                on_token(row, token, text, logprob)
+            return counts[row] == rooms[row]
 
         options = replace(
             config,

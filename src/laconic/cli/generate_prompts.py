@@ -52,9 +52,8 @@ class PromptRow:
         return ids
 
     def to_json(self) -> dict[str, Any]:
-        if self.text is not None:
-            return {"prompt": self.title + self.text}
-        return {"messages": list(self.messages)} | ({"title": self.title.strip()} if self.title else {})
+        prompt = {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
+        return prompt | ({"title": self.title.strip()} if self.title else {})
 
 
 def read_bytes(path: Path) -> bytes:

@@ -125,9 +125,10 @@ def generate_text(command: GenerateCommand) -> int:
         states, answers = [model.read_ids(ids, state, on_reading=show_reading)], [""] * len(ids)
         counts = list(map(len, ids))
         if command.format == "json":
+            printer.timer.prompt_tokens = sum(counts)
             command.print_generations([], [], model.model, printer)
     else:
-        config = replace(command.generation_config(printer), update_on_prompt=command.learn or None)
+        config = replace(printer.attach(command.generation_config()), update_on_prompt=command.learn or None)
         generations = model.generate_from_ids(ids, state, config, show_reading)
         command.print_generations(rows, generations, model.model, printer)
         states = [cast(FastWeightState, generation.state) for generation in generations]

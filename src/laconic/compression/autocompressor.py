@@ -37,7 +37,7 @@ from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 
-BIASED_ESTIMATORS = ("soft", "straight_through")  # estimators that gate the attention logits
+GATING_ESTIMATORS = ("soft", "straight_through")  # estimators that gate the attention logits
 
 
 class AutoCompressor(nn.Module):
@@ -92,7 +92,7 @@ class AutoCompressor(nn.Module):
         """
         if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
             return "decoder"
-        if self.stop_head_config.joint_training or self.stop_head_config.estimator in BIASED_ESTIMATORS:
+        if self.stop_head_config.joint_training or self.stop_head_config.estimator in GATING_ESTIMATORS:
             return "joint"
         return "head_only" if step >= self.head_only_step else "decoder"
 
@@ -174,7 +174,7 @@ class AutoCompressor(nn.Module):
         is_gated = self.config.summary == "select" or (
             self.training_phase(batch.step) == "joint"
             and self.stop_head_config is not None
-            and self.stop_head_config.estimator in BIASED_ESTIMATORS
+            and self.stop_head_config.estimator in GATING_ESTIMATORS
         )
         if is_gated and self.decoder.attn_implementation == "flex":
             raise UsageError('attention "flex" has no gradient for a bias, which the gate needs; use "sdpa"')
@@ -264,16 +264,17 @@ class AutoCompressor(nn.Module):
             input_ids: The segment.
             attention_mask: True for real tokens; a row without any keeps its memory.
             memory: The memory of the earlier segments; None for an empty one.
-            rule: How many vectors to keep; by default the rule of the settings.
+            rule: How many vectors to keep; by default the rule of the settings. A rule that samples needs `uniforms`;
+                see `laconic.compression.halting.inference.add_uniforms`.
 
         Returns:
             The memory with one more segment.
 
         Raises:
-            UsageError: If the model was not trained for the rule, or if memory and segment do not fit the model.
+            UsageError: If the model was not trained for the rule, or if memory, segment and model do not fit.
         """
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        memory = self.segment_model.empty_memory(len(input_ids)) if memory is None else memory
+        memory = self._memory_or_empty(memory, len(input_ids))
         with eval_no_grad(self):
             rule = rule or inference.default_rule(self.segment_model)
             return inference.compress_into_memory(self.segment_model, memory, input_ids, mask, rule)
@@ -286,15 +287,26 @@ class AutoCompressor(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Compute the last hidden states of a text that follows a memory; `decoder.logits` maps them to logits.
 
+        Gradients flow to the model and to the memory.
+
         Args:
             input_ids: Token ids [B, T].
             attention_mask: True at real tokens [B, T].
             memory: Vectors that the text follows.
+
+        Raises:
+            UsageError: If memory, text and model do not fit.
         """
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        memory = self.segment_model.empty_memory(len(input_ids)) if memory is None else memory
+        memory = self._memory_or_empty(memory, len(input_ids))
         self.segment_model.check_fits(memory, input_ids.shape[1], compresses=False)
         return self.segment_model.read_segment(memory, input_ids, mask)
+
+    def _memory_or_empty(self, memory: SummaryMemory | None, rows: int) -> SummaryMemory:
+        """Return a memory, or an empty one for None; raise UsageError if it has another number of rows."""
+        if memory is not None and rows != memory.B:
+            raise UsageError(f"memory of {memory.B} texts with {rows} rows of input_ids; give a memory of {rows} texts")
+        return self.segment_model.empty_memory(rows) if memory is None else memory
 
     def nll(
         self,

@@ -78,7 +78,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def explicit_values(recipe: Recipe) -> dict[str, Any]:
-    """Return the dotted keys that differ from their defaults and can change what is learned.
+    """Return, by dotted key, the values that differ from their defaults and can change what is learned.
 
     Defaults are left out, since a later version may have more keys, and files of rows, since they may move.
     """

@@ -47,7 +47,7 @@ def load_labelled_texts(path: str | Path) -> list[LabelledText]:
     rows = read_rows(path, parse_labelled_text)[0]
     labels = {row.label for row in rows}
     if len(labels) < 2:
-        raise InputError(f"{Path(path).name}: {len(labels)} labels in {len(rows):,} rows; give two or more")
+        raise InputError(f"{Path(path).name}: fewer than two different labels; give two or more")
     return rows
 
 

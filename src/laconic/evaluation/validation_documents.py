@@ -11,13 +11,12 @@ from torch import nn
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch, next_token_targets
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.inference import StopRule, default_rule
+from laconic.compression.halting.inference import add_uniforms, default_rule
 from laconic.config.recipe import Recipe
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.experiment.from_recipe.build_data import load_held_out_rows
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.halting.estimators import penalty_ramp
-from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import MethodState, NormalizesLoss, StepOutput
 from laconic.models.modes import eval_no_grad
 from laconic.training.ranks import Ranks
@@ -118,20 +117,13 @@ def score_segments(method: AutoCompressor, batch: DocumentBatch) -> list[Documen
         loss = method.segment_model.segment_loss(method.read_text(text, mask, memory), targets)
         sums += torch.stack([loss.nll, loss.num_correct, (targets != IGNORE_INDEX).sum(1)], 1).double().cpu()
         if i < len(batch.segment_ends) - 1:
-            memory = method.compress(text, mask, memory, inference_rule(method, batch, i))
+            rule = default_rule(method.segment_model)
+            rule = add_uniforms(rule, method.seed, batch.row_index, i, method.config.fixed_length)
+            memory = method.compress(text, mask, memory, rule)
             for row, has_text, n in zip(lengths, mask.any(1), memory.vectors_per_segment[:, -1], strict=True):
                 row += [int(n)] if has_text else []
     nll, correct, scored = (column.tolist() for column in sums.unbind(1))
     return [DocumentScore(*row) for row in zip(nll, correct, scored, map(tuple, lengths), strict=True)]
-
-
-def inference_rule(method: AutoCompressor, batch: DocumentBatch, segment: int) -> StopRule:
-    """Return the run's stop rule; a rule that samples gets the random numbers of this segment."""
-    rule = default_rule(method.segment_model)
-    if rule.name != "sample":
-        return rule
-    length = method.config.fixed_length
-    return rule._replace(uniforms=draw_uniforms("length", method.seed, 0, batch.row_index, segment, length))
 
 
 def score_lanes(method: nn.Module, source: StatefulBatches, device: torch.device) -> list[DocumentScore]:

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from laconic.batches.padding import PaddedIds
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.inference import RuleName, StopRule, check_rule, default_rule
+from laconic.compression.halting.inference import RuleName, StopRule, add_uniforms, check_rule, default_rule
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import SourceDocument
 from laconic.errors import UsageError
 from laconic.experiment.resumable_stream import ResumableReading
-from laconic.halting.stop_distribution import draw_uniforms
 
 
 @dataclass(frozen=True)
@@ -132,11 +131,8 @@ class CompressionJob(ResumableReading[SummaryMemory]):
 
     def next_rule(self, B: int) -> StopRule:
         """Return the rule of the next segment, with random numbers if it samples."""
-        if self.stop_rule.name != "sample":
-            return self.stop_rule
-        rows, K = torch.arange(B) + len(self.texts), self.method.config.fixed_length
-        uniforms = draw_uniforms("length", self.length.seed, 0, rows, self.next_piece - 1, K)
-        return self.stop_rule._replace(uniforms=uniforms.to(self.device))
+        rows, K = torch.arange(B, device=self.device) + len(self.texts), self.method.config.fixed_length
+        return add_uniforms(self.stop_rule, self.length.seed, rows, self.next_piece - 1, K)
 
     def append_rows(self, before: SummaryMemory | None, done: SummaryMemory) -> SummaryMemory:
         """Return all rows, with hard lengths and at most `total_vectors` each."""

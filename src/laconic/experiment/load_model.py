@@ -71,7 +71,7 @@ def load(
 
     Raises:
         InputError: If there is no such model, or the run has no checkpoint.
-        UsageError: For a step of a checkpoint, dtype or quantisation of a run, or code that is not allowed.
+        UsageError: For a step of a checkpoint, dtype, quantisation or revision of a run, or code that is not allowed.
         CorruptArtifactError: If a file is damaged or belongs to another model.
 
     Examples:
@@ -87,12 +87,15 @@ def load(
     """
     check_type("path_or_name", path_or_name, str | os.PathLike, "a folder or a name, as text or Path")
     check_type("step", step, int | None, "the number of a step")
+    path_or_name = os.path.expanduser(path_or_name)
     target, run_dir = weights.resolve_device(device), find_run(path_or_name, step)
     if run_dir is not None:
         if dtype is not None:
             raise UsageError(f"dtype: {path_or_name} is a run, whose recipe fixes model.dtype; remove dtype")
         if quantize is not None:
             raise UsageError(f"quantize: {path_or_name} is a run; pass a checkpoint, or quantise its decoder")
+        if revision is not None:
+            raise UsageError(f"revision {revision}: {path_or_name} is a run and has no revisions; remove revision")
         return wrap_run(load_run(run_dir.folder, target, run_dir.step, allow_code=allow_code))
     check_is_model(path_or_name)
     if step is not None:

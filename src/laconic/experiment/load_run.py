@@ -1,6 +1,7 @@
 """Load a run at a committed step or as `laconic export` wrote it, or the decoder that a run starts with."""
 
 import hashlib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def is_export(path: str | Path) -> bool:
 
 def read_run_method(path: str | Path) -> str | None:
     """Return the method of a run directory, a step of one, or an exported run; None for another path."""
-    record = read_export_record(Path(path))
+    record = read_export_record(Path(os.path.expanduser(path)))
     if record is not None and record.is_run:
         return record.metadata["method"]
     run = find_run(path)
@@ -81,7 +82,7 @@ def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
     Raises:
         UsageError: For a step folder together with another step.
     """
-    folder = Path(path)
+    folder = Path(os.path.expanduser(path))
     if is_run_dir(folder) or is_export(folder):
         return RunStep(folder, step)
     match, run = STEP_PATTERN.fullmatch(folder.name), folder.parent.parent

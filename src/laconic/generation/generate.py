@@ -111,6 +111,7 @@ def generate(
         if isinstance(state, DecodeState):
             state = state.cache
         if first_positions is not None:
+            check_first_positions(first_positions, len(prompt.token_ids))
             prompt = prompt._replace(first_positions=first_positions.to(prompt.attention_mask.device))
         prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, first_positions, config))
         first_new_position = find_first_new_position(decoder, prompt, state)
@@ -212,6 +213,13 @@ def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | R
     elif cache is not None:
         start = cache.next_position
     return int((start + prompt.attention_mask.sum(1)).amax())
+
+
+def check_first_positions(first_positions: Tensor, rows: int) -> None:
+    """Raise UsageError for anything but one position of 0 or more per row."""
+    check_type("first_positions", first_positions, Tensor, "a tensor of integers [B]")
+    if first_positions.shape != (rows,) or bool((first_positions < 0).any()):
+        raise UsageError(f"first_positions {first_positions}: give {rows} positions of 0 or more, one per row")
 
 
 def check_position_table(config: DecoderConfig, first_new_position: int, max_tokens: int) -> None:

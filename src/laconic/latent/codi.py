@@ -84,7 +84,7 @@ def hidden_loss(
         has_target: Rows that have a distillation token.
         distance: Elementwise distance d.
         scale: Divisor of each layer's distance.
-        denominator: Number of rows with a distillation token in the whole optimizer step.
+        denominator: Number of rows with a distillation token in the whole optimizer step; None for those of this batch.
     """
     h_t, h_s = h_t.detach().to(accumulation_dtype(h_t.dtype)), h_s.to(accumulation_dtype(h_s.dtype))
     denominator = float(has_target.sum()) if denominator is None else denominator
@@ -108,21 +108,19 @@ class TeacherStudentPasses(NamedTuple):
     student: DecoderOutput
 
 
-def encode_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
+def read_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
     """Read the question, which teacher and student both continue."""
     return decoder(decoder.embed(batch.question_ids), cache, attention_mask=batch.question_mask)
 
 
-def encode_chain(
-    decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: tuple[str, ...] = ()
-) -> DecoderOutput:
+def read_chain(decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: tuple[str, ...] = ()) -> DecoderOutput:
     """Read chain and answer after the question: the teacher's pass."""
     input_ids = torch.cat([batch.chain_ids, batch.answer_ids], 1)
     mask = torch.cat([batch.chain_mask, batch.answer_mask], 1)
     return decoder(decoder.embed(input_ids), cache, attention_mask=mask, capture=capture)
 
 
-def encode_answer(
+def read_answer(
     decoder: Decoder,
     latent_thoughts: LatentThoughts,
     batch: ReasoningBatch,
@@ -231,7 +229,7 @@ class Codi(PromptedAnswers):
         """
         assert self.stop_training is not None
         with eval_no_grad(self.decoder, self.latent_thoughts):
-            question = encode_question(self.decoder, batch, state).cache
+            question = read_question(self.decoder, batch, state).cache
             rollout = self.latent_thoughts.think(self.decoder, question, uses_stop_head=False)
         return self.stop_training.compute_loss(self.decoder, self.latent_thoughts, batch, rollout)
 
@@ -245,11 +243,11 @@ class Codi(PromptedAnswers):
         }
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions.
+        """Return loss and terms of a batch.
 
         Args:
             batch: Questions, chains and answers.
-            state: Cache of the documents, or None.
+            state: KV cache of what precedes the questions, or None.
         """
         if self.trains_stop_head(batch.step):
             return self.train_stop_head(batch, state)
@@ -268,28 +266,26 @@ class Codi(PromptedAnswers):
     ) -> TeacherStudentPasses:
         """Run the passes that the terms of the loss need.
 
-        Passes that only terms of weight 0 need are skipped, except the teacher's with `needs_teacher_cache`. The KV
-        cache holds what precedes the questions. `capture_teacher` names further activations to capture in the teacher's
-        pass, `capture_latents` those in every pass over the latents.
+        Passes that only terms of weight 0 need are skipped, except the teacher's with `needs_teacher_cache`.
 
         Args:
             batch: Questions, chains and answers.
             cache: KV cache of what precedes the questions.
-            capture_teacher: Activations of the teacher.
-            capture_latents: Activations of the latents.
+            capture_teacher: Further activations to capture in the teacher's pass.
+            capture_latents: Activations to capture in every pass over the latents.
             needs_teacher_cache: Whether the teacher's cache is used.
         """
         decoder, latents, config = self.decoder, self.latent_thoughts, self.config
         hidden_names = distilled_layer_names(decoder, config)
-        question = encode_question(decoder, batch, cache)
+        question = read_question(decoder, batch, cache)
         is_second_pass = config.teacher_pass == "second_pass" and bool(hidden_names)
         captured = capture_teacher if is_second_pass else (*hidden_names, *capture_teacher)
         teacher = target = None
         if config.teacher_ce_weight or captured or needs_teacher_cache:
-            teacher = target = encode_chain(decoder, batch, question.cache, captured)
+            teacher = target = read_chain(decoder, batch, question.cache, captured)
         if is_second_pass:
             with torch.no_grad():
-                target = encode_chain(decoder, batch, question.cache, hidden_names)
+                target = read_chain(decoder, batch, question.cache, hidden_names)
         latent_passes: list[DecoderOutput] = []
 
         def forward(*args: Any, **kwargs: Any) -> DecoderOutput:  # KaVa needs what every pass captured
@@ -300,7 +296,7 @@ class Codi(PromptedAnswers):
         if latents.length_policy != "fixed":
             M = latents.num_latents
             latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latents.seed), M)
-        student = encode_answer(decoder, latents, batch, latent_cache, hidden_names)
+        student = read_answer(decoder, latents, batch, latent_cache, hidden_names)
         return TeacherStudentPasses(question, teacher, target, latent_passes, student)
 
     def compute_loss_terms(self, batch: ReasoningBatch, outputs: TeacherStudentPasses) -> LossTerms:
@@ -347,7 +343,7 @@ class Codi(PromptedAnswers):
         The questions are read after `state`, the KV cache of what precedes them, unless `question_cache` has them.
         """
         with eval_no_grad(self.decoder, self.latent_thoughts):
-            cache = question_cache or encode_question(self.decoder, questions, state).cache
+            cache = question_cache or read_question(self.decoder, questions, state).cache
             return self.latent_thoughts.think(
                 self.decoder, cache, intervention=intervention, record_passes=record_passes
             )

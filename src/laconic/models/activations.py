@@ -97,19 +97,16 @@ MODEL_ACTIVATIONS: tuple[Activation, ...] = (
 """Activations computed once per pass: `embed` before the layers, the others after them."""
 
 UNGATED_MLP_HIDDEN = A("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mlp_hidden(up))
-UNNORMED_HEADS: dict[str, Activation] = {
-    "q": A("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
-    "k": A("k", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[1]),
-}
 
 
 def layer_activations(config: DecoderConfig) -> tuple[Activation, ...]:
     """Return the activations of a layer for a model family, with their inputs in that family."""
     rows = {activation.name: activation for activation in LAYER_ACTIVATIONS}
     if not config.qk_norm:
-        rows = {name: row for name, row in (rows | UNNORMED_HEADS).items() if name not in ("q_raw", "k_raw")}
+        rows |= {name: rows.pop(f"{name}_raw")._replace(name=name) for name in ("q", "k")}
     if not config.gated_mlp:
-        rows = {name: row for name, row in (rows | {"mid": UNGATED_MLP_HIDDEN}).items() if name != "gate"}
+        del rows["gate"]
+        rows["mid"] = UNGATED_MLP_HIDDEN
     return tuple(rows.values())
 
 
@@ -131,7 +128,10 @@ def unknown_activation_message(name: str, places: Mapping[str, tuple[tuple[int, 
     """Return the error message for an activation or layer that does not exist."""
     names, stem = sorted(known for known in places if "." not in known), name.partition(".")[0]
     if stem in names:
-        return f"capture {name}: the decoder has layers 0 to {len(places['hidden']) - 2}"
+        first, last = places[stem][0][0], places[stem][-1][0]
+        if f"{stem}.{first}" not in places:
+            return f"capture {name}: {stem} belongs to no layer; write {stem}"
+        return f"capture {name}: {stem} has layers {first} to {last}"
     closest = difflib.get_close_matches(stem, names, 1, 0.0)
     return f"capture {name}: no such activation; did you mean {closest[0]}?"
 

@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from laconic.generation.static_cache import MIN_PACKED_ROWS, FusedWeights, fuse_weights
-from laconic.models import attention, rope
+from laconic.generation.static_cache import MIN_PACKED_ROWS, FusedWeights, build_rope_tables, fuse_weights
+from laconic.models import attention
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.ops.prefix_attention import attend_by_head
-from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 
 MAX_PACKED_BYTES = 2**30  # weights copied into the layout that is faster for several positions, the head first
 MIN_FREE_SLOTS = 256  # a full buffer is replaced by one of twice the size, with at least as many free slots
@@ -157,15 +156,6 @@ class RaggedDecoder:
             spans.append(AttentionSpan(row, slice(first, first + n), row.num_filled, masks))
             first += n
         return spans
-
-
-def build_rope_tables(
-    config: rope.RopeConfig, positions: Int[Tensor, " N"], longest: Int[Tensor, " N"], E: int, dtype: torch.dtype
-) -> tuple[Float[Tensor, "N 1 E"], Float[Tensor, "N 1 E"]]:
-    """Return cos, and sin with the sign of its half; `longest` is the length of each position's row."""
-    omega, a = ROPE_SCALINGS[config.kind](config, E, longest)
-    cos, sin = rope.cos_sin_tables(positions[:, None], omega, a, dtype)
-    return cos.view(-1, 1, E), torch.cat([-sin[..., : E // 2], sin[..., E // 2 :]], -1).view(-1, 1, E)
 
 
 def build_mask(row: CacheRow, n: int, window: int | None, R: int) -> Float[Tensor, "Rn P"] | None:

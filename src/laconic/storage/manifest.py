@@ -108,7 +108,7 @@ class ManifestWriter:
                     tensors = atomic.open_tensors(path, read_safetensors_header(path).tensors)
                     for tensor_name, tensor in tensors.items():
                         atomic.check_finite(tensor_name, tensor)
-                self._add_entry(name, FileEntry(*_hash_file(path)))
+                self._add_entry(name, FileEntry(*hash_file(path)))
 
     def finish(self, kind: str, step: int, fingerprints: Mapping[str, str]) -> Manifest:
         """Write the manifest of all files and sync every folder."""
@@ -148,7 +148,7 @@ def _hash_expected_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
     return FileEntry(len(start) + sum(tensor.nbytes for tensor in tensors.values()), digest.hexdigest())
 
 
-def _hash_file(path: Path) -> tuple[int, str]:
+def hash_file(path: Path) -> tuple[int, str]:
     """Return the size and the SHA-256 of a file."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
@@ -208,9 +208,9 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
     """
     with translate_os_errors(folder):
         manifest = read_manifest(folder)
-        if (manifest.kind, manifest.step if step is not None else None) != (kind, step):
-            actual = f"{manifest.kind} {manifest.step}"
-            raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} is of {actual}, expected {kind} {step}")
+        if manifest.kind != kind or step not in (None, manifest.step):
+            actual, expected = f"{manifest.kind} {manifest.step}", kind if step is None else f"{kind} {step}"
+            raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} is of {actual}, expected {expected}")
         present = set(_list_files(folder))
         missing, extra = set(manifest.files) - present, present - {*manifest.files, MANIFEST_FILE}
         if missing or extra:
@@ -227,7 +227,7 @@ def _check_file(folder: Path, name: str, expected: FileEntry) -> None:
     size = path.stat().st_size
     if size != expected.bytes:
         raise CorruptArtifactError(f"{folder}: {name} has {size:,} bytes, expected {expected.bytes:,}")
-    _, sha256 = _hash_file(path)
+    _, sha256 = hash_file(path)
     if sha256 != expected.sha256:
         raise CorruptArtifactError(f"{folder}: {name} has sha256 {sha256}, expected {expected.sha256}")
     if name.endswith(".safetensors"):

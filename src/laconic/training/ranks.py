@@ -16,10 +16,9 @@ WriteFn = Callable[[ManifestWriter], None]
 
 
 class Ranks:
-    """The processes of one run, here this one alone; `DistributedRanks` overrides every method.
+    """The processes of one run, here this one alone; `DistributedRanks` overrides what several need.
 
-    Rank r trains on rows `r::world_size` of a batch. All ranks make the same calls in the same order, except `wrap` and
-    `scale_loss`.
+    Rank r trains on rows `r::world_size` of a batch. All ranks make the same calls in the same order.
     """
 
     rank, world_size = 0, 1
@@ -30,7 +29,7 @@ class Ranks:
         return method
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss whose averaged gradients are sums over ranks."""
+        """Scale the loss so that DDP, which averages gradients over ranks, gives their sum."""
         return loss
 
     def accumulate_gradients(self, module: nn.Module, is_last: bool) -> AbstractContextManager[object]:

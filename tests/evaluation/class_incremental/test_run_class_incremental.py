@@ -148,7 +148,7 @@ def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         ("abc", r"^intents: 3 classes; give at least four, for two tasks of two classes$"),
-        ("a", r"^intents\.jsonl: 1 class in 2 rows"),
+        ("a", r"^intents\.jsonl: fewer than two classes"),
         ("abc!", r"^intents\.jsonl: the label '!' has no words; rename it$"),
     ],
 )

@@ -144,7 +144,8 @@ class DataCheckCommand:
         path, base = Path(self.file), split_name(self.file)[0]
         if self.documents or self.is_file or find_dataset(self.file) is not None:
             return
-        if path.is_dir() and (path.is_absolute() or base.count("/") != 1):
+        parts = Path(base).parts
+        if path.is_dir() and (path.is_absolute() or len(parts) != 2 or parts[0] in ("..", "~")):
             hint = "name a data set of several files FOLDER/NAME, from the folder above"
             raise InputError(f"{path} is a folder; give a .jsonl, .parquet or .txt file, or {hint}")
         if path.is_absolute():

@@ -41,7 +41,10 @@ class DemoRunError(LaconicError):
 
 @dataclass(frozen=True)
 class DemoEntry:
-    """A shipped recipe with some keys changed, and its row in the table. `fast_overrides` None: not in `--fast`."""
+    """A shipped recipe with some keys changed, and its row in the table.
+
+    `--fast` leaves out entries whose `fast_overrides` is None.
+    """
 
     name: str
     title: str
@@ -62,9 +65,9 @@ PAUSE_OVERRIDES = ("latents.jacobi_iterations=0", 'latents.projection="none"')
 PARALLEL = "{M} latents in parallel, {T} Jacobi iterations; targets: "
 
 
-def control(name: str, policy: str, description: str) -> DemoEntry:
+def control(policy: str, title: str, description: str) -> DemoEntry:
     """Return KaVa with another rule for the tokens it selects."""
-    return DemoEntry(name, f"{name} selection", description, "demo-kava", (f'kv_selection.policy="{policy}"',), True)
+    return DemoEntry(policy, title, description, "demo-kava", (f'kv_selection.policy="{policy}"',), True)
 
 
 ENTRIES = (
@@ -83,10 +86,10 @@ ENTRIES = (
     DemoEntry("pccot", "PCCoT", f"{PARALLEL}hidden states", "demo-pccot"),
     DemoEntry("codi", "CODI", "{M} sequential latents; targets: hidden states", "demo-codi"),
     DemoEntry("pause", "Pause tokens", "{M} placeholder tokens, no iterations", "demo-pccot", PAUSE_OVERRIDES),
-    replace(control("rkv", "rkv", "KaVa with the tokens that R-KV selects, as in the paper"), title="R-KV selection"),
-    control("random", "random", "KaVa with randomly selected tokens"),
-    control("uniform", "uniform", "KaVa with evenly spaced tokens"),
-    replace(control("crop", "crop", "KaVa with the first tokens"), title="first tokens"),
+    control("rkv", "R-KV selection", "KaVa with the tokens that R-KV selects, as in the paper"),
+    control("random", "random selection", "KaVa with randomly selected tokens"),
+    control("uniform", "uniform selection", "KaVa with evenly spaced tokens"),
+    control("crop", "first tokens", "KaVa with the first tokens"),
     DemoEntry(
         "nodistil", "no distillation", "PCCoT without targets", "demo-pccot", ("distillation.hidden_weight=0.0",), True
     ),

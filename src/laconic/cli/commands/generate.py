@@ -170,6 +170,7 @@ class GenerateCommand(SamplingFlags):
         check_minimum(1, batch_size=self.batch_size)
         if self.logprobs and self.format != "json" and self.input is None:
             raise UsageError("--logprobs: needs --format json or --input")
+        replace(self, sample=False).generation_config()  # numbers out of range are refused before the model is loaded
 
     def read_prompts(self, question_column: str = "question") -> list[PromptRow]:
         """Return the prompts, from whichever source is given."""
@@ -194,10 +195,10 @@ class GenerateCommand(SamplingFlags):
             return read_texts(self.prompts, self.file)
         return self.read_prompts(question_column)
 
-    def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
-        """Return the options of generation that the flags set, with the callbacks of a printer."""
-        config = replace(self.sampling_config(self.max_tokens or DEFAULT_MAX_TOKENS), min_tokens=self.min_tokens)
-        return config if printer is None else printer.attach(config)
+    def generation_config(self, folder: Path | None = None) -> "GenerationConfig":
+        """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""
+        config = self.sampling_config(self.max_tokens or DEFAULT_MAX_TOKENS, folder)
+        return replace(config, min_tokens=self.min_tokens)
 
     def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
         """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
@@ -211,14 +212,10 @@ class GenerateCommand(SamplingFlags):
             ids = [row.encode(tokenizer) for row in rows]
         else:
             rows, ids = encode_after_memory(rows, tokenizer, memory)
-        limit = ContextLimit(decoder, self.model, should_exceed=self.allow_long_prompt)
+        limit = ContextLimit(decoder, self.model, may_exceed=self.allow_long_prompt)
         limit.check_prompts(rows, ids, memory)
-        max_tokens = self.max_tokens or DEFAULT_MAX_TOKENS
-        config = replace(
-            self.sampling_config(max_tokens, decoder.source_folder),
-            min_tokens=self.min_tokens,
-            eos_token_ids=find_row_stop_ids(rows[0], decoder, tokenizer),
-        )
+        config = self.generation_config(decoder.source_folder)
+        config = replace(config, eos_token_ids=find_row_stop_ids(rows[0], decoder, tokenizer))
         if self.input is not None:
             from laconic.cli.generate_batch import generate_rows
 
@@ -228,7 +225,7 @@ class GenerateCommand(SamplingFlags):
         state = None if memory is None else build_row_caches(memory, range(len(rows)))
         generations = limit.generate(tokenizer, ids, state, printer.attach(config))
         self.print_generations(rows, generations, decoder, printer)
-        limit.log_ended(sum(limit.has_ended(g, max_tokens) for g in generations), len(generations))
+        limit.log_ended(sum(limit.has_ended(g, config.max_tokens) for g in generations), len(generations))
         return 0
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
@@ -237,7 +234,8 @@ class GenerateCommand(SamplingFlags):
         from laconic.experiment.load_run import is_export
 
         if self.is_language_model_run:
-            self.refuse_checkpoint_flags({"quantize": self.quantize})
+            refuse_flags({"quantize": self.quantize}, "not available for a run")
+            self.refuse_checkpoint_flags()
             model = laconic.load(self.model, device=self.device)
             return model.decoder, model.tokenizer
         check_is_model(self.model)
@@ -259,7 +257,9 @@ class GenerateCommand(SamplingFlags):
         from laconic.compression.memory import SummaryMemory
         from laconic.experiment.text_models.compressor import load_compressor
 
-        self.refuse_checkpoint_flags({"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance})
+        flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
+        refuse_flags(flags, "not available for a run of autocompressor")
+        self.refuse_checkpoint_flags()
         with status(f"loading {self.model}"):
             compressor = load_compressor(self.model, self.device)
             memories = [compressor.load_memory(path) for path in self.memory]
@@ -268,14 +268,14 @@ class GenerateCommand(SamplingFlags):
         if memory is not None:
             rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
         printer = self.build_printer(rows)
-        generations = compressor.generate(prompts, self.generation_config(printer), memory=memory)
+        generations = compressor.generate(prompts, printer.attach(self.generation_config()), memory=memory)
         self.print_generations(rows, generations, compressor.decoder, printer)
         return 0
 
-    def refuse_checkpoint_flags(self, flags: dict[str, object]) -> None:
-        """Raise `UsageError` (2) if `flags`, or flags that a run's recipe fixes, are set."""
+    def refuse_checkpoint_flags(self) -> None:
+        """Raise `UsageError` (2) if flags that a run's recipe fixes are set."""
         fixed = {"allow_missing": self.allow_missing, "dtype": self.dtype, "revision": self.revision}
-        refuse_flags(flags | fixed, "not available for a run; its recipe fixes it")
+        refuse_flags(fixed, "not available for a run; its recipe fixes it")
 
     def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
         """Return what prints each row's title, the prompt if it is echoed, and the continuation."""

@@ -295,12 +295,17 @@ def normalise_args(args: list[str]) -> list[str]:
             if item == "--plan":
                 item = f"--plan={remaining.pop(0) if remaining[:1] in (['estimate'], ['step']) else 'estimate'}"
             flags.append(item)
-            if not equals and flag not in VALUELESS_FLAGS and remaining:
-                flags.append(remaining.pop(0))
+            if not equals and flag not in VALUELESS_FLAGS:
+                flags.append(pop_value(item, remaining))
         elif hint := find_hint("train", name):
             raise UsageError(f"train has no option {name}; {hint}")
-        elif equals or remaining:
-            positionals.append(f"{flag}={value if equals else remaining.pop(0)}")
-        else:
-            raise UsageError(f"{item}: missing value")
+        elif item != "--":
+            positionals.append(f"{flag}={value if equals else pop_value(item, remaining)}")
     return [*flags, *positionals]
+
+
+def pop_value(flag: str, remaining: list[str]) -> str:
+    """Remove the value of a flag from the arguments after it; raise `UsageError` (2) if another flag follows."""
+    if not remaining or remaining[0].startswith("--"):
+        raise UsageError(f"{flag}: missing value")
+    return remaining.pop(0)

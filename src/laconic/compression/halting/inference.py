@@ -18,6 +18,7 @@ from laconic.compression.segment import CompressionOutput
 from laconic.compression.segment_model import SegmentModel
 from laconic.errors import UsageError
 from laconic.halting.stop_distribution import (
+    draw_uniforms,
     first_stop,
     log_survival_gate,
     mask_disallowed_stops,
@@ -38,7 +39,7 @@ class StopRule(NamedTuple):
             "classifier" asks the classifier; "soft" keeps all vectors, gated by their survival.
         quantile: Stop where the cumulative stop probability reaches this, for "quantile".
         threshold: Stop at the first stop probability this large, for "threshold".
-        num_vectors: Number of vectors, for "fixed"; None for the configured number.
+        num_vectors: Number of vectors for "fixed", and a limit for the other rules; None for the configured number.
         uniforms: Random numbers in [0, 1), [B, K], for "sample".
     """
 
@@ -47,6 +48,21 @@ class StopRule(NamedTuple):
     threshold: float = 0.5
     num_vectors: int | None = None
     uniforms: Tensor | None = None
+
+
+def add_uniforms(rule: StopRule, seed: int, row_index: Int[Tensor, " B"], segment: int, K: int) -> StopRule:
+    """Return a rule that samples with random numbers for one segment of each row; return other rules unchanged.
+
+    Args:
+        rule: Rule.
+        seed: Seed of the lengths.
+        row_index: Index of each row's document, which keys its numbers.
+        segment: Index of the segment.
+        K: Largest number of vectors of a segment.
+    """
+    if rule.name != "sample":
+        return rule
+    return rule._replace(uniforms=draw_uniforms("length", seed, 0, row_index, segment, K))
 
 
 def default_rule(model: SegmentModel) -> StopRule:

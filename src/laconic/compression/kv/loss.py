@@ -97,13 +97,13 @@ def find_smallest_memory(
     """Find the smallest memory whose loss exceeds that of the whole cache by at most `max_loss`.
 
     The slots are dropped in the order of their ranks; the number is found by bisection on a logarithmic scale, which
-    takes the loss to fall as slots are added.
+    assumes that the loss falls as slots are added.
 
     Args:
         decoder: Model.
         memory: Ranked memory of all positions of the document.
         probes: Result of `build_loss_probes`.
-        max_loss: Bound, in nats per token.
+        max_loss: Largest increase over the loss of the whole cache, in nats per token.
         on_measure: Called with each number of slots before it is measured.
 
     Returns:

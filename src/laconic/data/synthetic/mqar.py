@@ -1,7 +1,7 @@
 """Multi-query associative recall, MQAR (arXiv:2312.04927): key-value pairs, then each key again, to recall its value.
 
 A document is its pairs, then its queries in random order at random positions with filler between them. Only the value
-after each query is scored. With keys and values of several tokens, of which keys may share some, recall is fuzzy, as in
+after each query is scored. With keys and values of several tokens, where keys may share tokens, recall is fuzzy, as in
 MAD (arXiv:2403.17844).
 
 Symbols: N pairs of a document, w tokens of a key and of a value.

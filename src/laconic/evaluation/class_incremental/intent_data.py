@@ -4,7 +4,7 @@ CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 202
 `utterance → label`. Training rows whose text is also held out are dropped, because the published splits overlap.
 """
 
-import re
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,17 +89,17 @@ def find_class_file(task: str) -> Path | None:
     return file
 
 
-def load_class_file(file: Path, drop: RowFilter = list) -> IntentRows:
+def load_class_file(file: Path, keep: RowFilter = list) -> IntentRows:
     """Load rows with text, label and optionally split; if no row is a test row, a fifth of each class is held out.
 
-    The fifth is one of different texts: the other rows of a text that is held out are dropped. `drop` returns the rows
-    to be used.
+    The fifth is counted in distinct texts; further rows with a held-out text are dropped. `keep` returns the rows to
+    be used.
 
     Raises:
         InputError: As `deduplicate_splits`, or if a row is invalid.
     """
     published = read_rows(file, parse_labelled_text)[0]
-    rows = drop(published)
+    rows = keep(published)
     if not any(row.split == "test" for row in rows):
         firsts = dict[tuple[str, str], int]()
         for i, row in enumerate(rows):
@@ -117,12 +117,12 @@ def load_class_file(file: Path, drop: RowFilter = list) -> IntentRows:
     return deduplicate_splits(rows, file.name, len(published))
 
 
-def load_intents(name: str, path: str | Path | None = None, drop: RowFilter = list) -> IntentRows:
+def load_intents(name: str, path: str | Path | None = None, keep: RowFilter = list) -> IntentRows:
     """Load a data set of `INTENT_DATASETS`: from a file, the folder that contains the data sets, or without a path the
-    Hub. `drop` returns the rows to be used.
+    Hub. `keep` returns the rows to be used.
 
     Raises:
-        InputError: If the data set is missing, or has fewer than two classes.
+        InputError: If the data set is missing; otherwise as `load_class_file`.
     """
     info = INTENT_DATASETS[name]
     if path is None:
@@ -133,7 +133,7 @@ def load_intents(name: str, path: str | Path | None = None, drop: RowFilter = li
             raise InputError(f"{name}: no file {file}; give the folder that contains {info.file}, or the file")
         rows = read_rows(file, parse_labelled_text)[0]
     rows = [row for row in rows if row.label != info.out_of_scope_label]
-    return deduplicate_splits(drop(rows), name, len(rows))
+    return deduplicate_splits(keep(rows), name, len(rows))
 
 
 def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
@@ -148,13 +148,20 @@ def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
 
 
 def normalise_text(text: str) -> str:
-    """Return a text in lower case with runs of non-word characters as one space, for comparison."""
-    return " ".join(re.findall(r"\w+", text.lower()))
+    """Return the words of a text for comparison, or the text if it has none, such as an emoji."""
+    return find_words(text) or text.strip()
 
 
 def label_to_text(label: str) -> str:
     """Return the words of a published label, without underscores and punctuation."""
-    return normalise_text(label.replace("_", " "))
+    return find_words(label.replace("_", " "))
+
+
+def find_words(text: str) -> str:
+    """Return a text in lower case, with single spaces for all but letters, their marks, digits and "_"."""
+    composed = unicodedata.normalize("NFC", text.lower())
+    words = "".join(c if c == "_" or unicodedata.category(c)[0] in "LMN" else " " for c in composed)
+    return " ".join(words.split())
 
 
 def deduplicate_splits(rows: Sequence[LabelledText], name: str, num_published: int | None = None) -> IntentRows:
@@ -175,7 +182,7 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str, num_published: i
         held_out |= {normalise_text(row.text) for row in by_part[part]}
     labels = {row.label for row in rows}
     if len(labels) < 2:
-        raise InputError(f"{name}: {len(labels)} class in {len(rows):,} rows; at least two are needed")
+        raise InputError(f"{name}: fewer than two classes; give two or more")
     for part in ("train", "test"):
         missing = sorted(labels - {row.label for row in by_part[part]})
         if missing:
@@ -279,7 +286,8 @@ def build_stream(
     Limits on the rows of a class leave the same rows for every seed.
 
     Raises:
-        InputError: If the classes do not divide into whole tasks, or the tokenizer merges the arrow with what follows.
+        InputError: If a file has fewer than four classes, the classes do not divide into whole tasks, or the tokenizer
+            merges the arrow with what follows.
     """
     labels = list(group_by_label([*intents.train, *intents.test]))
     K = len(labels)

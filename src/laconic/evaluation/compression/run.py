@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.inference import StopRule, default_rule
+from laconic.compression.halting.inference import StopRule, add_uniforms, default_rule
 from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.config.data import SplitName
@@ -31,7 +31,6 @@ from laconic.experiment.from_recipe import build_data, build_model
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.halting.estimators import best_length_label
-from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import TrainingData
 
 EXCERPT = "excerpt"
@@ -54,10 +53,7 @@ class ContextCompressor:
         rule, memory = default_rule(self.method.segment_model) if rule is None else rule, None
         lengths, expected = list[Tensor](), list[Tensor]()
         for i, columns in enumerate(split.segments):
-            if rule.name == "sample":
-                K = self.method.config.fixed_length
-                uniforms = draw_uniforms("length", self.seed, 0, split.row_index.cpu(), i, K)
-                rule = rule._replace(uniforms=uniforms.to(split.row_index.device))
+            rule = add_uniforms(rule, self.seed, split.row_index, i, self.method.config.fixed_length)
             memory = self.method.compress(split.context[:, columns], None, memory, rule)
             lengths.append(memory.vectors_per_segment[:, -1])
             if memory.log_s is not None:

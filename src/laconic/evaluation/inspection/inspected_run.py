@@ -22,7 +22,7 @@ from laconic.experiment.text_models.document_reasoning import LatentDocumentReas
 from laconic.latent import rkv
 from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_after_latents
 from laconic.latent.coconut import Coconut
-from laconic.latent.codi import Codi, encode_chain, encode_question
+from laconic.latent.codi import Codi, read_chain, read_question
 from laconic.latent.kava import find_distilled_layers
 from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.rollout import Intervention, LatentRollout
@@ -139,7 +139,7 @@ class InspectedRun:
         method = self.run.method
         with eval_no_grad(self.decoder), flush_denormals(questions.question_ids.device):
             state = method.find_state(questions, None) if isinstance(method, LatentDocumentReasoning) else None
-            return encode_question(self.decoder, questions, state).cache
+            return read_question(self.decoder, questions, state).cache
 
     def think(
         self,
@@ -176,7 +176,7 @@ class InspectedRun:
         kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
         M, L, seed = self.latents.num_latents, decoder.config.num_hidden_layers, run.recipe.seed
         with eval_no_grad(decoder):
-            teacher = encode_chain(decoder, batch, self.read_questions(batch), ("q_rot", "k"))
+            teacher = read_chain(decoder, batch, self.read_questions(batch), ("q_rot", "k"))
             unrotated, rotated = (
                 [
                     rkv.select_tokens(decoder, batch, teacher, l, selection_config, M, seed, space, True)

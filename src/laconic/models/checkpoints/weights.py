@@ -85,6 +85,8 @@ def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> 
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
 
     named = NAMED_MODELS.get(name)
+    if named and not named.hub_name:
+        raise UsageError(f"revision {revision}: {name} comes with laconic and has no revisions; remove revision")
     hub_name = named.hub_name if named else name
     allowed = ["*.json", *COMPANION_FILES, *(["*.safetensors"] if with_weights else [])]
     ignored = ["*/*", "consolidated*"]
@@ -358,7 +360,8 @@ def save_weights(
 
     Raises:
         BusyError: The target is not empty.
-        UsageError: The module has an unmerged adapter, or the size limit is not positive.
+        UsageError: The module has an unmerged adapter or int8 weights, or the size limit is not positive.
+        NonFiniteError: A value is not finite, or not in `dtype`.
     """
     if not max_shard_bytes > 0:
         raise UsageError(f"max_shard_bytes={max_shard_bytes:g} must be > 0")

@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 from laconic.errors import UsageError
 
 ParamGroup = dict[str, Any]
-RULE_SETTINGS = "rule_settings"  # of a group: settings of the optimizer that its rule needs, set by the optimizer
+RULE_SETTINGS = "rule_settings"  # key of a group for the optimizer's settings that the group's rule needs
 
 
 def split_groups_by_rule(

@@ -162,8 +162,8 @@ class MemoryStore:
             ApiError: 404 if there is none, 409 if several of these memories have the name.
         """
         with self.lock:
-            entries = [entry for id, entry in self.entries.items() if id == name]
-            entries = entries or [entry for entry in self.entries.values() if entry.card.name == name]
+            named = [entry for entry in self.entries.values() if entry.card.name == name]
+            entries = [self.entries[name]] if name in self.entries else named
         entries = [entry for entry in entries if entry.card.is_readable] or entries
         if len(entries) > 1:
             ids = ", ".join(entry.card.id for entry in entries[:4]) + (", …" if len(entries) > 4 else "")
@@ -205,7 +205,7 @@ class MemoryStore:
                 raise ApiError(409, f"memory {id} was given when the server started; it cannot be changed", "id")
 
     def check_space(self, id: str | None = None) -> None:
-        """Raise ApiError if a memory cannot be added: (400) a new one would be one too many; (409) its id is pinned."""
+        """Raise ApiError if a memory cannot be added: 400 if the store is full, 409 if the id is of a pinned memory."""
         if id is not None:
             self.check_changeable(id)
         with self.lock:
