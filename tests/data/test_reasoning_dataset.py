@@ -1,6 +1,7 @@
 """Reasoning batches: targets in order of real tokens, padding known by masks alone, length limits and counts."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from laconic.data.reasoning.dataset import ReasoningDataset, collate, pack_row, 
 from laconic.data.reasoning.encode import EncodedExample
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.synthetic.digits import build_digits_tokenizer
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
 from laconic.interfaces import TrainingData
 from tests.conftest import shared_dir
 from tests.data.test_encode_reasoning import EXAMPLE, real, settings
@@ -45,6 +46,28 @@ def predicted(batch: ReasoningBatch, b: int) -> list[int]:
         *batch.chain_targets[b][batch.chain_mask[b]].tolist(),
         *batch.answer_targets[b][batch.answer_mask[b]].tolist(),
     ]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_reasoning_example_refuses_one_text_as_steps() -> None:
+    with pytest.raises(UsageError, match=r"steps: give a tuple of texts, such as \('3\+4=7',\), not one text"):
+        ReasoningExample("1", "3+4=", "3+4=7", "7")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="answer: give text, not int"):
+        ReasoningExample("1", "3+4=", ("3+4=7",), 7)  # type: ignore[arg-type]
+
+
+def test_reasoning_dataset_warns_if_no_row_has_a_chain() -> None:
+    rows = [ReasoningExample("1", "3 + 4", ("<<3+4=7>>",), "7")]
+    with pytest.warns(UserWarning, match='chain_steps="drop_last" leaves no row with a chain'):
+        ReasoningDataset(rows, build_digits_tokenizer(), DataConfig(source="digits", format="digits"))
+
+
+def test_reasoning_dataset_goes_to_workers_of_a_data_loader() -> None:
+    rows = [ReasoningExample("1", "3 + 4 * 2", ("<<3+4=7>>", "<<7*2=4>>"), "4")]
+    data = ReasoningDataset(rows, build_digits_tokenizer(), DataConfig(source="digits", format="digits"))
+    copied = pickle.loads(pickle.dumps(data))
+    assert torch.equal(copied.batch([0]).chain_ids, data.batch([0]).chain_ids)
+    assert copied.encoder.encode_example(rows[0]) == data.encoder.encode_example(rows[0])
 
 
 def check(batch: ReasoningBatch, rows: list[EncodedExample]) -> None:

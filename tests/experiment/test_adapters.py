@@ -366,7 +366,26 @@ def test_peft_adapter_brings_the_embedding_that_it_was_trained_on(
     with pytest.raises(
         InputError, match=rf"{tensor}\.weight: \[97, 48\], expected nothing|lm_head\.weight: \[97, 48\]"
     ):
-        lora.load_adapter(fresh("llama", vocab_size=90), tmp_path / "adapter")
+        lora.load_adapter(fresh("llama", vocab_size=100), tmp_path / "adapter")
+
+
+@pytest.mark.filterwarnings("ignore:.*(tie_word_embeddings|embedding layers):UserWarning")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"trainable_token_indices": [97, 98]}, {"modules_to_save": ["embed_tokens", "lm_head"]}]
+)
+def test_peft_adapter_of_a_vocabulary_with_new_tokens(options: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    """peft saves embedding and head with the adapter, under names that depend on the options."""
+    fresh("llama", tie_word_embeddings=tied).save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model.resize_token_embeddings(99)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", **options))
+    logits = train_adapter(adapted, hf_logits)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    loaded = lora.load_adapter(Decoder.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert our_logits(loaded).shape == logits.shape == (2, 6, 99)
+    assert error(our_logits(loaded), logits) <= FLOAT32
+    assert error(our_logits(lora.merge_adapter(loaded)), logits) <= FLOAT32
 
 
 def test_load_adapter_invalid_folders(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from laconic.errors import UsageError
 from laconic.nested.optim.dgd import DGD
 from laconic.nested.optim.input_recording import record_inputs
-from tests.models.fixtures import noise
+from tests.models.fixtures import fresh, noise
 from tests.tolerances import FLOAT32, ORACLE, largest
 
 X, Y = noise(1, 12, 4), noise(2, 12, 3)
@@ -153,6 +153,26 @@ def test_dgd_trains_the_bias_of_a_frozen_weight(bias: Any, set_to_none: bool) ->
         assert torch.equal(model[0].weight, weight)
         change = -0.15 * gradient if bias == "gd" else -0.01 * gradient.sign()  # AdamW's first step
         assert largest(model[0].bias.detach() - before, change) <= FLOAT32
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_dgd_trains_decoders_with_every_kind_of_layer(family: str) -> None:
+    decoder = record_inputs(fresh(family))
+    optimizer = DGD(DGD.build_param_groups(decoder), lr=0.1)
+    before = {name: p.detach().clone() for name, p in decoder.named_parameters()}
+    decoder.logits(decoder(decoder.embed(torch.tensor([[5, 6, 7]]))).hidden_states).square().mean().backward()
+    optimizer.step()
+    assert all(not torch.equal(p, before[name]) for name, p in decoder.named_parameters() if p.grad.abs().any())
+
+
+def test_dgd_build_param_groups_gives_other_matrices_to_adamw() -> None:
+    model = build_model()
+    model.table = nn.Parameter(torch.ones(3, 3).double())
+    groups = DGD.build_param_groups(record_inputs(model))
+    assert [(group["rule"], [name for name, _ in group["params"]]) for group in groups] == [
+        ("dgd", ["0.weight", "0.bias", "2.weight", "2.bias"]),
+        ("adamw", ["table"]),
+    ]
 
 
 def test_dgd_leaves_a_bias_that_is_frozen_later() -> None:

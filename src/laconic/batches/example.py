@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from laconic.errors import UsageError
+
 
 @dataclass(frozen=True)
 class ReasoningExample:
@@ -19,3 +21,10 @@ class ReasoningExample:
     answer: str
     metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     document: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, str):  # its characters would be taken for steps
+            raise UsageError(f"steps: give a tuple of texts, such as ({self.steps[:80]!r},), not one text")
+        for name in ("id", "question", "answer"):
+            if not isinstance(value := getattr(self, name), str):
+                raise UsageError(f"{name}: give text, not {type(value).__name__}")

@@ -57,7 +57,10 @@ class AutoCompressor(nn.Module):
         UsageError: If the settings do not fit each other or the decoder.
 
     Examples:
-        >>> from laconic import Decoder, DecoderConfig
+        >>> import torch
+        >>> from laconic import AutoCompressor, Decoder, DecoderConfig
+        >>> from laconic.compression.summary_tokens import SummaryParameters
+        >>> from laconic.config.methods import CompressionConfig
         >>> decoder = Decoder(DecoderConfig.tiny("llama"))
         >>> config = CompressionConfig(max_vectors=2)
         >>> method = AutoCompressor(decoder, SummaryParameters(decoder, config, eos_token_id=2), config, total_steps=1)

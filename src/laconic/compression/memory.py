@@ -33,7 +33,8 @@ class SummaryMemory:
         metadata: Which weights wrote the memory and may read it; required to save it.
 
     Examples:
-        >>> memory = SummaryMemory.empty(B=1, D=4)
+        >>> import torch, laconic
+        >>> memory = laconic.SummaryMemory.empty(B=1, D=4)
         >>> memory.append(torch.ones(1, 2, 4), torch.tensor([[True, True]]), torch.tensor([9]))
         SummaryMemory([9] tokens in [2] vectors of width 4)
     """

@@ -242,7 +242,7 @@ class DataConfig(ConfigModel):
     )
     chain_steps: Literal["drop_last", "all"] = Field(
         default="drop_last",
-        description="whether to leave out the last step of a chain; default: all for cot, icot and coconut",
+        description="whether to leave out the last step of a chain; recipes of cot, icot, coconut: all by default",
     )
     answer_prompt: str = Field(
         default="The answer is:", min_length=1, description="text before the number (pccot, codi, chat)"

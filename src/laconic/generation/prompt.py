@@ -104,7 +104,7 @@ def build_prompt(
     if prompts is not None:
         rows = encode_prompts(tokenizer, prompts, is_continuation=state is not None)
     else:
-        rows = [list(row) for row in input_ids or ()]
+        rows = [list(row) for row in (() if input_ids is None else input_ids)]
     check_ids(rows, decoder.config.vocab_size)
     if unread is not None:
         check_rows(len(rows), len(unread))

@@ -143,12 +143,13 @@ class DecoderConfig:
                 raise InputError(f"{name} has {len(g)} entries; head_dim={E} needs {E // 2}")
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "DecoderConfig":
+    def from_folder(cls, folder: str | Path) -> "DecoderConfig":
         """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored.
 
         Args:
             folder: Folder of a checkpoint in the layout of Hugging Face.
         """
+        folder = Path(folder)
         source, path = read_checkpoint_json(folder / "config.json"), folder / "generation_config.json"
         file = validate_hf_config(source)
         config = cls._from_keys(source, file, read_checkpoint_json(path) if path.is_file() else {})

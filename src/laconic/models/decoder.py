@@ -31,12 +31,13 @@ from laconic.models.output import Activations, DecoderOutput
 from laconic.storage.export_record import check_weights_while_reading
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
+TensorFn = Callable[[Tensor], Tensor]
 checkpointed: Callable[..., BlockOutput] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
 
 
-def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offset: int) -> Float[Tensor, "B T D"]:
+def position_embedding(look_up: TensorFn, p: Int[Tensor, "B T"], offset: int) -> Float[Tensor, "B T D"]:
     """Eq. C8: row p + offset of the table, and the zero vector where p = -1."""
-    return F.embedding(p.clamp(min=0) + offset, table).masked_fill((p < 0)[..., None], 0.0)
+    return look_up(p.clamp(min=0) + offset).masked_fill((p < 0)[..., None], 0.0)
 
 
 class Decoder(nn.Module):
@@ -232,8 +233,7 @@ class Decoder(nn.Module):
         """
         if self.weight_names.position_embedding is None:
             return inputs_embeds
-        table = self.get_submodule(self.weight_names.position_embedding).weight
-        assert isinstance(table, Tensor)
+        table = self.get_submodule(self.weight_names.position_embedding)
         x = inputs_embeds + position_embedding(table, position_ids, self.config.position_offset)
         return F.dropout(x, self.config.dropout.embedding, self.training)
 
@@ -360,7 +360,8 @@ def check_forward_inputs(
         raise ValueError(f"inputs_embeds are {list(inputs_embeds.shape)}; B and T must be at least 1")
     for name, x in (("attention_mask", attention_mask), ("position_ids", position_ids)):
         if x is not None and x.shape != (B, T):
-            raise ValueError(f"{name}: shape {list(x.shape)} does not match inputs_embeds {[B, T]}")
+            hint = "; the cache has the mask of its positions" if cache is not None and name == "attention_mask" else ""
+            raise ValueError(f"{name}: shape {list(x.shape)} does not match inputs_embeds {[B, T]}{hint}")
     if attention_mask is not None and attention_mask.is_floating_point():
         raise ValueError(f"attention_mask is {attention_mask.dtype}; give booleans, or integers 0 and 1")
     if position_ids is not None and (position_ids.is_floating_point() or position_ids.dtype == torch.bool):

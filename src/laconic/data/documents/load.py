@@ -34,7 +34,7 @@ from laconic.data.strict_jsonl import (
     read_rows,
     require_text,
 )
-from laconic.errors import InputError, translate_os_errors
+from laconic.errors import InputError, UsageError, translate_os_errors
 
 ROW_FILES = (".jsonl", ".json", ".parquet")  # any other file is one text
 BLOCK_BYTES = 1 << 20
@@ -60,6 +60,10 @@ class Document:
     sections: tuple[str, ...]
     book: str | None = None
     part: SplitName | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sections, str):  # its characters would be taken for sections
+            raise UsageError(f"{self.name}: sections: give a tuple of texts, not one text")
 
     @property
     def key(self) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,6 +149,13 @@ class ReasoningDataset:
         if problems and not (config.on_invalid_row == "skip" and is_within_skip_limit(len(problems), len(examples))):
             raise InputError(format_problems(problems, ""))
         self.counts.num_invalid = len(problems)
+        had_chain = sum(bool(example.steps) for example in self.examples)
+        if had_chain and self.counts.num_without_chain == len(self.examples):
+            warnings.warn(
+                f'chain_steps="{config.chain_steps}" leaves no row with a chain: each has one step, which contains the '
+                'answer; set chain_steps="all" to train on it',
+                stacklevel=2,
+            )
         if len(packed) < min_rows:
             remedy = "; lower train.batch_size" if packed else ""
             raise InputError(
@@ -184,7 +192,7 @@ class ReasoningDataset:
         row = unpack_row(self.examples[index].id, self.packed[self.starts[index] : self.starts[index + 1]])
         return replace(row, document_ids=tuple(self.documents[index].tolist()))
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
+    def batch(self, rows: Sequence[int], epoch: int = 0, step: int = 0) -> ReasoningBatch:
         return collate([self.get_row(int(i)) for i in rows], rows, epoch, step)
 
     def _fit_row(self, example: ReasoningExample) -> EncodedExample | None:

@@ -90,8 +90,10 @@ def read_adapter_config(folder: Path) -> "LoraConfig":
     file = strict_json.read_foreign_json(file_names.resolve_inside(folder, ADAPTER_CONFIG_FILE))
     kind = file.get("peft_type")
     if kind != "LORA":
+        hint = "; a cartridge is a memory of its base model: give it as memory" if kind == "PREFIX_TUNING" else ""
         raise InputError(
-            f"{ADAPTER_CONFIG_FILE}: peft_type {abbreviate(kind)}; known: LORA, also as rsLoRA, DoRA, with token rows"
+            f"{ADAPTER_CONFIG_FILE}: peft_type {abbreviate(kind)}; known: LORA, also as rsLoRA, DoRA, with token "
+            f"rows{hint}"
         )
     check_supported(file)
     keys = validate_object(AdapterKeys, file, f"{ADAPTER_CONFIG_FILE}: ")

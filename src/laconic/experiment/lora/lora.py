@@ -86,8 +86,9 @@ def save_adapter_config(model: "PeftModel", folder: Path) -> None:
 def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":
     """Put an adapter from a folder on a decoder, in place.
 
-    A head that is tied to the token embedding becomes a matrix of its own if the adapter changes one of the two, as
-    peft computes it.
+    If the adapter was trained with more tokens, it is put on a decoder with as many, which shares the other weights. A
+    head that is tied to the token embedding becomes a matrix of its own if the adapter changes one of the two, as peft
+    computes it.
 
     Raises:
         InputError: If the folder is not a complete adapter, or belongs to another model.
@@ -101,12 +102,15 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     settings = read_adapter_config(Path(folder))
     shapes = read_adapter_shapes(Path(folder))
     check_base_model(decoder, shapes, family_only=True)  # adapters of some layers only look like a smaller model
+    if (num_new_tokens := count_new_tokens(decoder, shapes)) > 0:
+        decoder = decoder.resize_vocabulary(num_new_tokens)  # the adapter's file has the new rows
     if changes_embedding_or_head(decoder, settings):
         untie_head(decoder)
         settings.ensure_weight_tying = False  # the file holds both
     settings = adapt_config_to_decoder(decoder, settings)
     settings.init_lora_weights = True  # replaced below
     expected, copies = expected_tensors(decoder, settings), base_weight_copies(decoder)
+    copies |= {name: shapes[name] for name in find_tied_rows(decoder, shapes)}
     adapter_shapes = {name: shape for name, shape in shapes.items() if name in expected or copies.get(name) != shape}
     check_adapter_shapes(decoder, adapter_shapes, expected)
     tensors = load_finite_tensors(Path(folder), shapes)
@@ -224,11 +228,28 @@ def untie_head(decoder: Decoder) -> None:
     decoder.config = replace(decoder.config, tie_word_embeddings=False)
 
 
-def base_weight_copies(decoder: Decoder) -> TensorShapes:
-    """Return the base weights, of embedding and head, that peft may save with an adapter and loads."""
+def count_new_tokens(decoder: Decoder, shapes: TensorShapes) -> int:
+    """Return how many more rows than the decoder's an embedding or head in the adapter's file has; 0 without one."""
+    V, D = decoder.get_parameter(f"{decoder.weight_names.token_embedding}.weight").shape
+    sizes = [shapes[name] for name in base_weight_copies(decoder) if name in shapes]
+    return max((shape[0] - V for shape in sizes if len(shape) == 2 and shape[1] == D), default=0)
+
+
+def find_tied_rows(decoder: Decoder, shapes: TensorShapes) -> list[str]:
+    """Return the names of a tied head's token rows, which peft saves once more for the embedding."""
+    if not decoder.config.tie_word_embeddings:
+        return []
+    head, embedding = (f"{PEFT_PREFIX}{x}." for x in (decoder.weight_names.head, decoder.weight_names.token_embedding))
+    rows = [name for name in shapes if name.startswith(head) and name.endswith(".trainable_tokens_delta")]
+    return [name for name in rows if shapes.get(name.replace(head, embedding, 1)) == shapes[name]]
+
+
+def base_weight_copies(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    """Return the weights of embedding and head that peft may save beside an adapter, under several names, and loads."""
     modules = (decoder.weight_names.token_embedding, decoder.weight_names.head)
     shape = tuple(decoder.get_parameter(f"{modules[0]}.weight").shape)
-    return {f"{PEFT_PREFIX}{module}{layer}.weight": shape for module in modules for layer in ("", ".base_layer")}
+    layers = ("", ".base_layer", ".token_adapter.base_layer", ".modules_to_save", ".original_module")
+    return {f"{PEFT_PREFIX}{module}{layer}.weight": shape for module in modules for layer in layers}
 
 
 def ends_in(name: str, ends: Iterable[str]) -> bool:

@@ -356,8 +356,8 @@ class NestedTextModel:
         return self.sign(values.to(state_file.restore_dtypes(state, embedding.dtype), embedding.device))
 
     def __repr__(self) -> str:
-        levels = self.model.hope_config.chunk_sizes[0]
-        return f"NestedTextModel({describe_decoder(self.model)}, levels of {levels} tokens)"
+        sizes = ", ".join(map(str, sorted({size for layer in self.model.hope_config.chunk_sizes for size in layer})))
+        return f"NestedTextModel({describe_decoder(self.model)}, levels of {sizes} tokens)"
 
 
 def get_weights_dtype(model: Hope) -> str:

@@ -370,7 +370,7 @@ def save_weights(
         raise UsageError("int8 weights cannot be saved; save the float decoder, and quantise it after loading")
     adapter = next((name for name in state if ".lora_" in name or ".base_layer." in name), None)
     if adapter:
-        raise UsageError(f"{adapter} belongs to an adapter; merge it first")
+        raise UsageError(f"{adapter} belongs to an adapter; merge it first, with lora.merge_adapter")
     sizes = {name: (dtype or tensor.dtype).itemsize * tensor.numel() for name, tensor in state.items()}
     fields = {
         **replace(config, dtype=dtype or next(iter(state.values())).dtype).to_config_json(),

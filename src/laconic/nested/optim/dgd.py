@@ -5,7 +5,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from laconic.errors import UsageError
@@ -153,6 +153,21 @@ class DGD(torch.optim.Optimizer):
         """
         for group in split_groups_by_rule([param_group], dgd_rule, {"lr": self.adam_lr}):
             self._add_group_of_one_rule(group)
+
+    @staticmethod
+    def build_param_groups(model: nn.Module) -> list[ParamGroup]:
+        """Return groups of the trainable parameters of a model that `record_inputs` has prepared.
+
+        Linear maps and embeddings whose inputs are recorded are updated by DGD, everything else by AdamW.
+
+        Args:
+            model: Model whose trainable parameters are grouped.
+        """
+        members: dict[str, list[tuple[str, Tensor]]] = {"dgd": [], "adamw": []}
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                members["dgd" if is_recorded(p) else "adamw"].append((name, p))
+        return [{"params": params, "rule": rule} for rule, params in members.items() if params]
 
     def _add_group_of_one_rule(self, param_group: ParamGroup) -> None:
         """Add a group whose parameters all follow the same rule."""
@@ -310,10 +325,20 @@ def dgd_rule(name: str, p: Tensor) -> str:
     """Return the rule of a parameter, "dgd" or "adamw". Raises `UsageError` for a matrix that was not recorded."""
     statistics = get_statistics(p)
     if statistics is None and p.ndim == 2:
-        raise UsageError(f"DGD: {name} was not recorded; call record_inputs(model), or set rule='adamw' for its group")
+        raise UsageError(
+            f"DGD: {name} was not recorded; call record_inputs(model), or use DGD.build_param_groups(model)"
+        )
     if statistics is not None and statistics.kind == "foreign":
-        raise UsageError(f"DGD: {statistics.name} has a forward of its own and is not recorded; set rule='adamw'")
-    return "dgd" if statistics is not None and statistics.kind in ("linear", "embedding") else "adamw"
+        raise UsageError(
+            f"DGD: {statistics.name} has a forward of its own and is not recorded; use DGD.build_param_groups(model)"
+        )
+    return "dgd" if is_recorded(p) else "adamw"
+
+
+def is_recorded(p: Tensor) -> bool:
+    """Return whether a parameter is that of a linear map or an embedding whose inputs are recorded."""
+    statistics = get_statistics(p)
+    return statistics is not None and statistics.kind in ("linear", "embedding")
 
 
 def concat_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
