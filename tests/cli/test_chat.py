@@ -112,6 +112,10 @@ def test_chat_goes_on_after_an_unknown_command_of_a_pipe(talk) -> None:
     assert "/nosuch: no such command; /help lists them, //nosuch is a message" in result.err
     assert result.out.startswith(talk(["Hi"]).out)
     assert talk(["//nosuch", "/save slash.json"]).code == 0
+    assert talk(["Hi", "/save slash.json"]).code == 0, "a conversation may be replaced"
+    Path("rows.jsonl").write_text('{"question": "1 + 1"}\n')
+    assert talk(["Hi", "/save rows.jsonl"]).code == 73
+    assert talk(["//nosuch", "/save slash.json"]).code == 0
     assert json.loads(Path("slash.json").read_text())[0]["content"] == "/nosuch"
 
 

@@ -343,15 +343,17 @@ def test_generate_memory_requires_a_compressor(run: RunCli, book: str, tmp_path:
     refused(run, 2, "run replies in a chat", "generate", "run", "x", "--memory", book, "--chat")
 
 
-def test_compress_refuses_other_methods(run: RunCli, tmp_path: Path) -> None:
+def test_compress_keeps_keys_and_values_for_a_run_that_answers(run: RunCli, tmp_path: Path) -> None:
+    """A run without a table [compression] reads what its own decoder kept."""
     (tmp_path / "digits.toml").write_text(
         'method = "cot"\n[model]\nfamily = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\n'
         'num_attention_heads = 2\n[data]\nsource = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch_size = 2\n'
     )
     assert run("train", "digits.toml", "--out", "thinks")[0] == 0
     (tmp_path / "a.txt").write_text("a")
-    message = "cot"
-    refused(run, 2, message, "compress", "thinks", "a.txt", "--out", "x.safetensors")
+    assert run("compress", "thinks", "a.txt", "--out", "x.safetensors", "--keep", "1")[0] == 0
+    assert run("generate", "thinks", "1 + 2 =", "--memory", "x.safetensors", "--max-tokens", "2")[0] == 0
+    refused(run, 2, "was not trained to compress", "compress", "thinks", "a.txt", "--out", "y", "--vectors", "2")
 
 
 def test_compress_missing_folder_and_full_disk(run: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from laconic.compression.kv import compress as kv_compress
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.experiment.text_models.kv_compressor import encode_document, encode_prompt, load_kv_memories
+from laconic.storage.atomic import save_artifact
 from tests.conftest import RunCli
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen."
@@ -51,7 +52,9 @@ def test_compress_keeping_everything_generates_what_the_text_does(
 def test_compress_does_not_replace_a_text(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("notes")
-    for out in (text, other, tmp_path):
+    thoughts = tmp_path / "thoughts.safetensors"
+    save_artifact(thoughts, {"begin": torch.ones(1)}, "thoughts", {})
+    for out in (text, other, tmp_path, thoughts, model / "model.safetensors"):
         code, _, err = run_cli("compress", model, text, "--out", out)
         assert (code, "delete it or choose another file" in err) == (73, True), err
     assert (text.read_text(), other.read_text()) == (TEXT + "\n", "notes")

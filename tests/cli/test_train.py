@@ -17,11 +17,10 @@ import torch
 from laconic.cli import generate_batch
 from laconic.cli.commands import train as train_command
 from laconic.cli.commands.train import describe_size, normalise_args, outcome_to_json
-from laconic.cli.generate_answers import read_question_column
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.errors import UsageError
 from laconic.evaluation.runs import resolve_step
-from laconic.experiment.load_run import load_run
+from laconic.experiment.load_run import load_run, read_run_recipe
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
@@ -444,7 +443,7 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     recipe = Path("runs/a/recipe.toml")
     text = recipe.read_text()
     recipe.write_text(text.replace("[data.columns]\n", '[data.columns]\nquestion = "problem"\n'))
-    assert read_question_column("runs/a") == "problem"
+    assert read_run_recipe("runs/a").data.columns["question"] == "problem"
     recipe.write_text(text)
     Path("empty.jsonl").write_text(Path("rows.jsonl").read_text() * 5 + '{"question": ""}\n')
     code, _, err = run("generate", "runs/a", "--input", "empty.jsonl", "--output", "empty.out")

@@ -265,6 +265,13 @@ def test_loss_weights_must_not_all_be_zero(kava: Path) -> None:
     assert load_recipe(kava, ["method=cot", *zeros])[0].unused_tables == ["distillation", "latents"]
 
 
+def test_schedule_of_codi_is_sequential_by_default(kava: Path) -> None:
+    edit(kava, ("jacobi_iterations = 3\n", ""))
+    recipe, _ = load_recipe(kava, ["method=codi"])
+    assert recipe.latents
+    assert recipe.latents.schedule == "sequential"
+
+
 def test_iterations_are_only_needed_by_methods_with_latents(kava: Path) -> None:
     edit(kava, ("jacobi_iterations = 3\n", ""))
     (error,) = load_errors(kava)

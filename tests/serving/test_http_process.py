@@ -253,7 +253,25 @@ def test_server_ends_requests_some_time_after_sigterm() -> None:
             status, content = waiting.result()
         assert (status, json.loads(content)["error"]["code"]) == (503, "shutting_down")
         assert server.process.wait(timeout=60) == 0
-        assert server.log[1:] == []
+        assert [line.partition(",")[0] for line in server.log[1:]] == ["laconic: finishing 2 requests"]
+
+
+def test_server_ends_requests_at_a_second_signal() -> None:
+    with run_server("stories260k", "--max-batch-size", 1) as server:
+        response = start_stream(server, max_tokens=450, n=60, seed=1, temperature=1)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(server.request, "POST", "/v1/completions", {"prompt": "Tom"})
+            server.wait_until(lambda: server.metric("laconic_queue_length") >= 60)
+            server.process.send_signal(signal.SIGINT)
+            server.wait_until(lambda: refuses_connections(server))
+            server.process.send_signal(signal.SIGINT)
+            assert '"finish_reason":"length"' in response.read().decode()
+            status, content = waiting.result()
+        assert (status, json.loads(content)["error"]["code"]) == (503, "shutting_down")
+        assert server.process.wait(timeout=60) == 130
+        finishing, interrupted = server.log[1:]
+        assert "finishing 2 requests, 30 s at most; Ctrl-C again ends them now" in finishing
+        assert "interrupted" in interrupted
 
 
 def test_server_finishes_what_runs_after_sigterm(server: ServerProcess) -> None:

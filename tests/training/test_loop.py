@@ -183,7 +183,8 @@ def test_train_validates_again_with_another_validation(tmp_path: Path) -> None:
     settings = toy_config(validate_every=4, best_metric="accuracy")
     run_training(tmp_path / "run", settings, validate=validation(0.9, 0.1, 0.2))
     other = {"held_out": "0" * 64}
-    result, _ = run_training(tmp_path / "run", settings, validate=validation(0.3), fingerprints=other)
+    with pytest.warns(UserWarning, match="measures something else than before; earlier results are dropped"):
+        result, _ = run_training(tmp_path / "run", settings, validate=validation(0.3), fingerprints=other)
     assert (result.best, result.validation) == ((0.3, 12), {"accuracy": 0.3})
 
 

@@ -1,6 +1,7 @@
 """Wrong forms of the decoder's functions, each a mistake that has been captured somewhere."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -282,8 +283,8 @@ def counting_padding(valid: Tensor, past: Tensor, past_valid: Tensor, prefix: Te
     return (past.shape[1] + torch.arange(valid.shape[1])).expand(valid.shape) * valid
 
 
-def row_p(table: Tensor, p: Tensor, offset: int) -> Tensor:
-    return F.embedding(p.clamp(min=0), table)
+def row_p(look_up: Callable[[Tensor], Tensor], p: Tensor, offset: int) -> Tensor:
+    return look_up(p.clamp(min=0))
 
 
 def last_column(x: Tensor, valid: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import laconic
 from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
@@ -17,7 +18,6 @@ from laconic.console import log_message, pluralize, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
 from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position
-from laconic.experiment.load_model import check_is_model, load_plain_model
 from laconic.experiment.text_models.kv_compressor import compress_text, encode_document
 from laconic.models.config import DecoderConfig
 from laconic.storage.atomic import check_space_for_file
@@ -25,10 +25,10 @@ from laconic.storage.atomic import check_space_for_file
 
 def compress_with_checkpoint(command: CompressCommand) -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
-    reason = f"{command.model} is a plain model, which is not trained to compress"
+    reason = f"{command.model} was not trained to compress"
     refuse_flags({name: getattr(command, name) for name in SUMMARY_FLAGS}, reason)
     progress_flags = {name: getattr(command, name) for name in ("save_every", "resume")}
-    refuse_flags(progress_flags, f"{command.model} is a plain model, for which no progress is saved")
+    refuse_flags(progress_flags, f"{command.model} keeps keys and values, for which no progress is saved")
     config = KVCompressionConfig(
         command.method or DEFAULT_CONFIG.method,
         command.keep,
@@ -38,10 +38,10 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         seed=command.seed,
     )
     check_minimum(1, fit=command.fit)
-    check_is_model(command.model)
     texts = read_source_texts(command.source)
     with status(f"loading {command.model}"):
-        decoder, tokenizer = load_plain_model(command.model, command.device)
+        model = laconic.load(command.model, device=command.device)
+    decoder, tokenizer = model.decoder, model.tokenizer
     dtype, lengths = parse_dtype(command.dtype), [len(encode_document(tokenizer, x, command.chat)[0]) for _, x in texts]
     fit = None if command.fit is None else CartridgeConfig(steps=command.fit, seed=command.seed)
     if fit is not None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -76,17 +77,31 @@ def check_text_format(path: Path) -> None:
 
 
 def check_replaceable(flag: str, path: Path) -> None:
-    """Raise `BusyError` (73) if a flag names an existing file that is not a safetensors file, such as the user's text.
+    """Raise `BusyError` (73) if a flag names an existing file that is no memory or state, such as a text or a model.
 
-    Files of that format are replaced: memories and states are written again under the same name.
+    Memories and states are written again under the same name.
     """
     if path.exists() and (path.is_dir() or path.stat().st_size):
-        from laconic.storage.safetensors_header import read_safetensors_header  # imports torch
+        from laconic.compression import memory_file  # these import torch
+        from laconic.compression.kv import memory_file as kv_memory_file
+        from laconic.nested import state_file
+        from laconic.storage.atomic import read_artifact_header
 
-        try:
-            read_safetensors_header(path)
-        except LaconicError:
-            raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file") from None
+        kind = None
+        with suppress(LaconicError):
+            kind = read_artifact_header(path)[1].get("kind")
+        if kind not in (memory_file.FILE_KIND, kv_memory_file.FILE_KIND, state_file.ARTIFACT_KIND):
+            raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file")
+
+
+def check_page_path(flag: str, path: Path) -> None:
+    """Raise `BusyError` (73) if a flag names an existing file that is no HTML, and as `check_output_path`."""
+    check_output_path(flag, path)
+    if path.is_file():
+        with translate_os_errors(path), path.open("rb") as file:
+            start = file.read(64).lstrip().lower()
+        if start and not start.startswith(b"<!doctype html"):
+            raise BusyError(f"{flag} {path} exists and is not an HTML page; delete it or choose another file")
 
 
 def print_json(data: Mapping[str, Any]) -> None:

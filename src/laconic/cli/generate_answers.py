@@ -10,11 +10,10 @@ from laconic.cli.arguments import refuse_flags
 from laconic.cli.files import print_json
 from laconic.cli.generate_batch import hash_memory_files, list_options, write_rows
 from laconic.cli.generate_prompts import PromptRow
-from laconic.config.load import load_recipe
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.methods import encode_questions
-from laconic.experiment.load_run import RECIPE_FILE, find_run, is_run_dir, read_run_method
+from laconic.experiment.load_run import read_run_method, read_run_recipe
 from laconic.experiment.text_models.reasoner import Answer, Reasoner
 from laconic.models.checkpoints.weights import weights_fingerprint
 from laconic.storage.manifest import hash_json
@@ -25,7 +24,10 @@ if TYPE_CHECKING:
 
 def answer_prompts(command: "GenerateCommand") -> int:
     """Answer questions with a run's method or its chain of thought; return the exit code."""
-    rows = command.read_plain_prompts(question_column=read_question_column(command.model))
+    recipe = read_run_recipe(command.model)
+    assert recipe is not None
+    columns = recipe.data.columns
+    rows = command.read_plain_prompts(question_column=columns.get("question", "question"))
     check_are_texts(rows)
     flags = {"stop_string": command.stop_string, "min_tokens": command.min_tokens or None, "logprobs": command.logprobs}
     refuse_flags(flags, "not available for a run that answers questions")
@@ -34,7 +36,7 @@ def answer_prompts(command: "GenerateCommand") -> int:
         raise UsageError(f"--memory: {len(command.memory)} files; a run that answers questions reads one")
     reasoner = load_reasoner(command)
     if reasoner.recipe.compression is not None and not command.memory:
-        check_have_no_documents(rows)
+        check_have_no_documents(rows, columns.get("document", "document"))
     start = time.perf_counter()
     if command.input is not None:
         num_tokens, num_passes = answer_rows(command, reasoner, rows)
@@ -55,14 +57,6 @@ def answer_prompts(command: "GenerateCommand") -> int:
     return 0
 
 
-def read_question_column(model: str) -> str:
-    """Return the name of the field with the question, which a run's recipe may set."""
-    run = find_run(model)
-    if run is None or not is_run_dir(run.folder):
-        return "question"
-    return load_recipe(run.folder / RECIPE_FILE)[0].data.columns.get("question", "question")
-
-
 def check_are_texts(rows: Sequence[PromptRow]) -> None:
     """Raise `UsageError` (2) for chat messages, which a run does not reply to."""
     number = next((number for number, row in enumerate(rows, 1) if row.text is None), None)
@@ -70,12 +64,12 @@ def check_are_texts(rows: Sequence[PromptRow]) -> None:
         raise UsageError(f'--input: row {number} has "messages"; a run answers a "question" or "prompt"')
 
 
-def check_have_no_documents(rows: Sequence[PromptRow]) -> None:
-    """Raise `UsageError` (2) for rows with a document, which the run would answer without it."""
-    number = next((number for number, row in enumerate(rows, 1) if "document" in row.source), None)
+def check_have_no_documents(rows: Sequence[PromptRow], column: str) -> None:
+    """Raise `UsageError` (2) for rows with a document, in a field `column`, which the run would answer without it."""
+    number = next((number for number, row in enumerate(rows, 1) if column in row.source), None)
     if number is not None:
         raise UsageError(
-            f'--input: row {number} has a "document", which laconic evaluate --tasks FILE reads; here, compress it '
+            f'--input: row {number} has a "{column}", which laconic evaluate --tasks FILE reads; here, compress it '
             "with laconic compress, and give --memory"
         )
 

@@ -8,6 +8,7 @@ MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests optio
 # What other programs call options that a command has under another name, or that are set elsewhere.
 HINTS = {
     "train --dry-run": "did you mean --plan?",
+    "train --set": "write KEY=VALUE without it",
     "generate --n": "repeat the command with another --seed",
     "generate --max-new-tokens": "did you mean --max-tokens?",
     "chat --max-new-tokens": "did you mean --max-tokens?",

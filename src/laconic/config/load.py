@@ -20,6 +20,7 @@ from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
     FREE_TABLE,
     FULL_CHAIN_METHODS,
+    METHOD_SCHEDULES,
     NEW_DECODER_KEYS,
     PATH_KEYS,
     Recipe,
@@ -236,13 +237,16 @@ def validate_recipe(draft: RecipeDraft) -> Recipe:
 
 
 def add_default_tables(content: dict[str, Any]) -> None:
-    """Add the method's missing tables, and the default that depends on the method."""
+    """Add the method's missing tables, and the defaults that depend on the method."""
     train, data = content.get("train"), content.get("data")
     trainable = train.get("trainable", "") if isinstance(train, dict) else ""
     for name in required_tables(str(content.get("method")), trainable):
         content.setdefault(name, {})
     if content.get("method") in FULL_CHAIN_METHODS and isinstance(data, dict):
         data.setdefault("chain_steps", "all")
+    schedule, latents = METHOD_SCHEDULES.get(str(content.get("method"))), content.get("latents")
+    if schedule is not None and isinstance(latents, dict):
+        latents.setdefault("schedule", schedule)
 
 
 def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> None:

@@ -62,11 +62,17 @@ def is_export(path: str | Path) -> bool:
 
 def read_run_method(path: str | Path) -> str | None:
     """Return the method of a run directory, a step of one, or an exported run; None for another path."""
-    record = read_export_record(Path(os.path.expanduser(path)))
-    if record is not None and record.is_run:
-        return record.metadata["method"]
+    recipe = read_run_recipe(path)
+    return None if recipe is None else recipe.method
+
+
+def read_run_recipe(path: str | Path) -> Recipe | None:
+    """Return the recipe of a run directory, a step of one, or an exported run; None for another path."""
     run = find_run(path)
-    return None if run is None else load_recipe(run.folder / RECIPE_FILE)[0].method
+    if run is None:
+        return None
+    folder = run.folder / EXPORT_FOLDER if is_export(run.folder) else run.folder
+    return load_recipe(folder / RECIPE_FILE)[0]
 
 
 class RunStep(NamedTuple):

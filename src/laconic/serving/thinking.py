@@ -50,7 +50,13 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
 
 def count_question_tokens(model: Reasoner, question: Question) -> int:
     """Return the number of tokens of a question in the recipe's format. Raises InputError if it cannot be encoded."""
-    return int(build_question(model, question).question_mask.sum())
+    return len(list_question_ids(model, question))
+
+
+def list_question_ids(model: Reasoner, question: Question) -> list[int]:
+    """Return the ids of a question in the recipe's format. Raises InputError if it cannot be encoded."""
+    batch = build_question(model, question)
+    return batch.question_ids[batch.question_mask].tolist()
 
 
 def build_question(model: Reasoner, question: Question) -> ReasoningBatch:

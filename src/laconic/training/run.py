@@ -255,6 +255,8 @@ class TrainingRun:
             return log
         if stored.fingerprint == fingerprint:
             log.metrics = {step: x for step, x in stored.metrics.items() if step <= self.progress.step}
+        elif stored.metrics:
+            warnings.warn("the validation measures something else than before; earlier results are dropped")
         return log
 
     def write_metrics(self, result: UpdateResult, seconds: float) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from laconic.data.documents.dataset import TokenArray
 from laconic.errors import InputError
+from laconic.evaluation.compression.run import choose_contexts
 from laconic.evaluation.compression.tails import DocumentTails, sample_tails, segment_ends
 
 
@@ -63,6 +64,12 @@ def test_batch_of_excerpts_copies_from_the_context() -> None:
     assert result.batch([4, 1], 0, 0).input_ids.tolist() == batch.input_ids[[4, 1]].tolist()
     assert batch.loss_mask.sum(1).tolist() == [47] * 5
     assert result.fingerprint != make_tails().fingerprint
+
+
+def test_choose_contexts_fits_half_of_the_documents() -> None:
+    assert choose_contexts([300, 300, 5000], 200) == [50]
+    assert choose_contexts([300, 800, 5000], 200) == [50, 200, 400, 600]
+    assert choose_contexts([100], 200) == [50]
 
 
 def test_sample_tails_rejects_lengths_that_are_too_long() -> None:

@@ -25,7 +25,7 @@ from laconic.cli.files import check_memories, check_system_message, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, log_note, status
-from laconic.errors import InputError, LaconicError, UsageError
+from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
 if TYPE_CHECKING:
     from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
@@ -206,6 +206,7 @@ def run_command(session: "ChatSession", name: str, argument: str | None) -> None
         case "save" | "load" if not argument:
             raise UsageError(f"/{name}: give a file")
         case "save":
+            check_holds_messages(Path(argument))
             write_file(Path(argument), format_messages(session.messages))
         case "load":
             session.load_messages(read_messages(Path(argument)))
@@ -214,6 +215,18 @@ def run_command(session: "ChatSession", name: str, argument: str | None) -> None
             log_message(HELP)
         case _:
             raise UnknownCommandError(f"/{name}: no such command; /help lists them, //{name} is a message")
+
+
+def check_holds_messages(path: Path) -> None:
+    """Raise `BusyError` for an existing file that is no saved conversation, which must not be replaced."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    from laconic.data.messages import read_messages
+
+    try:
+        read_messages(path)
+    except LaconicError:
+        raise BusyError(f"{path} exists and is not a saved conversation; choose another file") from None
 
 
 def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:

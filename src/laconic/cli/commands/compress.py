@@ -148,7 +148,7 @@ class CompressCommand:
 
             return compress_text(self)
         refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
-        if is_plain_model(self.model):
+        if keeps_kv(self.model):
             from laconic.cli.compress_kv import compress_with_checkpoint
 
             return compress_with_checkpoint(self)
@@ -353,3 +353,12 @@ def is_plain_model(name: str) -> bool:
     from laconic.experiment.text_models.compressor import is_compressor
 
     return find_run(name) is None and not is_compressor(name)
+
+
+def keeps_kv(name: str) -> bool:
+    """Return whether a model's memories are keys and values: a checkpoint, or a run that writes no summary vectors."""
+    from laconic.experiment.load_run import read_run_recipe
+    from laconic.experiment.text_models.compressor import is_compressor
+
+    recipe = read_run_recipe(name)
+    return not is_compressor(name) and (recipe is None or not recipe.reads_documents)

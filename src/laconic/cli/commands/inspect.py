@@ -17,7 +17,7 @@ from laconic.cli.arguments import (
     parse_ints,
     refuse_flags,
 )
-from laconic.cli.files import check_output_path, print_json
+from laconic.cli.files import check_page_path, print_json
 from laconic.console import escape_controls
 from laconic.errors import InputError, UsageError
 
@@ -121,6 +121,6 @@ class InspectCommand:
             refuse_flags({name: getattr(self, name) for name in names}, "requires --task")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
         if self.page_path is not None:
-            check_output_path("--out", self.page_path)
+            check_page_path("--out", self.page_path)
         check_minimum(2, limit=self.limit)
         check_minimum(1, batch_size=self.batch_size)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.files import check_output_path, write_file
+from laconic.cli.files import check_page_path, write_file
 from laconic.errors import UsageError
 
 
@@ -29,7 +29,7 @@ class ReportCommand:
         """Write the page. Raises `InputError` (66) if there are no results."""
         if not self.runs:
             raise UsageError("no run given; laconic report RUN")
-        check_output_path("--out", self.out)
+        check_page_path("--out", self.out)
         from laconic.evaluation.checkpoints import find_results
         from laconic.evaluation.report.build import build_report
 

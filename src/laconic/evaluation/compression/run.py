@@ -14,6 +14,7 @@ from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.config.data import SplitName
 from laconic.config.recipe import Recipe
+from laconic.console import log_note, pluralize
 from laconic.data.documents.dataset import DocumentDataset
 from laconic.errors import InputError
 from laconic.evaluation.compression.evaluate import (
@@ -239,9 +240,13 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part).source
     assert isinstance(source, DocumentDataset)
     S = recipe.data.text.mean_segment_tokens
-    longest = max(map(len, source.ids)) - S
-    contexts = [n * S // 4 for n in CONTEXT_QUARTERS if n * S // 4 <= longest] or [S // 4]
+    lengths = list(map(len, source.ids))
+    contexts = choose_contexts(lengths, S)
     tails = sample_tails(source.names, source.ids, max(contexts), S, request.limit or DEFAULT_DOCUMENTS)
+    if num_short := sum(length < max(contexts) + S for length in lengths):
+        are = "is" if num_short == 1 else "are"
+        needs = f"shorter than {max(contexts) + S:,} tokens, {max(contexts):,} to compress and {S:,} to score"
+        log_note(f"{split}: {num_short:,} of {pluralize(len(lengths), 'document')} {are} left out: {needs}")
     excerpt_tokens = EXCERPT_TOKENS if split == EXCERPT else None
     jobs = list(build_text_jobs(request, run, part, tails, excerpt_tokens, untrained))
     if not jobs:
@@ -250,6 +255,13 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
             f"{split}: no context of up to {tails.context_tokens} tokens {needs} the run; use a run with other segments"
         )
     return jobs
+
+
+def choose_contexts(lengths: Sequence[int], segment_tokens: int) -> list[int]:
+    """Return the lengths of contexts that leave a segment to score in half of the documents or more."""
+    room = sorted(lengths)[(len(lengths) - 1) // 2] - segment_tokens
+    contexts = [quarters * segment_tokens // 4 for quarters in CONTEXT_QUARTERS]
+    return [context for context in contexts if context <= room] or contexts[:1]
 
 
 def build_text_jobs(

@@ -1,5 +1,6 @@
 """Run the server: bind the address, load the model, serve until a signal, and finish what runs."""
 
+import asyncio
 import math
 import os
 import signal
@@ -9,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from laconic.console import log_message, status
+from laconic.console import log_message, pluralize, status
 from laconic.errors import BusyError, LaconicError, UsageError, translate_os_errors
 from laconic.experiment.load_model import LoadedModel
 from laconic.serving.http.api_model import ApiModel
@@ -46,11 +48,23 @@ class GracefulServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, deadlines: Deadlines, shutdown_seconds: float) -> None:
         super().__init__(config)
         self.deadlines, self.shutdown_seconds = deadlines, shutdown_seconds
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections and wait for the open requests."""
+        self.loop = asyncio.get_running_loop()
         self.deadlines.shut_down(self.shutdown_seconds)
+        if num_open := len(self.deadlines.open_deadlines):
+            wait = f"{self.shutdown_seconds:g} s at most"
+            log_message(f"laconic: finishing {pluralize(num_open, 'request')}, {wait}; Ctrl-C again ends them now")
         await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the shutdown; a second signal ends open requests, where uvicorn would cancel its tasks."""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+        elif self.loop is not None:
+            self.loop.call_soon_threadsafe(self.deadlines.shut_down, 0.0)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from laconic.errors import InputError
+from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
-from laconic.serving.http.prompts import check_characters, check_token_ids, replace_developer_role
+from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, replace_developer_role
 from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
+from laconic.serving.thinking import list_question_ids
 from laconic.serving.threads import run_in_thread
 
 T = TypeVar("T")
@@ -66,8 +68,8 @@ def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> lis
     """Return the ids of a prompt or of messages.
 
     Raises:
-        ApiError: 400 if both or none is given, they are too long, or the model has no chat template or it rejects the
-            messages.
+        ApiError: 400 if both or none is given, they are too long, the model has no chat template or it rejects the
+            messages, or they are no question for a run that answers questions.
     """
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", "prompt")
@@ -76,6 +78,8 @@ def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> lis
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     messages = [message.model_dump(exclude_none=True) for message in body.messages or ()]
     check_characters(served, sum(len(message["content"]) for message in messages), limits, "messages")
+    if isinstance(served.model, Reasoner):
+        return list_question_ids(served.model, choose_question(served.name, served.model, messages))
     if served.tokenizer.chat_template is None:
         raise ApiError(400, f"{served.name} has no chat template; give prompt", "messages")
     messages = replace_developer_role(messages, served.tokenizer.chat_template)
