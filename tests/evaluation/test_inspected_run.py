@@ -58,7 +58,7 @@ def test_answer_after_latents_is_the_methods_answer(tmp_path: Path, method: str)
     run = new_run(tmp_path, *CHANGED[method])
     results = writing(run)
     result = InspectedRun(run, "run", results)
-    batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
+    batch = build_questions_batch(run.parts.tokenizer, run.recipe.data, QUESTIONS)
     rolled = result.think(batch, record_passes=True)
     answers = run.method.answer(batch, results)  # pyright: ignore
     assert result.answer(batch, rolled).texts == answers.texts
@@ -69,7 +69,7 @@ def test_answer_after_latents_is_the_methods_answer(tmp_path: Path, method: str)
 def test_think_with_other_iterations_is_for_one_call(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     result = InspectedRun(run, "run", writing(run))
-    batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
+    batch = build_questions_batch(run.parts.tokenizer, run.recipe.data, QUESTIONS)
     assert result.think(batch, iterations=0).passes[0].latent == 0
     assert result.think(batch).passes[0].latent == result.num_iterations == 1
 

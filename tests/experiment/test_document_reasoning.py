@@ -234,7 +234,7 @@ def test_run_reads_a_memory_of_keys_and_values(run: Path) -> None:
     answer = reasoner.generate("a + b * c =", laconic.GenerationConfig(max_tokens=5), memory=memory)[0]
     state = reasoner.decoder(reasoner.decoder.embed(torch.tensor([ids]))).cache
     batch = laconic.experiment.from_recipe.methods.build_questions_batch(
-        reasoner.run.parts, reasoner.recipe, ["a + b * c ="]
+        reasoner.tokenizer, reasoner.recipe.data, ["a + b * c ="]
     )
     with torch.no_grad():
         whole = reasoner.method.answer(

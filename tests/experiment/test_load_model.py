@@ -149,6 +149,15 @@ def test_commands_point_to_what_can_be_loaded(place: Path, tmp_path: Path, run_c
         check_is_no_run(str(run))
 
 
+def test_load_suggests_a_run_of_nearly_that_name(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "codi").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with pytest.raises(InputError, match=r"did you mean runs/codi\?"):
+            laconic.load("runs/cod")
+
+
 def test_load_expands_the_home_directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train_tiny_run("nocot", place)
     monkeypatch.setenv("HOME", str(run.parent.resolve()))

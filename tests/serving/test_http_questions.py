@@ -130,7 +130,7 @@ def test_question_of_a_conversation_is_answered_as_in_training(
     server = start_server(chat_reasoner)
     for example, messages in zip(examples, (HISTORY, HISTORY[1:2]), strict=True):
         batch = ReasoningDataset([example], run.parts.tokenizer, run.recipe.data).batch([0], 0, 0)
-        decoding = answer_decoding(run.parts, run.recipe, 8)
+        decoding = answer_decoding(run.parts.tokenizer, run.recipe.data, 8)
         expected = answer_questions(run.method, batch, decoding)
         answer = server.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8}).json()
         assert answer["choices"][0]["message"]["content"] == expected.texts[0]

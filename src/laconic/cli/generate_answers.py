@@ -110,7 +110,8 @@ def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[P
             num_tokens, num_passes = num_tokens + len(answer.token_ids), num_passes + answer.passes.total
             yield answer_to_json(answer)
 
-    encode_questions(reasoner.run.parts, reasoner.recipe, [row.text or "" for row in rows])  # fails before OUTPUT.part
+    questions = [row.text or "" for row in rows]
+    encode_questions(reasoner.tokenizer, reasoner.recipe.data, questions)  # fails before OUTPUT.part
     write_rows(rows, command.output, key, results)
     return num_tokens, num_passes
 

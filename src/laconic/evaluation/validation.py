@@ -52,7 +52,7 @@ def build_validation(
         )
     rows = load_validation_questions(recipe, parts.tokenizer, parts.decoder.config)
     protocol = cast(AnswerProtocol, rows.protocol)  # None only for documents
-    decoding = answer_decoding(parts, recipe, config.max_tokens)
+    decoding = answer_decoding(parts.tokenizer, recipe.data, config.max_tokens)
     with_teacher = config.with_cot and recipe.method in COT_TEACHER_METHODS
 
     def answer_rows(indices: list[int], with_cot: bool) -> list[bool]:

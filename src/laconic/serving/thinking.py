@@ -61,7 +61,7 @@ def list_question_ids(model: Reasoner, question: Question) -> list[int]:
 
 def build_question(model: Reasoner, question: Question) -> ReasoningBatch:
     """Return the batch of one question. Raises InputError if it cannot be encoded."""
-    batch = build_questions_batch(model.run.parts, model.recipe, [question])
+    batch = build_questions_batch(model.tokenizer, model.recipe.data, [question])
     return batch.to(model.decoder.token_embedding.weight.device)
 
 

@@ -75,8 +75,8 @@ class CompressCommand:
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """plain model (folder, hub name, .gguf), run of laconic train with method autocompressor or hope, or the folder of
-    a published AutoCompressor or a saved Hope"""
+    """plain model (folder, hub name, .gguf), run of laconic train, or the folder of a published AutoCompressor or a
+    saved Hope"""
     source: Annotated[Positional[str], arg(metavar="FILE")]
     """UTF-8 text of any length; - reads standard input; each line of a .jsonl is a separate text (field "text")"""
     out: Path

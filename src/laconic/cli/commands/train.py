@@ -28,7 +28,7 @@ from laconic.cli.arguments import (
 from laconic.cli.files import print_json
 from laconic.cli.usage_errors import find_hint
 from laconic.console import log_message, log_note, progress
-from laconic.errors import UsageError
+from laconic.errors import BusyError, UsageError
 from laconic.training.signals import StopSignal, handle_signals
 from laconic.training.trackers import import_tracker, start_tracker
 
@@ -110,6 +110,8 @@ class TrainCommand:
 
     def iterate_runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
         out = self.out or self.default_run_dir()
+        if out.is_file():
+            raise BusyError(f"--out {out} is a file; name a directory for the run")
         if self.num_seeds is None:
             yield recipe, out
             return

@@ -80,7 +80,7 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
     CODI's protocol gives only the end-of-thought token, so that the answer prompt is generated too.
     """
     recipe, protocol, budget = run.recipe, questions.protocol, token_budget(run, questions, with_cot)
-    decoding = answer_decoding(run.parts, recipe, budget, protocol.sampling, recipe.seed)
+    decoding = answer_decoding(run.parts.tokenizer, recipe.data, budget, protocol.sampling, recipe.seed)
     if protocol.name.startswith("codi") and recipe.data.format == "pccot" and not writes_chain(run, with_cot):
         decoding = replace(decoding, answer_prompt=())
     prompt = read_prompt(run.folder)

@@ -9,10 +9,12 @@ from torch import nn
 from laconic.batches import AnswerBatch, ReasoningBatch, ReasoningExample
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.lm_baseline import LanguageModelBaseline
+from laconic.config.data import DataConfig
 from laconic.config.recipe import Recipe
 from laconic.data.messages import Message
 from laconic.data.reasoning.dataset import answer_prefix_ids, collate
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, find_eos_token_id
+from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import MethodParameters, build_custom_method
@@ -143,22 +145,21 @@ def build_method(
 
 
 def answer_decoding(
-    parts: ModelParts, recipe: Recipe, max_tokens: int, sampling: GenerationConfig | None = None, seed: int = 0
+    tokenizer: Tokenizer, data: DataConfig, max_tokens: int, sampling: GenerationConfig | None = None, seed: int = 0
 ) -> AnswerDecoding:
-    """Return how answers in the recipe's format are decoded, greedily by default."""
-    tokenizer = parts.tokenizer
-    eos, prefix = find_eos_token_id(tokenizer, recipe.data), answer_prefix_ids(tokenizer, recipe.data)
+    """Return how answers in the format of some rows are decoded, greedily by default."""
+    eos, prefix = find_eos_token_id(tokenizer, data), answer_prefix_ids(tokenizer, data)
     return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
 
 
-def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[Question]) -> ReasoningBatch:
+def build_questions_batch(tokenizer: Tokenizer, data: DataConfig, questions: Sequence[Question]) -> ReasoningBatch:
     """Return a batch of questions; its chains and answers are placeholders."""
-    return collate(encode_questions(parts, recipe, questions), range(len(questions)))
+    return collate(encode_questions(tokenizer, data, questions), range(len(questions)))
 
 
-def encode_questions(parts: ModelParts, recipe: Recipe, questions: Sequence[Question]) -> list[EncodedExample]:
-    """Encode questions in a recipe's format. Raises `InputError` for one that has no tokens."""
-    encoder, rows = ReasoningEncoder(parts.tokenizer, recipe.data), list[EncodedExample]()
+def encode_questions(tokenizer: Tokenizer, data: DataConfig, questions: Sequence[Question]) -> list[EncodedExample]:
+    """Encode questions in the format of rows. Raises `InputError` for one that has no tokens."""
+    encoder, rows = ReasoningEncoder(tokenizer, data), list[EncodedExample]()
     for number, question in enumerate(questions, 1):
         is_text = isinstance(question, str)
         text, metadata = (question, {}) if is_text else (question[-1]["content"], {"messages": question})

@@ -204,7 +204,8 @@ class Reasoner:
         check_type("start", start, int, "the index of a question")
         if not 0 <= start <= len(questions):
             raise UsageError(f"start: question {start} of {len(questions)}; give 0 to {len(questions)}")
-        rows, decoding = encode_questions(self.run.parts, self.recipe, questions), self.build_decoding(config)
+        rows = encode_questions(self.tokenizer, self.recipe.data, questions)
+        decoding = self.build_decoding(config)
         state = None if memory is None or start == len(rows) else self.read_memory(memory, len(rows))
 
         def answer_batches() -> Iterator[Answer]:
@@ -233,7 +234,7 @@ class Reasoner:
         """
         if not isinstance(config.seed, int):
             raise UsageError("seed: give one number; rows are seeded by it and by their index")
-        decoding = answer_decoding(self.run.parts, self.recipe, config.max_tokens, config, config.seed)
+        decoding = answer_decoding(self.tokenizer, self.recipe.data, config.max_tokens, config, config.seed)
         tokenizer = None if config.on_token is None else self.run.parts.tokenizer  # for the text that it receives
         return replace(decoding, jacobi_tolerance=self.jacobi_tolerance, tokenizer=tokenizer)
 
@@ -314,7 +315,7 @@ class Reasoner:
             raise UsageError(
                 f"method {name} has no latents; call generate, or load a run of coconut, codi, pccot or kava"
             )
-        batch = build_questions_batch(self.run.parts, self.recipe, [question])
+        batch = build_questions_batch(self.tokenizer, self.recipe.data, [question])
         batch = batch.to(self.decoder.token_embedding.weight.device)
         state = {} if memory is None else {"state": self.read_memory(memory)}
         rollout = cast(LatentRollout, method.think(batch, **state))

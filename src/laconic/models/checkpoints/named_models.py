@@ -1,5 +1,6 @@
 """Short names of models, such as `smollm2`, which work wherever a command or function takes a checkpoint."""
 
+import contextlib
 import difflib
 import os
 from collections.abc import Callable
@@ -51,8 +52,11 @@ def find_named_model(name: str, *, with_weights: bool = True) -> Path | None:
 
 
 def suggest_name(name: str) -> str:
-    """Return "did you mean NAME?" for the nearest named model; empty if none is near."""
-    near = difflib.get_close_matches(name.lower(), NAMED_MODELS, n=1)
+    """Return "did you mean NAME?" for the nearest named model or folder beside it; empty if none is near."""
+    parent, known = Path(name).parent, list(NAMED_MODELS)
+    with contextlib.suppress(OSError):
+        known += [str(parent / entry.name) for entry in parent.iterdir() if entry.is_dir()]
+    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), NAMED_MODELS, n=1)
     return f"did you mean {near[0]}?" if near else ""
 
 
