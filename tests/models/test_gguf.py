@@ -12,7 +12,7 @@ from laconic.errors import BusyError, InputError
 from laconic.models.config import RopeConfig
 from laconic.models.decoder import Decoder
 from laconic.models.gguf.config import special_token_ids
-from laconic.models.gguf.convert import convert_gguf, find_or_convert_gguf
+from laconic.models.gguf.convert import convert_gguf, describe_conversion, find_or_convert_gguf
 from laconic.models.gguf.header import GGUFHeader, read_header
 from laconic.models.gguf.tensors import read_tensor
 from laconic.models.gguf.tokenizer import build_sentencepiece
@@ -212,6 +212,21 @@ def test_gguf_file_works_as_a_model_name(cache: Path, tmp_path: Path, capsys: py
     assert load_tokenizer(str(file)).encode("<|pad|>") == [2]
     assert capsys.readouterr().err == ""
     assert [path.name for path in (cache / "gguf").iterdir() if path.name.startswith(".tmp")] == []
+
+
+def test_describe_conversion_counts_weights_not_tensors(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most tensors of the file are F32, among them all vectors; most weights are not. The file is hashed once."""
+    hashed = list[str]()
+    monkeypatch.setattr("laconic.models.gguf.convert.hash_file", lambda path: hashed.append(path.name) or "0" * 64)
+    kinds = dict.fromkeys(("ffn_", "attn_output", "token_embd"), Kind.Q8_0)
+    folder = find_or_convert_gguf(write_gguf(tmp_path / "tiny.gguf", random_decoder("llama"), kinds))
+    assert describe_conversion(folder) == "converted from tiny.gguf (weights rounded to Q8_0)"
+    source = json.loads((folder / "gguf_source.json").read_text())
+    vocab_size = Decoder.from_pretrained(folder).config.vocab_size
+    assert source["quantization"] == {"Q8_0": 64 * (vocab_size + 8 * 64), "F32": 64 * 2 * 128}
+    assert (source["sha256"], hashed) == ("0" * 64, ["tiny.gguf"])
 
 
 def test_import_writes_a_folder_or_nothing(tmp_path: Path, run_cli: RunCli) -> None:

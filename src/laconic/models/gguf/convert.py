@@ -25,14 +25,19 @@ from laconic.storage.export_record import hash_file, write_export_record
 from laconic.storage.file_names import check_is_file
 from laconic.storage.strict_json import read_json
 
-CONVERTER_VERSION = 2  # increase it when the converted folder of a file changes
+CONVERTER_VERSION = 3  # increase it when the converted folder of a file changes
 SOURCE_FILE = "gguf_source.json"  # name, SHA-256 and quantisations of the file that a folder was converted from
 MAX_SHARD_BYTES = 5e9  # of one safetensors file; about as much memory is needed
 HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def convert_gguf(
-    path: Path, folder: Path, dtype: torch.dtype | None = None, *, on_progress: ProgressFn | None = None
+    path: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    *,
+    digest: str | None = None,
+    on_progress: ProgressFn | None = None,
 ) -> None:
     """Convert a GGUF file to a Hugging Face folder with weights, tokenizer and chat template; write nothing on errors.
 
@@ -41,6 +46,7 @@ def convert_gguf(
         folder: Target folder; must be empty or not exist.
         dtype: Type of the stored weights. None: float16 or bfloat16 if all matrices in the file have it, else float32;
             vectors are then float32.
+        digest: SHA-256 of the file, if it is known already.
         on_progress: Receives (tensor name, tensors written, number of tensors).
 
     Raises:
@@ -62,7 +68,7 @@ def convert_gguf(
     texts["config.json"] = json.dumps(source, indent=2) + "\n"
     token_ids = {key: source[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     texts["generation_config.json"] = json.dumps(token_ids, indent=2) + "\n"
-    texts[SOURCE_FILE] = json.dumps(describe_source(header), indent=2) + "\n"
+    texts[SOURCE_FILE] = json.dumps(describe_source(header, digest), indent=2) + "\n"
 
     num_written = itertools.count()
 
@@ -86,12 +92,15 @@ def find_half_dtype(header: GGUFHeader) -> torch.dtype | None:
     return HALF_TYPES.get(types.pop()) if len(types) == 1 else None
 
 
-def describe_source(header: GGUFHeader) -> dict[str, Any]:
-    """Return name and digest of a file, and the number of tensors of each quantisation."""
-    counts = Counter(tensor.quantization for tensor in header.tensors.values())
+def describe_source(header: GGUFHeader, digest: str | None = None) -> dict[str, Any]:
+    """Return name and SHA-256 of a file, and the number of weights of each quantisation, without those in vectors."""
+    counts = Counter[str]()
+    for tensor in header.tensors.values():
+        if len(tensor.shape) > 1:  # vectors, norms and biases, are F32 in files of any quantisation
+            counts[tensor.quantization] += math.prod(tensor.shape)
     return {
         "file": header.path.name,
-        "sha256": hash_file(header.path),
+        "sha256": digest or hash_file(header.path),
         "quantization": dict(counts.most_common()),
         "converter": CONVERTER_VERSION,
     }
@@ -112,11 +121,12 @@ def find_or_convert_gguf(path: Path) -> Path:
         InputError: The file is damaged or not supported; `convert_gguf` lists the other errors.
     """
     check_is_file(path)
-    folder = cache_dir() / "gguf" / f"{find_digest(path)}-{CONVERTER_VERSION}"
+    digest = find_digest(path)
+    folder = cache_dir() / "gguf" / f"{digest}-{CONVERTER_VERSION}"
     if not (folder / "config.json").is_file():
         log_message(f"laconic: converting {path.name} once, into {folder}")
         with progress("converting") as on_progress, suppress(BusyError):  # another process may have been faster
-            convert_gguf(path, folder, on_progress=on_progress)
+            convert_gguf(path, folder, digest=digest, on_progress=on_progress)
     return folder
 
 
