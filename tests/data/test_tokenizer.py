@@ -339,6 +339,15 @@ def test_apply_chat_template_takes_the_one_for_tools(stories: Path, tmp_path: Pa
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.apply_chat_template(TALK) == "default"
     assert tokenizer.apply_chat_template(TALK, tools=[{"name": "add"}]) == "add"
+    (tmp_path / "saved").mkdir()
+    tokenizer.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert again.apply_chat_template(TALK, tools=[{"name": "add"}]) == "add"
+    assert (again.files, again.fingerprint) == (tokenizer.files, tokenizer.fingerprint)
+    (tmp_path / "saved/additional_chat_templates/tool_use.jinja").unlink()
+    (tmp_path / "saved/additional_chat_templates/tool_use.jinja").symlink_to("/etc/hostname")
+    with pytest.raises(UnsafeFileError, match="leads out of its folder"):
+        load_tokenizer(tmp_path / "saved")
 
 
 def test_load_tokenizer_with_a_sentencepiece_model_only(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import laconic
+from laconic.data.tokenizer_files import TOOL_TEMPLATE_FILE
 from laconic.errors import InputError, UsageError
 from laconic.experiment.export import export_run
 from laconic.experiment.from_recipe.methods import set_stage
@@ -105,6 +106,16 @@ def test_export_packed_transformers_model_answers_as_the_run(
     eos = json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"][0]
     assert PackedModel(tmp_path / "out").answer(prompts, eos) == expected
     assert len(set(expected)) > 2, "the answers do not depend on the questions"
+
+
+def test_export_for_vllm_has_no_template_of_the_base_model(tmp_path: Path) -> None:
+    """A template for tools would ask for an answer without thoughts; a plain export keeps it."""
+    run = build_reasoning_run("kava", tmp_path / "run", M=4, T=2)
+    run.parts.tokenizer.files[TOOL_TEMPLATE_FILE] = b"tools"
+    export_run(run, tmp_path / "plain")
+    assert (tmp_path / "plain" / TOOL_TEMPLATE_FILE).read_bytes() == b"tools"
+    export_for_vllm(run, tmp_path / "out")
+    assert not (tmp_path / "out" / TOOL_TEMPLATE_FILE).exists()
 
 
 def test_export_for_vllm_has_tokens_vectors_and_table(tmp_path: Path) -> None:

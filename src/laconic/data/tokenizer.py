@@ -14,6 +14,7 @@ from laconic.batches.padding import PaddedIds, pad_rows
 from laconic.data.chat_template import render_chat_template
 from laconic.data.tokenizer_files import (
     CLASS_SPECIAL_TOKENS,
+    TOOL_TEMPLATE_FILE,
     find_tokenizer_class,
     read_added_tokens,
     read_chat_template,
@@ -29,7 +30,7 @@ from laconic.storage.strict_json import read_small_file, to_canonical_json
 
 CONFIG_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_template.json",
+    "chat_template.jinja", "chat_template.json", TOOL_TEMPLATE_FILE,
 )  # fmt: skip
 MAX_LOCKED_CHARACTERS = 10_000  # encoded at once; `encode_batch` lets other threads run, `encode` does not
 QWEN_SPLIT = (  # where the classes of Qwen 2 and 3 split a text into words
@@ -170,8 +171,11 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write the files into an existing folder; loading them gives the same fingerprint."""
         for name, data in self.files.items():
-            with translate_os_errors(Path(folder) / name):
-                (Path(folder) / name).write_bytes(data)
+            path = Path(folder) / name
+            with translate_os_errors(path):
+                if "/" in name:
+                    path.parent.mkdir(exist_ok=True)
+                path.write_bytes(data)
 
     def apply_chat_template(
         self,
@@ -252,8 +256,8 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
             backend = build_byte_level_bpe(bpe, added_tokens, special_tokens, config, is_qwen=is_qwen)
         check_tokenizer(backend, files[0].name)
     fingerprint = hashlib.sha256(b"".join(contents.values())).hexdigest()
-    config_files = [resolve_inside(root, name) for name in CONFIG_FILES]
-    contents |= {file.name: read_small_file(file) for file in config_files if file.is_file()}
+    config_files = {name: resolve_inside(root, name) for name in CONFIG_FILES}
+    contents |= {name: read_small_file(file) for name, file in config_files.items() if file.is_file()}
     template, tool_template = (read_chat_template(root, config, name) for name in ("default", "tool_use"))
     return Tokenizer(backend, special_tokens, template, fingerprint, contents, tool_template)
 

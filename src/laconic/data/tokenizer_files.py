@@ -1,6 +1,7 @@
 """Read special tokens, added tokens and the chat template of a checkpoint's tokenizer as transformers does.
 
-Files: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja, chat_template.json.
+Files: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja, chat_template.json,
+additional_chat_templates/tool_use.jinja.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ CLASS_SPECIAL_TOKENS: dict[str, dict[str, str]] = {  # what transformers' classe
     "Qwen2Tokenizer": {"eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT, "pad_token": END_OF_TEXT},
 }
 FAMILY_CLASSES = {"gpt2": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+TEMPLATES_FOLDER = "additional_chat_templates"  # of templates beside chat_template.jinja, as transformers 5 writes them
+TOOL_TEMPLATE_FILE = f"{TEMPLATES_FOLDER}/tool_use.jinja"
 TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -126,7 +129,7 @@ def read_chat_template(root: Path, config: Mapping[str, Any], name: str = "defau
     """
     path = resolve_inside(root, "chat_template.jinja")
     if path.is_file():
-        path = path if name == "default" else root / "additional_chat_templates" / f"{name}.jinja"
+        path = path if name == "default" else resolve_inside(root, f"{TEMPLATES_FOLDER}/{name}.jinja")
         try:
             return path.read_text(encoding="utf-8") if path.is_file() else None
         except UnicodeDecodeError as error:

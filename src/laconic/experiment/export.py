@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from laconic.config.load import to_toml
 from laconic.config.recipe import PATH_KEYS
 from laconic.data.tokenizer import Tokenizer
+from laconic.data.tokenizer_files import TEMPLATES_FOLDER
 from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
 from laconic.experiment.lora import lora
@@ -99,6 +101,7 @@ def export_run(
             fields.update(server.config_fields)
             for name, data in server.files.items():
                 (new / name).write_bytes(data)
+            shutil.rmtree(new / TEMPLATES_FOLDER, ignore_errors=True)  # the base model's, without thoughts
         config_file = new / "config.json"
         config_file.write_text(json.dumps(read_foreign_json(config_file) | fields, indent=2) + "\n", encoding="utf-8")
         extras = new / EXPORT_FOLDER
