@@ -17,7 +17,8 @@ from laconic.batches import DocumentBatch
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.synthetic.digits import build_digits_tokenizer
-from laconic.errors import InputError
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import InputError, UsageError
 from laconic.experiment.from_recipe import build_model
 from laconic.experiment.from_recipe.dry_run import (
     MemoryModel,
@@ -120,6 +121,26 @@ def test_estimate_update_extrapolates_layers(tiny: Any, method: str) -> None:
     whole, estimate = (f(recipe, config, tokenizer, batch) for f in (measure_on_meta, estimate_update))
     assert estimate.flops == pytest.approx(whole.flops)
     assert estimate.saved_bytes == pytest.approx(whole.saved_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "donor_map", "wrong"), [("depth", [0, 1, 1], [0, 1]), ("chain", [0, 2], [0, 3])], ids=["depth", "chain"]
+)
+def test_plan_run_with_a_donor_map(layout: str, donor_map: list[int], wrong: list[int], tmp_path: Path) -> None:
+    """Models of one and two layers are measured, of a recipe that maps the three of its donor."""
+    config = DecoderConfig.tiny("llama", vocab_size=257, num_hidden_layers=3)
+    Decoder(config, seed=1).save_pretrained(tmp_path / "donor")
+    build_byte_tokenizer().save(tmp_path / "donor")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{i} is " * 40}) + "\n" for i in range(8)))
+    keys = [
+        f"model.name={tmp_path / 'donor'}", f"data.path={tmp_path / 'a.jsonl'}", "data.text.row_tokens=16",
+        "data.text.segment_tokens=8", "train.batch_size=2", "train.micro_batch_size=2", "cms.chunk_sizes=[4, 8]",
+        "train.precision=float32", f"cms.donor_layout={layout}",
+    ]  # fmt: skip
+    plan = plan_run(load_recipe("hope-attention-llama3", [*keys, f"cms.donor_map={donor_map}"])[0], CPU)
+    assert plan["largest_micro_batch"]["80 GiB"] == 2
+    with pytest.raises(UsageError, match=rf"donor_map \[{wrong[0]}, {wrong[1]}\]; layout {layout} needs"):
+        plan_run(load_recipe("hope-attention-llama3", [*keys, f"cms.donor_map={wrong}"])[0], CPU)
 
 
 @pytest.mark.medium
@@ -230,6 +251,9 @@ def test_find_row_lengths_assumes_rows_of_known_sets(tmp_path: Path) -> None:
     assert find_row_lengths(generated, tokenizer, 1024).num_rows == 808_000
     fewer = generated.model_copy(update={"data": generated.data.model_copy(update={"max_train_rows": 99})})
     assert find_row_lengths(fewer, tokenizer, 1024).num_rows == 99
+    none = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_tokens": 10})})
+    with pytest.raises(InputError, match="about 0 rows are usable, fewer than a batch of"):
+        find_row_lengths(none, tokenizer, 1024)
 
 
 def test_find_row_lengths_refuses_a_missing_file_of_unknown_rows(tmp_path: Path) -> None:
@@ -249,6 +273,10 @@ def test_find_row_lengths_counts_local_files_and_tokenizes_the_first_rows(tmp_pa
     config, tokenizer = load_config_and_tokenizer(recipe)
     lengths = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
     assert (lengths.num_rows, len(lengths.lengths), lengths.is_assumed) == (MAX_ROWS + 500, MAX_ROWS, False)
+    large, _ = load_recipe("cot-gpt2-aug", [
+        f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl", f"train.batch_size={MAX_ROWS + 100}"
+    ])  # fmt: skip
+    assert find_row_lengths(large, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
     text = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(text.replace("\n", "\n\n").rstrip())  # blank lines, and no final newline
     assert find_row_lengths(recipe, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
@@ -262,6 +290,9 @@ def test_find_row_lengths_of_documents_counts_rows_or_assumes_the_steps(tmp_path
     assert assumed.is_assumed
     assert assumed.num_rows == 3 * recipe.train.batch_size
     assert assumed.parts() == ("document",)
+    folder, _ = load_recipe("read-books", [f"data.path={tmp_path}", *keys])
+    with pytest.raises(InputError, match="is a folder; give a file"):
+        find_row_lengths(folder, tokenizer, 512)
     (tmp_path / "two.jsonl").write_text("".join(json.dumps({"text": f"Book {i}. " * 600}) + "\n" for i in range(8)))
     recipe, _ = load_recipe("read-books", [f"data.path={tmp_path}/two.jsonl", *keys])
     note = find_row_lengths(recipe, tokenizer, 512).notes[-1]

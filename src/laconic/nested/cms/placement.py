@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from laconic.config.nested import DonorLayout, NewLevelInit, find_chunk_error
+from laconic.console import pluralize
 from laconic.errors import UsageError
 
 
@@ -69,7 +70,8 @@ def place_levels(
     length, limit = (num_layers, K) if donor_layout == "depth" else (K, num_layers)
     if donor_layout != "grow" and (len(donor_map) != length or not all(0 <= n < limit for n in donor_map)):
         raise UsageError(
-            f"cms: donor_map {list(donor_map)}; layout {donor_layout} needs {length} numbers from 0 to {limit - 1}"
+            f"cms: donor_map {list(donor_map)}; layout {donor_layout} needs {pluralize(length, 'number')} from 0 to "
+            f"{limit - 1}"
         )
     if donor_layout == "depth":
         return [LayerPlacement((chunk_sizes[donor_map[n]],), (n,)) for n in range(num_layers)]
