@@ -116,7 +116,7 @@ def test_first_segment_takes_the_teachers_states(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(SegmentModel, "read_segment", count)
     for takes_teacher in (True, False):
         if not takes_teacher:
-            monkeypatch.setattr(SegmentModel, "reads_as_teacher", lambda *_: False)
+            monkeypatch.setattr(SegmentModel, "is_read_like_teacher", lambda *_: False)
         calls = 0
         loss, grads, _ = run_step(method, documents())
         results.append((loss, grads["summaries.residual"], calls))

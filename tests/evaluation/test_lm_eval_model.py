@@ -134,6 +134,34 @@ def test_laconic_lm_model_arguments() -> None:
         LaconicLM.create_from_arg_string("")
     with pytest.raises(UsageError, match="revision"):
         LaconicLM(str(STORIES), revision="main")
+    for options, message in (
+        ({"batch_size": "foo"}, "batch_size=foo: give a number"),
+        ({"batch_size": 0}, "batch_size=0: give a number"),
+        ({"max_length": 100_000}, "max_length=100000: give 1 to 512"),
+        ({"max_length": 0}, "max_length=0: give 1 to 512"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            LaconicLM(str(STORIES), **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a continuation has 20 tokens; the model laconic scores 1 to 8"):
+        LaconicLM(str(STORIES), max_length=8)._loglikelihood_tokens([(("a", "b"), [5], [6] * 20)])
+
+
+def test_laconic_lm_leaves_the_prefix_of_an_answer_open() -> None:
+    """As `hf`, which passes `continue_final_message` for tasks with `gen_prefix`."""
+    model = LaconicLM(str(STORIES))
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    model.tokenizer.chat_template = template
+    chat = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "The best answer is "}]
+    text = "<user>Which?</s><assistant>The best answer is "
+    assert model.apply_chat_template(chat, add_generation_prompt=False) == text
+    assert model.apply_chat_template(chat[:1]) == "<user>Which?</s><assistant>"
+    assert (
+        model.apply_chat_template([{"role": "system", "content": "Be brief."}, chat[0]])
+        == "<user>Which?</s><assistant>"
+    )
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ def test_cache_crop_equals_reading_less(name: str, batch: EmbedBatch, data: st.D
     prefix = decoder(batch.inputs_embeds[:, :n], attention_mask=batch.attention_mask[:, :n]).cache if n else None
     assert_close(decoder(more, cropped).hidden_states, decoder(more, prefix).hidden_states)
     assert cache.crop(T).is_equal(cache)
+    assert not cache.to(dtype=torch.bfloat16).to(dtype=torch.float64).is_equal(cache)
+    assert not cache.to(dtype=torch.float64).is_equal(cache) or cache.keys[0].dtype == torch.float64
     assert n == cropped.S
     assert cache.is_equal(before)
 

@@ -344,6 +344,8 @@ def test_tokenize_and_detokenize(client: TestClient, chat_model: LanguageModel) 
     messages = [{"role": "user", "content": PROMPT}]
     count = client.post("/tokenize", json={"messages": messages}).json()["count"]
     assert count == chat(client, messages=messages, max_tokens=1)["usage"]["prompt_tokens"]
+    neutral = {"continue_final_message": False, "chat_template_kwargs": {}, "return_token_strs": False}
+    assert client.post("/tokenize", json={"messages": messages, **neutral}).json()["count"] == count
     assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": PROMPT}
     for route, body in (("/tokenize", {}), ("/tokenize", {"prompt": "a", "messages": messages}), ("/detokenize", {})):
         assert client.post(route, json=body).status_code == 400

@@ -306,6 +306,23 @@ def test_waiting_texts_are_limited(client: TestClient, monkeypatch: pytest.Monke
     assert response.status_code == 429
 
 
+def test_worker_removes_a_job_whose_thread_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(function: Callable[[], object]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        texts, deadlines = worker.Worker(), Deadlines(600)
+        with deadlines.open() as deadline:
+            with monkeypatch.context() as patch:
+                patch.setattr(worker, "start_thread", fail)
+                with pytest.raises(RuntimeError):
+                    await texts.run(lambda turn: None, deadline)
+            assert not texts.jobs
+            assert await texts.run(lambda turn: "read", deadline) == "read"
+
+    asyncio.run(run())
+
+
 def test_worker_lets_texts_take_turns() -> None:
     """A short text waits for one piece of each long one; a cancelled job ends at its turn, and so do all at the end."""
 

@@ -55,6 +55,8 @@ def test_question_is_answered_with_latents(thinker: TestClient, reasoner: Reason
         "/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
     )
     assert '"latent_passes":1' in chunks.text
+    refused = thinker.post("/tokenize", json={"messages": body["messages"], "add_special_tokens": True})
+    assert (refused.status_code, "answers questions" in refused.text) == (400, True)
     tokens = thinker.post("/tokenize", json={"messages": body["messages"]}).json()["count"]
     assert tokens == reply["usage"]["prompt_tokens"], "the format of the recipe, not the chat template"
     stop = answers[0].text[2:4]

@@ -194,7 +194,8 @@ class SegmentModel:
     ) -> ReadAndCompressed:
         """Return the states of the text as it is read, and the result of compressing it unless `num_vectors` is 0.
 
-        One pass serves both if the adapter is active in both. States that are known already are not computed again.
+        One pass reads and compresses if the adapter is active in both. Otherwise the text is read in a second pass,
+        unless `text_states` gives its result.
         """
         compressed = None
         if num_vectors:
@@ -257,7 +258,7 @@ class SegmentModel:
             output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, self.bos_token_id)
         return output.text_states
 
-    def reads_as_teacher(self, memory: SummaryMemory) -> bool:
+    def is_read_like_teacher(self, memory: SummaryMemory) -> bool:
         """Return whether a text after this memory is read as the teacher reads it: without adapter, after nothing."""
         return memory.M == 0 and self.config.adapter_scope == "write"
 

@@ -124,7 +124,7 @@ class WindowRun:
         teacher_states = None
         if self.teacher_states is not None:
             teacher_states = self.teacher_states[:, self.batch.segment_slices[i]]
-        known_states = teacher_states if model.reads_as_teacher(self.memory) else None
+        known_states = teacher_states if model.is_read_like_teacher(self.memory) else None
         hidden_states, compressed = model.run_segment(
             self.memory, input_ids, attention_mask, n, is_read or self.prices_all_segments, known_states
         )

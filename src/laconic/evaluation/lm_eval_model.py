@@ -7,6 +7,7 @@ takes the place of `lm_eval`. In Python, importing this module registers the mod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 import laconic
 from laconic.batches.padding import pad_rows
-from laconic.errors import UsageError
+from laconic.errors import InputError, UsageError
 from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.text_model import find_eos_ids
 from laconic.generation.config import GenerationConfig
@@ -100,11 +101,10 @@ class LaconicLM(TemplateLM):
             problem = f"no argument {', '.join(unknown)}" if unknown else "pretrained is missing"
             raise UsageError(f"model_args: {problem}; the model laconic has {', '.join(MODEL_ARGUMENTS)}")
         self.pretrained, self.add_bos_token = pretrained, add_bos_token
-        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):  # lm-eval's default
-            device = "cpu"
+        self.batch_size = parse_batch_size(batch_size)
+        device = "auto" if device is None else device
         self.model = laconic.load(pretrained, device=device, dtype=dtype, revision=revision, quantize=quantize)
         self.tokenizer: Any = self.model.tokenizer
-        self.batch_size = DEFAULT_BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
         self.max_gen_toks = max_gen_toks
         self._device = self.model.decoder.token_embedding.weight.device
         self.state: FastWeightState | None = None
@@ -112,7 +112,10 @@ class LaconicLM(TemplateLM):
             self.state, memory = self.model.load_memory(memory), None
         self.cache, self.first_position = self.read_memory(memory)
         used = 0 if self.cache is None else self.first_position or int(self.cache.next_position.max())
-        self.max_length = max_length or self.model.decoder.config.max_position_embeddings - used
+        room = self.model.decoder.config.max_position_embeddings - used
+        self.max_length = room if max_length is None else max_length
+        if not 1 <= self.max_length <= room:
+            raise UsageError(f"model_args: max_length={max_length}: give 1 to {room:,}, the model's free positions")
 
     def read_memory(self, memory: str | None) -> tuple[KVCache | None, int | None]:
         """Return the cache of a memory, and the position after it if that is not the next one."""
@@ -155,7 +158,20 @@ class LaconicLM(TemplateLM):
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return self.tokenizer.apply_chat_template(chat_history, add_generation_prompt=add_generation_prompt)
+        """Render messages; without a generation prompt the last one, which a task begins, is left open as in `hf`."""
+        render = partial(self.tokenizer.apply_chat_template, add_generation_prompt=add_generation_prompt)
+        try:
+            text: str = render(chat_history)
+        except InputError:  # templates without a system role
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            text = render(others)
+        if add_generation_prompt:
+            return text
+        last = chat_history[-1]["content"].lstrip()
+        start = text.rindex(last.strip())
+        return text[: start + len(last if text.startswith(last, start) else last.strip())]
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
         """Return the log likelihood of whole texts, in windows of `max_length` with one token of context."""
@@ -180,6 +196,9 @@ class LaconicLM(TemplateLM):
                 f"{self.pretrained} is a run that answers questions; lm-eval's loglikelihood tasks need a model that "
                 "continues texts"
             )
+        for n in (len(request[2]) for request in requests):
+            if not 1 <= n <= self.max_length:
+                raise UsageError(f"a continuation has {n:,} tokens; the model laconic scores 1 to {self.max_length:,}")
         collator: Any = Collator(requests, lambda request: -len(request[1]) - len(request[2]))
         results: list[tuple[float, bool]] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
@@ -286,6 +305,7 @@ class LaconicLM(TemplateLM):
         if isinstance(self.model, laconic.Reasoner):
             return [cut_text(answer.text, until, None) for answer in self.model.generate(contexts, config)]
         if isinstance(self.model, laconic.NestedTextModel):
+            config = replace(config, stop_strings=tuple(until))
             generations = self.model.generate(contexts, config, memory=self.state)
             return [cut_text(generation.text, until, None) for generation in generations]
         decoder, room = self.model.decoder, self.max_length - config.max_tokens
@@ -302,6 +322,15 @@ class LaconicLM(TemplateLM):
             )
         # As `hf` decodes: the new ids alone, so that a SentencePiece tokenizer drops the space before the first word.
         return [cut_text(self.tokenizer.decode(generation.token_ids), until, None) for generation in generations]
+
+
+def parse_batch_size(text: object) -> int:
+    """Return the number of rows of a batch, for "auto" the default; raise UsageError for anything else."""
+    if str(text).startswith("auto"):
+        return DEFAULT_BATCH_SIZE
+    if not str(text).isdecimal() or int(str(text)) < 1:
+        raise UsageError(f"batch_size={text}: give a number of 1 or more, or auto")
+    return int(str(text))
 
 
 def run_lm_eval() -> None:

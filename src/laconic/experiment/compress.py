@@ -10,7 +10,14 @@ from torch import Tensor
 
 from laconic.batches.padding import PaddedIds
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.inference import RuleName, StopRule, add_uniforms, check_rule, default_rule
+from laconic.compression.halting.inference import (
+    STOP_HEAD_RULES,
+    RuleName,
+    StopRule,
+    add_uniforms,
+    check_rule,
+    default_rule,
+)
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import SourceDocument
 from laconic.errors import UsageError
@@ -33,7 +40,7 @@ class SummaryLength:
         seed: Seed of the rule "sample"; a length also depends on the index of its text and segment.
 
     Raises:
-        UsageError: If the number of vectors is given in two ways.
+        UsageError: If the number of vectors is given in two ways, or a value is invalid.
 
     Examples:
         >>> import laconic
@@ -56,6 +63,11 @@ class SummaryLength:
         parameter = [name for name in ("quantile", "threshold") if name == self.stop_rule]
         if len(present) > 1 and present != ["stop_rule", *parameter]:
             raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the number of vectors")
+        if self.stop_rule not in (None, *STOP_HEAD_RULES):
+            raise UsageError(f"stop_rule {self.stop_rule!r} is unknown; use one of {', '.join(STOP_HEAD_RULES)}")
+        for name in ("num_vectors", "total_vectors", "seed"):
+            if not isinstance(value := getattr(self, name), int | None):
+                raise UsageError(f"{name} {value!r}: give an integer")
         if self.total_vectors is not None and self.total_vectors < 1:
             raise UsageError(f"total_vectors {self.total_vectors}: give 1 or more")
 

@@ -103,7 +103,7 @@ def read_jacobi(
         return RolloutRead(torch.cat([prefix, placeholders], 1))
     z = project((yield RolloutRead(torch.cat([prefix, placeholders[:, 1:]], 1), num_outputs=M)))
     for _ in range(num_iterations - 1):
-        n = z.shape[1] - 1  # in the cache behind the final latents, before this iteration and in it
+        n = z.shape[1] - 1  # latents that are not final: the last n slots of the cache, which are read again
         z = project((yield RolloutRead(z[:, :-1], num_outputs=n, num_replaced=n)))
     return RolloutRead(z, num_replaced=z.shape[1] - 1)
 

@@ -103,7 +103,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in use: for slots, 2 L B G S E numbers of the keys' dtype and 9 B S bytes; and the prefix."""
+        """Bytes of every row, also where rows share memory: 2 L B G S E numbers, 9 B S bytes, and the prefix."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     @property
@@ -297,13 +297,14 @@ class KVCache:
         return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)
 
     def is_equal(self, other: "KVCache") -> bool:
-        """Return whether every tensor is bit-equal.
+        """Return whether every tensor is equal bit for bit and in dtype.
 
         Args:
             other: Cache to compare with.
         """
         mine, theirs = self.tensors(), other.tensors()
-        return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+        pairs = [(mine[name], theirs[name]) for name in mine if name in theirs]
+        return mine.keys() == theirs.keys() and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
     def save(self, path: str | Path, decoder: HasFingerprint) -> None:
         """Save to a safetensors file that only the same decoder can load.

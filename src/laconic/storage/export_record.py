@@ -49,7 +49,8 @@ class ExportRecord:
 
     def is_unchanged(self, name: str) -> bool:
         """Return whether an existing file has its recorded SHA-256; True if none is recorded."""
-        return self.files.get(name) in (None, hash_file(resolve_inside(self.folder, name, allow_links=False)))
+        recorded = self.files.get(name)
+        return recorded is None or recorded == hash_file(resolve_inside(self.folder, name, allow_links=False))
 
     def check_files(self, should_check: Callable[[str], bool]) -> None:
         """Check the recorded files whose names `should_check` accepts.
@@ -85,7 +86,7 @@ class ExportRecord:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return names as text: the first three, and the number of the others."""
+    """Return names as text: up to four, or the first three and the number of the others."""
     parts = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
     return " and ".join([*([", ".join(parts[:-1])] if len(parts) > 1 else []), parts[-1]])
 

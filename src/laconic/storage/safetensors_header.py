@@ -91,8 +91,9 @@ def check_not_pickle(name: str, start: bytes) -> None:
 def _parse_tensor_spec(file: str, name: str, field: dict[str, Any]) -> TensorSpec:
     """Return a header entry that the safetensors library accepted, with torch's dtype."""
     dtype, shape = DTYPES.get(field["dtype"]), tuple(field["shape"])
-    if dtype is None or len(shape) > 64:
-        raise InputError(
-            f"{file}: {name}: type {field['dtype']} with {len(shape)} dimensions is not supported by torch"
-        )
+    if dtype is None:
+        hint = "use a checkpoint in bfloat16 or float32"
+        raise InputError(f"{file}: {name} has type {field['dtype']}, which laconic does not read; {hint}")
+    if len(shape) > 64:
+        raise InputError(f"{file}: {name} has {len(shape)} dimensions; torch supports 64")
     return TensorSpec(dtype, shape, *field["data_offsets"])

@@ -156,8 +156,6 @@ class CompressCommand:
         from laconic.experiment.from_recipe.cost import compute_cost
         from laconic.experiment.text_models.compressor import load_compressor
 
-        with status(f"loading {self.model}"):
-            compressor = load_compressor(self.model, self.device)
         refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
         length = SummaryLength(
             stop_rule=self.stop_rule,
@@ -167,6 +165,8 @@ class CompressCommand:
             total_vectors=self.total_vectors,
             seed=self.seed,
         )
+        with status(f"loading {self.model}"):
+            compressor = load_compressor(self.model, self.device)
         job = CompressionJob(compressor.method, length)
         start = time.perf_counter()
         self.check_text_length(compressor, job)

@@ -116,8 +116,11 @@ class KVMemoryMetadata:
             )
 
     def check_joinable(self, operation: str, other: "KVMemoryMetadata") -> None:
-        """Raise `CorruptArtifactError` if two memories were not written by the same model."""
-        for name in ("model", "tokenizer", "chat"):
+        """Raise `CorruptArtifactError` if other models wrote two memories, or if only one of them opens a chat."""
+        if self.chat != other.chat:
+            reason = "one memory opens a chat, the other does not; compress both with --chat, or both without"
+            raise CorruptArtifactError(f"{operation}: {reason}")
+        for name in ("model", "tokenizer"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise CorruptArtifactError(

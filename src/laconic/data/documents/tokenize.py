@@ -253,6 +253,8 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
 def decode_block(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, name: str, *, final: bool) -> str:
     """Decode a block that begins at byte `offset` of the file `name`."""
     num_pending = len(decoder.getstate()[0])
+    if offset == 0 and block[:1] in (b"\xff", b"\xfe"):  # no UTF-8 text begins so
+        raise InputError(f"{name}: UTF-16 by its first bytes; save the file as UTF-8")
     if (nul := block.find(b"\0")) >= 0:
         raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")
     try:

@@ -1,4 +1,4 @@
-"""Read books once: NLL of held-out sections before, after, and after another book.
+"""Read books once: NLL of held-out sections before the book, after it, and after it and another one.
 
 A book is a run of sections, which are rows of a source; every fifth is held out. Held-out sections are read on a
 fork of the state.
@@ -79,7 +79,7 @@ def score_section(
 ) -> dict[str, Any]:
     """Score a section on a fork; level updates and bytes are those of the state before it.
 
-    Weights are not updated on the section where attention sees it anyway.
+    If attention sees the whole section, because it is one segment, weights are not updated on it.
     """
     scores = score_tokens(model, section, state, True, freeze_last_segment=len(section.segment_slices) == 1)
     sums = score_passage(section.targets[0], scores.nll[0], 0, bytes_per_token)

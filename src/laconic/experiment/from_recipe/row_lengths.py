@@ -18,7 +18,9 @@ from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.catalog import find_dataset, split_name
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
 from laconic.data.reasoning.encode import EncodedExample
+from laconic.data.strict_jsonl import check_data_file
 from laconic.data.tokenizer import Tokenizer
+from laconic.errors import InputError
 from laconic.experiment.from_recipe.build_data import (
     SyntheticData,
     load_training_rows,
@@ -100,7 +102,7 @@ def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowL
         return RowLengths(len(digits), counts.numpy())
     local = data.source != "catalog" or all(reasoning_load.is_local(name, data) for name in data.name or ())
     published = None if local else _find_published(data)
-    return _count_reasoning_rows(recipe, tokenizer, context) if published is None else _assume_rows(data, published)
+    return _count_reasoning_rows(recipe, tokenizer, context) if published is None else _assume_rows(recipe, published)
 
 
 def _find_published(data: DataConfig) -> PublishedLengths | None:
@@ -120,15 +122,17 @@ def _count_reasoning_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) ->
     counts = [_count_rows(data, name) for name in data.name or (data.path or "",)]
     limits = [data.max_train_rows, None if None in counts else sum(count or 0 for count in counts)]
     num_rows = min((n for n in limits if n is not None), default=None)
-    first = {"max_train_rows": None if num_rows is None else min(num_rows, MAX_ROWS), "valid": None, "test": None}
+    num_read = max(MAX_ROWS, recipe.train.batch_size)
+    first = {"max_train_rows": None if num_rows is None else min(num_rows, num_read), "valid": None, "test": None}
     rows = load_training_rows(recipe.model_copy(update={"data": data.model_copy(update=first)}), tokenizer, context)
     source = cast(ReasoningDataset, rows.source)
     lengths = source.lengths.astype(np.int64)
     if recipe.reads_documents:
         lengths = np.column_stack([lengths, [len(ids) for ids in source.documents]])
-    if num_rows is None or num_rows <= MAX_ROWS:
+    if num_rows is None or num_rows <= num_read:
         return RowLengths(len(lengths), lengths, rows.notes)
-    return RowLengths(num_rows * len(lengths) // MAX_ROWS, lengths, (f"of the first {MAX_ROWS:,} rows:", *rows.notes))
+    notes = tuple(f"first {num_read:,} rows: {note}" for note in rows.notes)
+    return RowLengths(num_rows * len(lengths) // num_read, lengths, notes)
 
 
 def _count_rows(data: DataConfig, name: str) -> int | None:
@@ -142,8 +146,9 @@ def _count_rows(data: DataConfig, name: str) -> int | None:
         return sum(not line.isspace() for line in file)
 
 
-def _assume_rows(data: DataConfig, published: PublishedLengths) -> RowLengths:
+def _assume_rows(recipe: Recipe, published: PublishedLengths) -> RowLengths:
     """Draw lengths from the published quantiles, with long chains for long questions."""
+    data = recipe.data
     quantiles = (published.question, published.chain, published.answer)
     if data.chain_steps == "drop_last":
         quantiles = (published.question, published.short_chain, published.answer)
@@ -156,6 +161,8 @@ def _assume_rows(data: DataConfig, published: PublishedLengths) -> RowLengths:
     if data.on_too_long == "drop":
         lengths = lengths[~too_long]
     num_rows = min(published.rows, data.max_train_rows or published.rows) * len(lengths) // MAX_ROWS
+    if num_rows < recipe.train.batch_size:
+        raise InputError(f"about {num_rows:,} rows are usable, fewer than a batch of {recipe.train.batch_size:,}")
     return RowLengths(num_rows, lengths, tuple(notes), True)
 
 
@@ -167,7 +174,11 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
         return RowLengths(len(source), np.full((len(source), 1), source.max_length), synthetic=source)
     if train.steps is not None and (data.path is None or not Path(data.path).is_file()):
         name = Path(data.path).name if data.path else (data.name or ("",))[0]
-        note = f"{name} is not local: full rows, as many as the steps need; data.path=FILE counts yours"
+        if data.path is not None and Path(data.path).is_dir():
+            check_data_file(Path(data.path))
+        note = f"no file {name}: full rows, as many as the steps need"
+        if data.path is None:
+            note = f"{name} is not local: full rows, as many as the steps need; data.path=FILE counts yours"
         lengths = np.full((train.batch_size, 1), row_tokens)
         return RowLengths(train.steps * train.batch_size, lengths, (note,), True)
     documents, notes = load_documents(data, "train")

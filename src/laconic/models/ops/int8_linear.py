@@ -77,7 +77,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows N"]:
         if x.requires_grad and torch.is_grad_enabled():
             return F.linear(x, self.dequantize(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
-        return self.multiply(x.reshape(-1, x.shape[-1])).to(x.dtype).view(*x.shape[:-1], -1)
+        return self.multiply(x.reshape(-1, x.shape[-1])).to(x.dtype).view(*x.shape[:-1], len(self.weight))
 
     def multiply(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
         """Return the output without a gradient, in bfloat16 or in x's dtype, as the fastest kernel has it."""

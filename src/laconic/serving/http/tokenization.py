@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from laconic.errors import InputError
 from laconic.experiment.text_models.reasoner import Reasoner
@@ -12,12 +12,13 @@ from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, replace_developer_role
-from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
+from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody, drop_neutral
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
 from laconic.serving.thinking import list_question_ids
 from laconic.serving.threads import run_in_thread
 
 T = TypeVar("T")
+NEUTRAL_PARAMETERS = {"continue_final_message": (False,), "chat_template_kwargs": ({},), "return_token_strs": (False,)}
 router = APIRouter(route_class=StrictRoute)
 
 
@@ -29,6 +30,12 @@ class TokenizeRequest(RequestBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_neutral_parameters(cls, data: Any) -> Any:
+        """Leave out unsupported parameters at values that change nothing."""
+        return drop_neutral(data, NEUTRAL_PARAMETERS)
 
 
 class DetokenizeRequest(RequestBody):
@@ -78,11 +85,17 @@ def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> lis
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     messages = [message.model_dump(exclude_none=True) for message in body.messages or ()]
     check_characters(served, sum(len(message["content"]) for message in messages), limits, "messages")
+    messages = replace_developer_role(messages, served.tokenizer.chat_template)
     if isinstance(served.model, Reasoner):
-        return list_question_ids(served.model, choose_question(served.name, served.model, messages))
+        if body.add_generation_prompt is False or body.add_special_tokens:
+            message = f"add_generation_prompt and add_special_tokens: {served.name} answers questions; remove them"
+            raise ApiError(400, message, "add_generation_prompt")
+        try:
+            return list_question_ids(served.model, choose_question(served.name, served.model, messages))
+        except InputError as error:
+            raise ApiError(400, f"messages: {error}", "messages") from None
     if served.tokenizer.chat_template is None:
         raise ApiError(400, f"{served.name} has no chat template; give prompt", "messages")
-    messages = replace_developer_role(messages, served.tokenizer.chat_template)
     try:
         text = served.tokenizer.apply_chat_template(
             messages, add_generation_prompt=body.add_generation_prompt is not False

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from laconic.errors import LaconicError
@@ -55,8 +56,8 @@ class Worker:
             self.jobs.append(job)
 
         def run_in_turns() -> T:
-            lower_priority()
             try:
+                lower_priority()
                 self.wait_for_turn(job)
                 return work(lambda: self.pass_turn_on(job))
             finally:
@@ -64,12 +65,20 @@ class Worker:
 
         try:
             async with deadline.limit():
-                return await asyncio.wrap_future(start_thread(run_in_turns))
+                return await asyncio.wrap_future(self.start(job, run_in_turns))
         except TimeoutError:
             message = "the text took too long to read; shorten it, or raise --max-seconds"
             raise deadline.build_error(message) from None
         finally:
             job.is_cancelled = True
+
+    def start(self, job: Job, function: Callable[[], T]) -> Future[T]:
+        """Start a thread for a job, which removes the job when it ends; remove it here if there can be no thread."""
+        try:
+            return start_thread(function)
+        except BaseException:
+            self.remove(job)
+            raise
 
     def wait_for_turn(self, job: Job) -> None:
         """Wait until a job is the first one. Raises JobCancelledError if nobody waits for it any more."""
