@@ -157,12 +157,26 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
         ("train.learning_rate=1e39", "1e+39: should be less than or equal to 1e+38"),
         ("seed.x=1", "no such key"),
         ("train.learning_rate", "no value; write train.learning_rate=VALUE"),
+        ("data.name=[gsm8k,aggregate]", 'not a TOML value; write lists as [1, 2] or ["a", "b"] (in a shell, quote the'),
+        ("train.betas=[0.9, 2.0]", "train.betas.1: 2.0: should be less than"),
+        ("data.columns={quesiton='x'}", "data.columns.quesiton: no such key; did you mean question?"),
+        ("data.columns.quesiton=x", "no such key; did you mean question?"),
     ],
 )
 def test_override_errors_begin_with_the_override(kava: Path, override: str, words: str) -> None:
     (error,) = load_errors(kava, override)
     assert error.startswith(override)
     assert words in error
+
+
+def test_overrides_of_names_that_users_choose(kava: Path) -> None:
+    """They keep their dashes, need no quotes if they hold text, and are added to those of the file."""
+    edit(kava, ('source = "digits"\nformat = "digits"', 'path = "a.jsonl"\ncolumns = { answer = "target" }'))
+    recipe, _ = load_recipe(kava, ["data.columns.question=prompt", "deviations.train.steps=fewer, for a test"])
+    assert recipe.data.columns == {"answer": "target", "question": "prompt"}
+    assert recipe.deviations == {"train.steps": "fewer, for a test"}
+    overrides = ["method=pkg.mod:Mine", "method-options.a-b=1", "method_options.c.d=[1]", "method_options.e=x"]
+    assert load_recipe(kava, overrides)[0].method_options == {"a-b": 1, "c": {"d": [1]}, "e": "x"}
 
 
 @pytest.mark.parametrize("overrides", [{"train.steps": 1}, "train.steps=1"])
@@ -226,6 +240,17 @@ def test_paths_are_relative_to_the_file_and_those_of_overrides_to_the_working_di
     kava.write_text(KAVA.replace('family = "llama"', 'name = "here"').replace('tokenizer = "digits"', ""))
     assert load_recipe(kava)[0].model.name == str(tmp_path / "here")
     assert load_recipe(kava, ["model.name=org/model"])[0].model.name == "org/model"
+
+
+def test_paths_may_begin_with_the_home_directory(kava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    edit(kava, ('source = "digits"\nformat = "digits"', 'path = "~/a.jsonl"'))
+    recipe, _ = load_recipe(kava, ["data.valid=~/b.jsonl", "model.name=~/model"])
+    assert (recipe.data.path, recipe.data.valid) == (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+    assert recipe.model.name == str(tmp_path / "model")
+    assert load_recipe(kava, ["model.init_from_run=~/r"])[0].model.init_from_run == str(tmp_path / "r")
 
 
 @pytest.mark.parametrize("name", BUILT_IN_TOKENIZERS)
@@ -422,3 +447,28 @@ def test_load_notes_keys_of_learning_that_no_level_does() -> None:
     note = "cms.inner_objective, cms.inner_lr: not used with inner_loop.enabled = false, as no level learns"
     assert load_recipe("hope-tiny-books", overrides)[1] == [note]
     assert load_recipe("hope-tiny-books", overrides[1:])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["data.valid=b.jsonl", "data.max_train_rows=5"], "data.valid, data.max_train_rows: not used with data.source "
+         '"digits", which generates its rows'),
+        (["data.answer_prompt=So"], 'data.answer_prompt: not used with data.format "digits", which has its own text'),
+        (["model.name=a/b", "model.hidden_size=64", "model.init=normal"],
+         "model.hidden_size, model.init: not used with model.name; a trained model has its own sizes and weights"),
+        (["model.init_from_run=a", "model.hidden_size=64"], "model.hidden_size: not used with model.init_from_run"),
+    ],
+)  # fmt: skip
+def test_load_notes_keys_that_do_nothing(kava: Path, overrides: list[str], note: str) -> None:
+    notes = load_recipe(kava, overrides)[1]
+    assert [line for line in notes if line.startswith(note)], notes
+    assert [line for line in notes if "replaces" not in line and not line.startswith(note)] == []
+
+
+def test_load_notes_an_answer_prompt_by_format(kava: Path) -> None:
+    edit(kava, ('source = "digits"\nformat = "digits"', 'path = "a.jsonl"\nchain_steps = "all"'))
+    for name, is_unused in (("pccot", False), ("codi", False), ("coconut", True), ("icot", True)):
+        notes = load_recipe(kava, [f"data.format={name}", "data.answer_prompt=So"])[1]
+        assert any("data.answer_prompt: not used" in note for note in notes) == is_unused, name
+        assert load_recipe(kava, [f"data.format={name}"])[1] == []

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from laconic.config.data import is_row_file
-from laconic.config.nested import find_unused_learning_keys
+from laconic.config.notes import list_notes
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
     FREE_TABLE,
@@ -26,7 +26,7 @@ from laconic.config.recipe import (
     Recipe,
     required_tables,
 )
-from laconic.config.recipe_keys import accepts_text, find_field, known_keys
+from laconic.config.recipe_keys import accepts_text, find_field, find_name_table, known_keys
 from laconic.errors import InputError, UsageError
 from laconic.storage.strict_json import abbreviate
 
@@ -51,8 +51,12 @@ class RecipeDraft:
     notes: list[str] = field(default_factory=list)
 
     def add_error(self, key: str, message: str) -> None:
-        """Record an error with the file, or with the override that set the key."""
-        place = f"{key}={self.overrides[key]}" if key in self.overrides else f"{self.file}: {key}"
+        """Record an error with the file, or with the override that set the key or a table around it."""
+        place = f"{self.file}: {key}"
+        if key in self.overrides:
+            place = f"{key}={self.overrides[key]}"
+        elif table := next((table for table in iter_parents(key) if table in self.overrides), None):
+            place = f"{table}={self.overrides[table]}: {key}"
         self.errors.append(f"{place}: {message}")
 
 
@@ -125,11 +129,18 @@ def deduplicate_overrides(overrides: Sequence[str], notes: list[str]) -> Iterato
         key, equals, value = override.partition("=")
         if not equals:
             raise UsageError(f"{override}: no value; write {override}=VALUE")
-        key = key.lstrip("-").replace("-", "_")
+        key = normalize_key(key.lstrip("-"))
         if key in values:
             notes.append(f"{key} is given twice; the last value is used: {value}")
         values[key] = value
     yield from values.items()
+
+
+def normalize_key(key: str) -> str:
+    """Return a key with _ in place of -, except in names that users choose."""
+    plain = key.replace("-", "_")
+    table = find_name_table(plain)
+    return plain if table is None else table + key[len(table) :]
 
 
 def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]) -> None:
@@ -141,9 +152,12 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
         return
     value = parse_value(key, text) if text else None
     if text and value is None:
-        draft.errors.append(f"{key}={text}: not a TOML value; write lists as [1, 2] and booleans as true or false")
+        hint = "write lists as [1, 2] and booleans as true or false"
+        if text.startswith("["):
+            hint = 'write lists as [1, 2] or ["a", "b"] (in a shell, quote the whole argument)'
+        draft.errors.append(f"{key}={text}: not a TOML value; {hint}")
         return
-    *tables, last = key.split(".")
+    *tables, last = split_key(key)
     table = draft.content
     for name in tables:
         table = table.setdefault(name, {})
@@ -156,6 +170,14 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
             draft.notes.append(f"{key} is removed from the recipe")
         return
     table[last] = resolve_path_value(key, value, Path.cwd()) if key in PATH_KEYS else value
+
+
+def split_key(key: str) -> list[str]:
+    """Return the parts of a dotted key; a name in `deviations` is itself one, with dots."""
+    table = find_name_table(key)
+    if table is None or table == FREE_TABLE:
+        return key.split(".")
+    return [*table.split("."), key.removeprefix(f"{table}.")]
 
 
 def drop_replaced_keys(draft: RecipeDraft) -> None:
@@ -176,12 +198,16 @@ def drop_replaced_keys(draft: RecipeDraft) -> None:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """Return the value of an override: TOML, or the text itself for a text field; None if it is neither."""
+    """Return the value of an override: TOML, or the text itself for a text field; None if it is neither.
+
+    A text with [ is meant to be a list; in a shell, it loses its quotes.
+    """
     try:
         value = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:
-        return text if accepts_text(key) or key.startswith(f"{FREE_TABLE}.") else None
-    if set(value) != {"x"} or (accepts_text(key) and not isinstance(value["x"], str | list)):
+        return text if accepts_text(key) and not text.startswith("[") else None
+    is_text = accepts_text(key) and find_name_table(key) != FREE_TABLE
+    if set(value) != {"x"} or (is_text and not isinstance(value["x"], str | list)):
         return text  # a text field whose value looks like another TOML type, such as a folder named 7
     return value["x"]
 
@@ -201,7 +227,7 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
         return [resolve_path_value(key, entry, folder) for entry in value]
     if not isinstance(value, str) or (key == "model.tokenizer" and value in BUILT_IN_TOKENIZERS):
         return value
-    path = (folder / value).absolute()
+    path = (folder / os.path.expanduser(value)).absolute()
     is_name = {
         "path": False,
         "name": not os.path.exists(path),  # unlike Path's, it is False for names that are too long
@@ -223,16 +249,7 @@ def validate_recipe(draft: RecipeDraft) -> Recipe:
         explain_errors(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
     if draft.errors or recipe is None:
         raise UsageError("\n".join(dict.fromkeys(draft.errors)))
-    if recipe.method in FULL_CHAIN_METHODS and recipe.data.chain_steps == "drop_last":
-        draft.notes.append(
-            f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
-        )
-    if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
-        draft.notes.append(f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns")
-    if recipe.data.valid is not None and recipe.validation is None:
-        draft.notes.append(
-            "data.valid: only checked for questions that are also in data.path; a table [validation] measures accuracy"
-        )
+    draft.notes.extend(list_notes(recipe, draft.content["model"]))
     return recipe
 
 
@@ -320,6 +337,13 @@ def list_sibling_keys(key: str) -> str:
     table = key.rpartition(".")[0]
     keys = [k.removeprefix(f"{table}.") for k in known_keys() if not table or k.startswith(f"{table}.")]
     return f"{f'[{table}]' if table else 'a recipe'} has {', '.join(sorted({k.partition('.')[0] for k in keys}))}"
+
+
+def iter_parents(key: str) -> Iterator[str]:
+    """Yield the keys of the tables around a key, innermost first."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
 
 
 def iter_values(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

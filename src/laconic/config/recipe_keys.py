@@ -51,15 +51,35 @@ def leaf_keys() -> list[str]:
     return [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
 
 
+def find_name_table(key: str) -> str | None:
+    """Return the table around a key whose keys are names, such as `data.columns`, or None."""
+    return next((table for table in name_tables() if key.startswith(f"{table}.")), None)
+
+
+@cache
+def name_tables() -> tuple[str, ...]:
+    """Return the tables whose keys are names, not fields."""
+    return tuple(
+        key
+        for key, info in iter_fields()
+        if any(typing.get_origin(x) is Mapping for x in union_members(info.annotation))
+    )
+
+
 def find_field(key: str) -> FieldInfo | None:
-    """Return the field of a dotted key, or None; a key of `method_options` has the field of its table."""
-    return fields_by_key().get(FREE_TABLE if key.startswith(f"{FREE_TABLE}.") else key)
+    """Return the field of a dotted key, or None; a key in a table of names has the field of its table."""
+    return fields_by_key().get(find_name_table(key) or key)
 
 
 def accepts_text(key: str) -> bool:
     """Return whether the field of a key may hold text, so that an override needs no quotes."""
-    info = find_field(key)
-    return info is not None and any(is_text_type(part) for part in union_members(info.annotation))
+    info, table = find_field(key), find_name_table(key)
+    if info is None:
+        return False
+    types = list(union_members(info.annotation))
+    if table is not None:
+        types = [typing.get_args(part)[1] for part in types if typing.get_origin(part) is Mapping]
+    return table == FREE_TABLE or any(map(is_text_type, types))
 
 
 def is_text_type(part: Any) -> bool:
