@@ -1,0 +1,36 @@
+"""Notes on keys of a recipe that do nothing, or less than they seem to. Nothing here imports torch."""
+
+from collections.abc import Collection, Iterator
+
+from laconic.config.data import SYNTHETIC_DOCUMENTS, DataConfig
+from laconic.config.nested import find_unused_learning_keys
+from laconic.config.recipe import FULL_CHAIN_METHODS, NEW_DECODER_KEYS, Recipe
+
+OWN_PROMPT_FORMATS = ("coconut", "icot", "digits")  # formats with a fixed text before the answer
+
+
+def list_notes(recipe: Recipe, model_keys: Collection[str]) -> Iterator[str]:
+    """Yield a note for each group of keys that do nothing; `model_keys` are those that [model] gives."""
+    if recipe.method in FULL_CHAIN_METHODS and recipe.data.chain_steps == "drop_last":
+        yield f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
+    if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
+        yield f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns"
+    yield from list_data_notes(recipe.data, recipe.validation is not None)
+    sizes = [f"model.{key}" for key in NEW_DECODER_KEYS if key in model_keys]
+    if sizes and recipe.model.family is None:
+        origin = "model.init_from_run" if recipe.model.name is None else "model.name"
+        yield f"{', '.join(sizes)}: not used with {origin}; a trained model has its own sizes and weights"
+
+
+def list_data_notes(data: DataConfig, has_validation: bool) -> Iterator[str]:
+    """Yield the notes on keys of [data]."""
+    if data.source in ("digits", *SYNTHETIC_DOCUMENTS):
+        keys = [f"data.{key}" for key in ("valid", "test", "max_train_rows") if getattr(data, key) is not None]
+        if keys:
+            yield f'{", ".join(keys)}: not used with data.source "{data.source}", which generates its rows'
+    elif data.valid is not None and not has_validation:
+        yield (
+            "data.valid: only checked for questions that are also in data.path; a table [validation] measures accuracy"
+        )
+    if data.format in OWN_PROMPT_FORMATS and data.answer_prompt != DataConfig.model_fields["answer_prompt"].default:
+        yield f'data.answer_prompt: not used with data.format "{data.format}", which has its own text before an answer'
