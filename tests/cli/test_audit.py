@@ -61,6 +61,7 @@ def test_audit_with_a_control_as_json_and_again_from_disk(run_cli: RunCli, runs:
     assert run_cli("report", "kava", "--out", page).code == 0
     text = page.read_text()
     assert "Audit of kava on test" in text
+    assert "without the controls of laconic audit" in text
     assert data["verdict"]["text"].partition(";")[0][:40] in text
 
 

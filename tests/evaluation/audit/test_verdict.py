@@ -60,6 +60,17 @@ def test_verdict_of_each_kind_of_run() -> None:
     assert f"change none of its {N} answers; but the run has learned little: it answers 0.0 %" in unchanged.text
 
 
+def test_verdict_needs_a_loss_to_say_that_something_is_needed() -> None:
+    """A condition that raises accuracy shows that the thoughts do harm. Conditions have the names of the table."""
+    good, better = is_right(0.6), is_right(0.8)
+    harmful = build_audit(good, first_0=better).verdict
+    assert harmful.name == "not shown"
+    assert "they make the answers worse (with no thoughts, accuracy rises by 20.0 points" in harmful.text
+    both = build_audit(good, first_0=is_right(0.95), zero_vectors=is_right(0.3)).verdict
+    assert both.name == "presence"
+    assert "(with zeros as vectors, accuracy falls by 30.0 points" in both.text
+
+
 def test_verdict_of_no_effect_names_the_bound_and_the_detectable_loss() -> None:
     audit = build_audit(is_right(0.9))
     assert f"at most {-100 * audit.swaps[0].change.low:.1f} points" in audit.verdict.text

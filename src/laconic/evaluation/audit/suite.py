@@ -7,7 +7,13 @@ from typing import Any
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.audit.job import build_audit_job
-from laconic.evaluation.audit.verdict import AS_TRAINED, ControlComparison, ThoughtAudit, audit_to_json
+from laconic.evaluation.audit.verdict import (
+    AS_TRAINED,
+    ControlComparison,
+    ThoughtAudit,
+    audit_to_json,
+    label_condition,
+)
 from laconic.evaluation.paired_proportions import describe_test
 from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
@@ -23,15 +29,9 @@ from laconic.experiment.load_run import LoadedRun
 
 MAX_DETECTABLE_LOSS = 0.1  # a larger one gets a warning
 MIN_P = 0.0001  # a smaller p-value is printed as a bound
-LABELS = {
-    "swap": "another question's thoughts",
-    "mean": "mean thoughts",
-    "shuffle": "shuffled thoughts",
-    "noise": "noise of the same norms",
-    "zero": "zeros",
-    "vectors": "vectors",
-    "cache": "keys and values",
-}
+STORED_CAVEAT = (  # of a stored audit, which has no controls
+    "without the controls of laconic audit, with which the correction is over more tests and the verdict may differ"
+)
 
 
 class AuditSuite:
@@ -81,20 +81,9 @@ class AuditSuite:
         for result in results["audit"]:
             audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed)
             blocks = [f"Verdict: {audit.verdict.text}", render_table(build_audit_table(audit))]
-            blocks += [render_list([*explain_columns(audit), *list_caveats(audit)])]
+            blocks += [render_list([*explain_columns(audit), *list_caveats(audit), STORED_CAVEAT])]
             sections.append(PageSection(f"Audit of {result.run} on {result.task}", blocks))
         return sections
-
-
-def label_condition(name: str) -> tuple[str, str]:
-    """Return what a condition replaces, and where, for a table."""
-    first, _, second = name.partition(" ")
-    if first in LABELS:
-        return LABELS[first], LABELS[second]
-    if second == "iterations":
-        return "1 iteration" if first == "1" else name, "vectors"
-    count = {"0": "no thoughts", "1": "first thought only"}.get(second, f"first {second} thoughts only")
-    return count, "keys and values"
 
 
 def format_p(p: float) -> str:

@@ -18,6 +18,15 @@ from laconic.evaluation.tables import figures_to_json, format_percent
 AS_TRAINED = "as trained"  # name of the condition without a change
 VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
 SWAPS = ("swap vectors", "swap cache")
+LABELS = {
+    "swap": "another question's thoughts",
+    "mean": "mean thoughts",
+    "shuffle": "shuffled thoughts",
+    "noise": "noise of the same norms",
+    "zero": "zeros",
+    "vectors": "vectors",
+    "cache": "keys and values",
+}
 
 
 class ConditionEffect(NamedTuple):
@@ -159,6 +168,17 @@ class ThoughtAudit:
         return Verdict(name, f"{text}{judge_controls(self.comparisons, name)}.")
 
 
+def label_condition(name: str) -> tuple[str, str]:
+    """Return what a condition replaces, and where, for a table."""
+    first, _, second = name.partition(" ")
+    if first in LABELS:
+        return LABELS[first], LABELS[second]
+    if second == "iterations":
+        return "1 iteration" if first == "1" else name, "vectors"
+    count = {"0": "no thoughts", "1": "first thought only"}.get(second, f"first {second} thoughts only")
+    return count, "keys and values"
+
+
 def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
     """Return the verdict on the effects, without the controls."""
     vectors, cache = audit.swaps
@@ -178,11 +198,15 @@ def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
     loss = audit.detectable_loss
     bound = max((vectors, cache), key=lambda effect: -effect.change.low)
     if others:
-        largest = min(others, key=lambda effect: effect.change.p)
-        return "presence", (
-            f"the answers need something at the positions of the thoughts (with {largest.name!r}, accuracy "
-            f"{describe_change(largest.change)}), but no use of what it says about the question is shown: another "
-            f"question's thoughts cost {describe_bound(bound)}"
+        losses = [effect for effect in others if effect.change.mean < 0]
+        cost = f"another question's thoughts cost {describe_bound(bound)}"
+        if losses:
+            return "presence", (
+                f"the answers need something at the positions of the thoughts ({describe_effect(losses)}), but no use "
+                f"of what it says about the question is shown: {cost}"
+            )
+        return "not shown", (
+            f"no use of the thoughts is shown; they make the answers worse ({describe_effect(others)}): {cost}"
         )
     changed = max(vectors.changed_share, cache.changed_share)
     if accuracy.low <= audit.floor or accuracy.mean <= loss:
@@ -223,6 +247,14 @@ def judge_controls(comparisons: Sequence[ControlComparison], name: VerdictName) 
         if names
     ]
     return f"; {'but' if name == 'used' and not better else 'and'} the run is {', '.join(parts)}"
+
+
+def describe_effect(effects: Sequence[ConditionEffect]) -> str:
+    """Return the clearest of some significant effects."""
+    effect = min(effects, key=lambda effect: effect.change.p)
+    label, place = label_condition(effect.name)
+    replaced = f"{label} as {place}" if effect.name.partition(" ")[0] in LABELS else label
+    return f"with {replaced}, accuracy {describe_change(effect.change)}"
 
 
 def describe_change(change: Difference) -> str:
