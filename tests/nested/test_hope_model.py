@@ -399,10 +399,17 @@ def test_hope_checkpoint_round_trip(which: int, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="model_type is 'llama'"):
         Hope.from_pretrained(tmp_path / "donor")
     config = (folder / "config.json").read_text()
-    for old, new in (('"inner_lr"', '"inner_lrs"'), ('"num_heads"', '"heads"')):
+    for old, new, key in (
+        ('"inner_lr"', '"inner_lrs"', r"cms\.inner_lrs"),
+        ('"num_heads"', '"heads"', "num_heads"),
+        ('"num_heads"', '"gizmo": 1, "num_heads"', "gizmo"),
+        ('"num_heads": ', '"num_heads": "x", "unused": ', "num_heads"),
+        ('"num_hidden_layers": 2', '"num_hidden_layers": 3', "chunk_sizes for 2 layers"),
+    ):
+        assert old in config
         (folder / "config.json").write_text(config.replace(old, new))
-        with pytest.raises(InputError, match=r"config.json: hope"):
-            type(model).from_pretrained(folder)
+        with pytest.raises(InputError, match=rf"config\.json: hope: {key}"):
+            HopeConfig.from_folder(folder)
 
 
 def test_hope_seed_determines_the_initial_weights() -> None:
@@ -468,6 +475,16 @@ def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
         HopeConfig(fresh("llama").config, ((2,),), CMSOptions())
     with pytest.raises(UsageError, match="head_dim 3"):
         HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=3, memory=TitansOptions())
+    with pytest.raises(UsageError, match="width 8 is not divisible by 3 heads"):
+        HopeConfig.attention_free(V, 8, 1, num_heads=3)
+    with pytest.raises(UsageError, match="width 8 is not divisible by 0 heads"):
+        HopeConfig.attention_free(V, 8, 1, num_heads=0, memory=TitansOptions())
+    with pytest.raises(UsageError, match="head_dim 0: must be at least 1"):
+        HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=0)
+    with pytest.raises(UsageError, match="one must divide the other"):
+        HopeConfig.attention_free(
+            V, 8, 1, num_heads=2, memory=SelfModifyingOptions(memory_chunk_size=4, projection_chunk_size=6)
+        )
     with pytest.raises(UsageError, match="residual"):
         HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=CMSOptions(residual="plain"))
 

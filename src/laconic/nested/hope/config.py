@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from laconic.config.methods import ConfigModel
+from laconic.config.config_model import ConfigModel, PositiveInt
 from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
@@ -26,6 +26,19 @@ MIXER_OPTIONS: dict[MixerKind, type[Any]] = {
     "titans": TitansOptions,
     "attention": NoneType,
 }
+
+
+class HopeFields(ConfigModel):
+    """The table `hope` of a config.json, as `HopeConfig.to_config_json` writes it."""
+
+    chunk_sizes: tuple[tuple[PositiveInt, ...], ...]
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None
+    memory_chunk_size: PositiveInt
+    mixer: MixerKind
+    gated_mlp: bool
+    cms: CMSOptions
+    memory: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,18 @@ class HopeConfig:
             )
         for layer in range(len(self.chunk_sizes)):
             self.cms_shape(layer)
+        D = self.decoder.hidden_size
         if isinstance(self.memory, TitansOptions):
-            if self.head_dim not in (None, self.decoder.hidden_size // self.num_heads):
+            shape = TitansShape(D, self.num_heads, self.memory_chunk_size, self.memory)
+            if self.head_dim not in (None, shape.head_dim):
                 raise UsageError(f"hope: head_dim {self.head_dim} is fixed by the width for Titans; remove it")
-            TitansShape(self.decoder.hidden_size, self.num_heads, self.memory_chunk_size, self.memory)
+        elif self.memory is not None:
+            if self.memory.error:
+                raise UsageError(f"hope: {self.memory.error}")
+            if self.num_heads < 1 or (self.head_dim is None and D % self.num_heads):
+                raise UsageError(f"hope: width {D} is not divisible by {self.num_heads} heads; set head_dim")
+            if self.head_dim is not None and self.head_dim < 1:
+                raise UsageError(f"hope: head_dim {self.head_dim}: must be at least 1")
 
     @classmethod
     def attention_free(
@@ -168,26 +189,26 @@ class HopeConfig:
                 f"config.json: model_type is {file.get('model_type')!r}, expected {MODEL_TYPE!r}; "
                 "use HopeAttention.from_decoder for other models"
             )
-        hope = cast(dict[str, Any], file.pop("hope"))
+        hope = parse_options(HopeFields, file.pop("hope"))
         family = file.pop("decoder_type", None)
         file |= {"model_type": family, "architectures": []}
+        kind = MIXER_OPTIONS[hope.mixer]
         try:
-            kind = MIXER_OPTIONS[hope["mixer"]]
             return cls(
                 DecoderConfig.from_dict(file),
-                tuple(tuple(int(C) for C in sizes) for sizes in hope["chunk_sizes"]),
-                parse_options(CMSOptions, hope["cms"]),
-                None if kind is NoneType else parse_options(kind, hope["memory"]),
-                hope["num_heads"],
-                hope["head_dim"],
-                hope["memory_chunk_size"],
-                hope["gated_mlp"],
+                hope.chunk_sizes,
+                hope.cms,
+                None if kind is NoneType else parse_options(kind, hope.memory),
+                hope.num_heads,
+                hope.head_dim,
+                hope.memory_chunk_size,
+                hope.gated_mlp,
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"config.json: hope: missing or invalid field: {error}") from error
+        except UsageError as error:
+            raise InputError(f"config.json: {error}; use an intact copy") from error
 
 
-def parse_options(kind: type[OptionsT], values: Mapping[str, Any]) -> OptionsT:
+def parse_options(kind: type[OptionsT], values: Mapping[str, Any] | None) -> OptionsT:
     """Validate options read from a file. Raises `InputError` for an unknown option or an invalid value."""
     try:
         return kind.model_validate_json(json.dumps(values))
