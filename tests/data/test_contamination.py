@@ -28,6 +28,12 @@ def build_config(**more: Any) -> DataConfig:
 @pytest.mark.parametrize(
     ("one", "other", "equal"),
     [
+        ("What is 12 + 7?", "What is 12 - 7?", False),
+        ("Solve x + 3 = 5.", "Solve x - 3 = 5.", False),
+        ("Is 3 < 5?", "Is 3 > 5?", False),
+        ("What is -3 times 2?", "What is 3 times 2?", False),
+        ("1.5 times 2", "1 5 times 2", False),
+        ("A well-known, 3-year-old cat; $5.", "a well known 3 year old cat $5", True),
         ("How many\nTOYS are left?", "how many toys  are left", True),
         ("twenty-five — no, 25", "Twenty five no 25", True),
         ("She has 2 toys?", "She has 3 toys?", False),

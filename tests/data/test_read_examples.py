@@ -17,6 +17,7 @@ from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.errors import InputError
 
 CONFIG = DataConfig(path="rows.jsonl")
+TEXT = DataConfig(path="rows.jsonl", answer_type="text")
 ROW: dict[str, Any] = {"id": "a", "question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
 
 
@@ -367,5 +368,28 @@ def test_read_examples_math(tmp_path: Path) -> None:
     mixed = written(tmp_path, {"question": "3?", "answer": "3", "steps": []}, problem | {"solution": r"\boxed{3}"})
     with pytest.raises(InputError, match=r"has problem and solution, the first row question and answer"):
         read_examples(mixed, CONFIG)
-    with pytest.raises(InputError, match=r'data\.columns = \{ question = "problem", answer = "solution" \}'):
+    with pytest.raises(InputError, match="contains no row: rows dropped because they have no answer"):
         read_examples(written(tmp_path, problem | {"solution": "print(3)"}), CONFIG)
+    proof = read_examples(
+        written(tmp_path, problem | {"solution": "So."}, problem | {"solution": r"\boxed{3}"}), CONFIG
+    )
+    assert [example.answer for example in proof.examples] == ["3"]
+
+
+def test_read_examples_squad_answers_in_other_forms(tmp_path: Path) -> None:
+    row = {"question": "Where?", "context": "In Paris."}
+    for answers in ({"text": ["Paris"]}, {"text": "Paris"}, ["Paris"], "Paris"):
+        read = read_examples(written(tmp_path, row | {"answers": answers}), TEXT)
+        assert [example.answer for example in read.examples] == ["Paris"]
+    for answers in ([{"text": "Paris"}], 3):
+        with pytest.raises(InputError, match=r'answers: expected a list of texts or \{"text": \[…\]\}'):
+            read_examples(written(tmp_path, row | {"answers": answers}), TEXT)
+    for answers in (None, {"text": []}, {"answer_start": []}):
+        rows = (row | {"answers": "Paris"}, row | {"answers": answers})
+        assert len(read_examples(written(tmp_path, *rows), TEXT).examples) == 1
+
+
+def test_read_examples_notes_a_chain_that_is_not_read_in_every_form(tmp_path: Path) -> None:
+    for row in ({"question": "2?", "answer": "2", "steps": []}, {"prompt": "2?", "completion": "2"}):
+        read = read_examples(written(tmp_path, row | {"reasoning": "1 + 1 = 2"}), CONFIG)
+        assert any("reasoning: not read" in note for note in read.notes), row

@@ -166,10 +166,10 @@ def test_compress_arguments_override_the_run() -> None:
 REFUSED = [
     (lambda r: r.compress(["a", ""]), InputError, "text 2: empty"),
     (lambda r: r.stream([]), InputError, "stream: empty"),
-    (lambda r: r.compress([]), UsageError, "texts: give a list"),
+    (lambda r: r.compress([]), UsageError, "texts: give at least one text"),
     (lambda r: r.compress(3), UsageError, r"texts: give text \(str\), not int"),
     (lambda r: r.generate(["a"], config=3), UsageError, r"config: give laconic.GenerationConfig\(.*, not int"),
-    (lambda r: r.compress(["a"], names=["a", "b"]), UsageError, "texts: give a list"),
+    (lambda r: r.compress(["a"], names=["a", "b"]), UsageError, "names: 2 for 1 texts"),
     (lambda r: r.compress(["a"], segment_tokens=0), UsageError, "segment_tokens 0"),
     (
         lambda r: r.compress(["a"], length=SummaryLength(num_vectors=2, total_vectors=3)),

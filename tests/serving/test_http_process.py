@@ -1,5 +1,6 @@
 """`laconic serve` as a process: OpenAI's client, streams, disconnects, slow bodies, signals, exit codes."""
 
+import errno
 import json
 import os
 import signal
@@ -202,6 +203,14 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
         result = run_cli("serve", chat_folder, "--port", busy.getsockname()[1])
     assert result.code == 73
     assert "choose another port" in result.err
+
+    def bind(listener: socket.socket, address: tuple[str, int]) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "bind", bind)
+        result = run_cli("serve", chat_folder, "--host", "127.0.0.9")
+    assert (result.code, "--host 127.0.0.9: not an address of this machine" in result.err) == (2, True)
     for flags, text in (
         (("--api-key", " "), "--api-key is empty"),
         (("--max-queue", 0), "--max-queue 0: give a number above 0"),

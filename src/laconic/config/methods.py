@@ -110,7 +110,7 @@ class KVDistillationConfig(ConfigModel):
     )
     scale_power: Literal[1, 2] = Field(default=1, description="power of that standard deviation")
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        default=None, description="distilled layers; default: all"
+        default=None, min_length=1, description="distilled layers; default: all"
     )
     key_space: Literal["post_rope", "pre_rope"] = Field(
         default="post_rope", description="keys after rotation, as a cache stores them, or before"
@@ -168,7 +168,7 @@ class CompressionConfig(ConfigModel):
         default=None, description="kappa, vectors of a segment if fixed; default: max_vectors"
     )
     allowed_lengths: tuple[NumVectors, ...] | None = Field(
-        default=None, description="possible numbers of vectors; default: 1 to max_vectors"
+        default=None, min_length=1, description="possible numbers of vectors; default: 1 to max_vectors"
     )
     max_memory_vectors: NumVectors | None = Field(default=None, description="maximum memory size for budgeted and fifo")
     summary_map: Literal["none", "scale", "mlp"] | None = Field(

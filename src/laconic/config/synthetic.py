@@ -111,8 +111,8 @@ class FormalLanguagesConfig(SplitSizes):
     def check_lengths(self) -> "FormalLanguagesConfig":
         if not self.possible_lengths:
             raise ValueError(
-                f"min_length {self.min_length}, max_length {self.max_length}: {self.language} has only strings whose "
-                f"length is a multiple of {LENGTH_PERIODS[self.language]}; raise max_length"
+                f"min_length {self.min_length}, max_length {self.max_length}: no length of {self.language}, which are "
+                f"multiples of {LENGTH_PERIODS[self.language]}, is in between; raise max_length"
             )
         return self
 

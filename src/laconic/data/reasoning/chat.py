@@ -214,9 +214,7 @@ def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
     tools = parse_tools(example.metadata.get("tools")) if messages else []
     messages = messages or [{"role": "user", "content": example.question}]
     special = {t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special}
-    text = "\n".join(
-        [*(message["content"] for message in messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools)]
-    )
+    text = json.dumps([messages, tools], ensure_ascii=False)
     offending = min((token for token in special if token in text), default=None)
     if offending is not None:
         raise InputError(f"a message or tool contains the special token {offending}; remove it")

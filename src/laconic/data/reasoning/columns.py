@@ -98,8 +98,15 @@ def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None
 
 
 def convert_squad(row: Row) -> Row | None:
-    """Convert SQuAD: the context is the document, the first answer the answer; questions without one give None."""
-    texts = row["answers"]["text"]
+    """Convert SQuAD: the context is the document, the first answer the answer; questions without one give None.
+
+    Answers may also be a text or a list of texts. Raises `RowError` for anything else.
+    """
+    texts = row["answers"].get("text") if isinstance(row["answers"], dict) else row["answers"]
+    texts = [texts] if isinstance(texts, str) else texts
+    if texts is not None and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+        excerpt = make_excerpt(str(row["answers"]))
+        raise RowError(1, "other formats", f'answers: expected a list of texts or {{"text": […]}}: {excerpt}')
     rest = {key: value for key, value in row.items() if key not in ("context", "answers")}
     return rest | {"document": row["context"], "answer": texts[0], "steps": []} if texts else None
 
@@ -197,7 +204,7 @@ def detect_columns(row: Row) -> str:
             return "standard"
         return "gsm8k" if EQUATION.search(str(row["answer"])) else "gsm8k-prose"
     is_conversation = "messages" in row and "answer" not in row
-    if row.keys() >= MATH_COLUMNS and "question" not in row and not is_conversation and convert_math(row):
+    if row.keys() >= MATH_COLUMNS and "question" not in row and not is_conversation:
         return "math"
     if "answer" in row:
         return "standard"

@@ -16,12 +16,14 @@ HELD_OUT_MARKS: Sequence[tuple[str, Any, str, str]] = (
     ("icot_split", "valid", "validation questions of GSM8K-Aug", "data.name = gsm8k has the other 6,973"),
     ("in_multiarith", True, "questions of MultiArith", "data.name = aggregate has the others"),
 )
-LETTER_PATTERN, WORD_PATTERN = re.compile(r"[^\W\d_]"), re.compile(r"[^\W_]+")
+LETTER_PATTERN = re.compile(r"[^\W\d_]")
+# Numbers, words, and the operators and signs before numbers, without which "12 + 7" would be "12 - 7".
+WORD_PATTERN = re.compile(r"\d+(?:[.,/]\d+)*|[^\W\d_]+|[-+*/=<>^%×÷−](?=\s*[\d(])")
 ALLOW_OVERLAP_HINT = "or set data.allow_contamination"
 
 
 def normalise_question(question: str) -> str:
-    """Return a question in lower case with runs of non-word characters as one space.
+    """Return the words and numbers of a question, with operators before numbers, in lower case and with single spaces.
 
     A question without letters, such as a product, only has its white space normalised.
     """

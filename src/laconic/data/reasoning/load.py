@@ -159,7 +159,7 @@ def count_training_rows(config: DataConfig) -> int | None:
     total = 0
     for name in config.name or ():
         info = find_dataset(name)
-        split = info.splits.get("train") if info else None
+        split = info.splits.get(split_name(name)[1] or "train") if info else None
         if info is None or split is None:
             return None
         is_whole_file = split.required_mark is None and find_local_file(name, info, split, config) is not None

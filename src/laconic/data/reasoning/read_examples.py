@@ -217,7 +217,8 @@ class ExampleReader:
             limit = f"\n{num_invalid:,} of {num_rows:,} rows are invalid; at most 0.1 % may be skipped"
             raise InputError(format_problems(self.problems, self.name) + (limit if should_skip else ""))
         if not self.examples:
-            raise InputError(f"{self.name}: contains no row; {ACCEPTED_FIELDS}, one object per line")
+            reasons = "".join(f": {note}" for note in list(self.notes)[:1])
+            raise InputError(f"{self.name}: contains no row{reasons}; {ACCEPTED_FIELDS}, one object per line")
         notes = format_notes(self.name, self.notes)
         repeated = len(self.examples) - len({(example.question, example.document) for example in self.examples})
         if repeated:

@@ -67,7 +67,7 @@ def iter_notes(
         yield "answer: has a mark of thinking that does not begin it, so all of it is the answer"
     elif config.answer_type == "number" and WHOLE_SOLUTION.search(example.answer):
         yield "answer: a whole solution, so all of it is the answer; write the final answer alone, the solution as cot"
-    if chain_field is None:
+    if not example.steps:
         field = next((x for x in CHAIN_NAMES if isinstance(example.metadata.get(x), str)), None)
         if field is not None:
             yield f'{field}: not read; if it is the chain of thought, set data.columns = {{ cot = "{field}" }}'

@@ -44,7 +44,7 @@ class ProbedDocument(NamedTuple):
 
 
 class DocumentSet(NamedTuple):
-    """Documents of an evaluation; how many were skipped as too short, and questions whose answer stands after the cut.
+    """Documents of an evaluation, the number skipped as too short, and that of questions whose answer was cut off.
 
     The questions are those of the documents that were not skipped. Where all documents are too short for the other
     tasks, they have questions alone.
@@ -71,7 +71,7 @@ class DocumentQuestion(NamedTuple):
 
 def parse_question_row(row: dict[str, Any], text: str, name: str) -> DocumentQuestion:
     """Parse a row of a question file. Raises `RowError`."""
-    has_text = "document" not in row
+    has_text = row.get("document") is None
     source, question, answer = (
         require_text(row, field, text, QUESTION_ROW)
         for field in ("context" if has_text else "document", "question", "answer")

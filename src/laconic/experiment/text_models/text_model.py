@@ -14,16 +14,18 @@ from laconic.models.decoder import Decoder
 Prompt = TypeVar("Prompt")
 
 
-def name_texts(texts: Iterable[str] | str, names: Sequence[str]) -> list[tuple[str, str]]:
+def name_texts(texts: Iterable[str] | str, names: Sequence[str] | str) -> list[tuple[str, str]]:
     """Return pairs of name and text, for a single text one pair; unnamed texts are numbered.
 
     Raises:
         UsageError: If there is no text, one is not text, or the number of names differs.
     """
     texts = list_texts("texts", texts)
-    names = [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
-    if not texts or len(names) != len(texts):
-        raise UsageError("texts: give a list of at least one text, and one name per text or none")
+    names = [names] if isinstance(names, str) else [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
+    if not texts:
+        raise UsageError("texts: give at least one text")
+    if len(names) != len(texts):
+        raise UsageError(f"names: {len(names)} for {len(texts)} texts; give one per text, or none")
     return list(zip(names, texts, strict=True))
 
 

@@ -1,8 +1,8 @@
 """Run the server: bind the address, load the model, serve until a signal, and finish what runs."""
 
 import asyncio
+import errno
 import math
-import os
 import signal
 import socket
 import sys
@@ -165,8 +165,9 @@ def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        reason = os.strerror(error.errno or 0)
-        raise BusyError(f"--host {host} --port {port}: {reason}; choose another port") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--host {host}: not an address of this machine") from None
+        raise BusyError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
     return listener
 
 
