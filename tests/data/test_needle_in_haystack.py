@@ -96,6 +96,12 @@ def test_needle_items_depend_on_seed_and_book() -> None:
 def test_needle_refuses_missing_room_or_book() -> None:
     with pytest.raises(InputError, match="needle: length 200 leaves no haystack"):
         build_dataset(lengths=(200,))
+    options: dict[str, Any] = {"kinds": ("S-1",), "depths": (0.5,), "items_per_cell": 20}
+    needs = [500 - (item.room - 1) for item in map(build_dataset(**options).encode_item, range(20))]
+    assert needs[0] < max(needs)
+    assert len(build_dataset(lengths=(max(needs),), **options)) == 20
+    with pytest.raises(InputError, match=f"leaves no haystack; an item of S-1 needs {max(needs)} tokens"):
+        build_dataset(lengths=(max(needs) - 1,), **options)  # the first item fits
     with pytest.raises(InputError, match="needle: all kinds but S-1 need a book"):
         build_dataset(books=())
     assert len(build_dataset(books=(), kinds=("S-1",))) == 6

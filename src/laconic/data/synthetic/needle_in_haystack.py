@@ -39,6 +39,17 @@ class HiddenFact(NamedTuple):
         return f" The number of the {self.key} is {self.value}. "
 
 
+class EncodedItem(NamedTuple):
+    """The tokens of an item without its haystack, for which there is `room`; `scored` marks tokens of the answer."""
+
+    bos: list[int]
+    sentences: list[list[int]]
+    question: list[int]
+    answer: list[int]
+    scored: list[bool]
+    room: int
+
+
 @dataclass(frozen=True)
 class NeedleDataset:
     """Items of each kind, length and depth, named KIND@LENGTH@DEPTH#N (batches.TrainingData).
@@ -73,8 +84,8 @@ class NeedleDataset:
         object.__setattr__(self, "cells", cells)
         if any(kind != "S-1" for kind in self.kinds) and not any(len(book) for book in self.books):
             raise InputError("needle: all kinds but S-1 need a book to hide facts in; give one, or use S-1")
-        for row in range(0, len(self), self.items_per_cell):
-            self.build_item(row)  # raises if it does not fit
+        for row in range(len(self)):
+            self.encode_item(row)  # raises if it does not fit
 
     @property
     def fingerprint(self) -> str:
@@ -118,6 +129,13 @@ class NeedleDataset:
 
     def build_item(self, row: int) -> tuple[list[int], list[int], list[bool]]:
         """Return haystack and question, the answer, and which tokens of the answer are scored."""
+        _, kind, depth = self.cells[row // self.items_per_cell]
+        item = self.encode_item(row)
+        haystack = self.insert_facts(row, kind, depth, item.sentences, item.room)
+        return item.bos + haystack + item.question, item.answer, item.scored
+
+    def encode_item(self, row: int) -> EncodedItem:
+        """Encode an item without its haystack. Raises `InputError` if the length leaves no room for one."""
         length, kind, depth = self.cells[row // self.items_per_cell]
         facts = self.draw_facts(row, kind, depth)
         targets = [fact for fact in facts if fact.is_target]
@@ -131,9 +149,9 @@ class NeedleDataset:
         question, bos = self.encode(format_question(targets)), self.tokenizer.encode("")[:1]
         room = length - len(answer) - len(question) - len(bos) - sum(map(len, sentences))
         if room < len(facts):
-            message = f"needle: length {length} leaves no haystack; an item of {kind} needs over {length - room} tokens"
-            raise InputError(message)
-        return bos + self.insert_facts(row, kind, depth, sentences, room) + question, answer, scored
+            needed = length - room + len(facts)
+            raise InputError(f"needle: length {length} leaves no haystack; an item of {kind} needs {needed} tokens")
+        return EncodedItem(bos, sentences, question, answer, scored, room)
 
     def insert_facts(
         self, row: int, kind: NeedleKind, depth: float, sentences: Sequence[list[int]], room: int
