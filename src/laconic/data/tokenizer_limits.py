@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import tokenizers
@@ -95,15 +95,20 @@ def hide_panic_message() -> Generator[None]:
     """Hold back what is written to standard error; drop it if the block panics, because the error says the same."""
     with suppress(OSError):
         sys.stderr.flush()
-    try:
-        terminal = os.dup(2)
-    except OSError:  # standard error is closed
-        yield
-        return
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # there is no folder for temporary files
+            yield
+            return
+        try:
+            terminal = os.dup(2)
+        except OSError:  # standard error is closed
+            yield
+            return
         has_panicked = False
         try:
+            os.dup2(file.fileno(), 2)
             yield
         except BaseException as error:
             has_panicked = is_panic(error)
