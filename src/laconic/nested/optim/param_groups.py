@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 from laconic.errors import UsageError
 
 ParamGroup = dict[str, Any]
+SCHEDULER_KEYS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")  # of torch's schedulers
 RULE_SETTINGS = "rule_settings"  # key of a group for the optimizer's settings that the group's rule needs
 
 
@@ -23,6 +24,8 @@ def split_groups_by_rule(
 
     `adamw_defaults` are further settings of AdamW groups, such as the learning rate.
     """
+    if isinstance(params, Tensor):
+        raise UsageError("optimizer: give several parameters, such as model.parameters(), not one tensor")
     entries = list(cast("list[Any]", params))
     if not entries:
         raise UsageError("optimizer: no parameters given; pass model.parameters()")
@@ -58,7 +61,7 @@ def check_settings(optimizer: str, settings: ParamGroup, rules: tuple[str, ...])
 
 def check_options(optimizer: str, group: ParamGroup, defaults: Mapping[str, Any]) -> None:
     """Raise `UsageError` for an option of a group that the optimizer does not have."""
-    known = {*defaults, "params", "param_names", "initial_lr", RULE_SETTINGS}
+    known = {*defaults, "params", "param_names", *SCHEDULER_KEYS, RULE_SETTINGS}
     unknown = next((key for key in group if key not in known), None)
     if unknown is not None:
         raise UsageError(
