@@ -62,6 +62,7 @@ def test_audit_with_a_control_as_json_and_again_from_disk(run_cli: RunCli, runs:
     text = page.read_text()
     assert "Audit of kava on test" in text
     assert "without the controls of laconic audit" in text
+    assert "Some runs have only 1 seed; another seed&#39;s result may lie outside these intervals." in text
     assert data["verdict"]["text"].partition(";")[0][:40] in text
 
 

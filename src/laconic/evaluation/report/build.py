@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from laconic.config.recipe import Recipe
+from laconic.console import pluralize
 from laconic.errors import InputError
 from laconic.evaluation.checkpoints import NO_FILE
 from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_facts, render_list, render_page
@@ -43,17 +45,20 @@ def build_report(paths: Sequence[str]) -> str:
         raise InputError(f"{', '.join(paths)}: no stored results; run laconic evaluate on them first")
     runs = [(title, list(load_recipes([p]).values())) for p, title in zip(paths, short_run_names(paths), strict=True)]
     few = min(len(recipes) for _, recipes in runs)
-    caveat = f"Seeds: {few} of some runs; another seed may fall outside these intervals."
-    facts: list[tuple[str, str]] = []
-    for title, recipes in runs:
-        first, seeds = recipes[0], ", ".join(str(recipe.seed) for recipe in recipes)
-        if Path(str(first.data.path)).name == NO_FILE:
-            facts.append((title, f"published model {Path(str(first.model.name)).name}"))
-            continue
-        row = f", {first.paper_table}, {first.table_row}" if first.table_row else ""
-        facts.append((title, f"method {first.method}, data {first.data.source}{row}, seeds {seeds}"))
+    caveat = f"Some runs have only {pluralize(few, 'seed')}; another seed's result may lie outside these intervals."
+    facts = [(title, describe_run(recipes)) for title, recipes in runs]
     end = [
         PageSection("What this does not show", [render_list([caveat])] if few < MIN_SEEDS else []),
         PageSection("Runs", [render_facts(facts)]),
     ]
     return render_page("Evaluation results", [*sections, *end], [] if has_matplotlib() else [NO_PLOTS])
+
+
+def describe_run(recipes: Sequence[Recipe]) -> str:
+    """Return method, data, row of a paper and seeds of a run, whose seeds have these recipes."""
+    first, seeds = recipes[0], ", ".join(str(recipe.seed) for recipe in recipes)
+    if Path(str(first.data.path)).name == NO_FILE:
+        return f"published model {Path(str(first.model.name)).name}"
+    row = (first.paper_table, first.table_row) if first.table_row else ()
+    parts = [f"method {first.method}", f"data {first.data.source}", *row, f"seeds {seeds}"]
+    return ", ".join(part for part in parts if part)
