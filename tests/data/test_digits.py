@@ -203,6 +203,11 @@ def test_build_digits_tokenizer_save(tmp_path: Path) -> None:
     assert tokenizer.decode([tokenizer.encode("7")[-1], VOCABULARY.index("<eos>")]) == "7"
 
 
+def test_build_digits_tokenizer_takes_ids_from_its_vocabulary() -> None:
+    words = ["<unk>", "<eos>", "<bos>", "7"]
+    assert build_digits_tokenizer(words).encode("7") == [2, 3]
+
+
 def test_digits_distill_column_and_prompt() -> None:
     config = DataConfig(source="digits", format="digits", chain_steps="all")
     row = encode_example(generate_digit_examples(0, 1, DigitsConfig())[0], build_digits_tokenizer(), config)

@@ -157,7 +157,7 @@ def build_digits_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str 
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    bos = ("<bos>", TOKEN_IDS["<bos>"])
+    bos = ("<bos>", word_ids["<bos>"])
     backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
     return wrap_backend(backend, SPECIAL_TOKENS)
 
