@@ -22,7 +22,7 @@ RNG_KEY = 20_261_121  # the same scores give the same interval on every machine
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959964
 ROUNDING_TOLERANCE = 1e-9
-FEW_ANSWERS = 10  # right or wrong ones of one run, from which on a bootstrap is used
+FEW_ANSWERS = 10  # with fewer right or fewer wrong answers of one run, the interval is Clopper and Pearson's
 # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom; the last one is used beyond ten seeds.
 T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 ScoreMatrix = NDArray[np.float64]

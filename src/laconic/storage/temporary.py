@@ -31,7 +31,7 @@ def follow_link(path: Path) -> Path:
 
 @contextmanager
 def create_temporary_folder(target: Path) -> Generator[Path]:
-    """Create a folder beside a target and delete it at the end; its lock says that its writer lives."""
+    """Create a folder beside a target and delete it at the end; it is locked as long as this process runs."""
     remove_abandoned(target)
     folder, handle = _create_locked_folder(target)
     try:
