@@ -201,8 +201,8 @@ class Tokenizer:
             raise UsageError('messages: give a list of messages such as [{"role": "user", "content": "Hello"}]')
         if self.chat_template is None:
             raise InputError(
-                "the tokenizer has no chat template (base models have none); remove --chat and give plain text, or use "
-                "the model's instruction-tuned version"
+                "the tokenizer has no chat template (base models have none); give plain text instead of messages, or "
+                "use the model's instruction-tuned version"
             )
         variables = {
             **self.special_tokens,
