@@ -159,8 +159,8 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
         ("train.learning_rate", "no value; write train.learning_rate=VALUE"),
         ("data.name=[gsm8k,aggregate]", 'not a TOML value; write lists as [1, 2] or ["a", "b"] (in a shell, quote the'),
         ("train.betas=[0.9, 2.0]", "train.betas.1: 2.0: should be less than"),
-        ("data.columns={quesiton='x'}", "data.columns.quesiton: no such key; did you mean question?"),
-        ("data.columns.quesiton=x", "no such key; did you mean question?"),
+        ("data.columns={questionx='x'}", "data.columns.questionx: no such key; did you mean question?"),
+        ("data.columns.questionx=x", "no such key; did you mean question?"),
     ],
 )
 def test_override_errors_begin_with_the_override(kava: Path, override: str, words: str) -> None:
