@@ -46,11 +46,19 @@ class Silent(nn.Module):
 """
 
 
+@pytest.mark.medium
+def test_loop_of_ones_own_answers_new_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec([*blocks(REPO / "docs/extending.md", "python")][2][1], {})
+    assert re.fullmatch(r"\['.*', '.*'\]\n", capsys.readouterr().out)
+    assert (tmp_path / "method.pt").is_file()
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory with the example of the page as a module, and a tiny recipe for it."""
-    (_, code), (_, policy), *others = blocks(REPO / "docs/extending.md", "python")
-    assert all("allow_code=True" in text for _, text in others)
+    (_, code), (_, policy), _, (_, loading) = blocks(REPO / "docs/extending.md", "python")
+    assert "allow_code=True" in loading
     (tmp_path / "pause_tokens.py").write_text(code)
     (tmp_path / "value_norms.py").write_text(policy)
     tables = re.sub(r"\[latents\]\n.*?\n\[data\]", "[method_options]\nnum_pauses = 2\n[data]", TINY_RECIPE, flags=re.S)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from laconic.batches import ReasoningBatch
@@ -45,9 +46,10 @@ def test_latent_methods_refuse_schedules_and_layers() -> None:
         Codi(*build_latent_model("llama"), DistillationConfig())
     with pytest.raises(UsageError, match=r"Pccot: requires .* jacobi"):
         Pccot(*build_latent_model("llama", num_iterations=None), DistillationConfig())
-    for layers in ((), (0, 2)):
-        with pytest.raises(UsageError, match="layers 0 to 1"):
-            build_kava(layers=layers)
+    with pytest.raises(UsageError, match="layers 0 to 1"):
+        build_kava(layers=(0, 2))
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        build_kava(layers=())
 
 
 def test_kava_terms_of_weight_0_are_not_computed() -> None:
