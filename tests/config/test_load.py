@@ -472,3 +472,27 @@ def test_load_notes_an_answer_prompt_by_format(kava: Path) -> None:
         notes = load_recipe(kava, [f"data.format={name}", "data.answer_prompt=So"])[1]
         assert any("data.answer_prompt: not used" in note for note in notes) == is_unused, name
         assert load_recipe(kava, [f"data.format={name}"])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "note"),
+    [
+        (
+            "demo-kava",
+            ["latents.length_cost=0.5"],
+            'latents.length_cost: not used with latents.length_policy = "fixed"',
+        ),
+        ("demo-kava", ["latents.projection_width=8"], 'not used with latents.projection = "pccot"'),
+        ("demo-kava", ["kv_selection.importance_weight=0.3"], 'not used with kv_selection.policy = "results"'),
+        ("read-books", ["stop_head.stop_threshold=0.3"], 'not used with stop_head.stop_rule = "quantile"'),
+        ("read-books", ["stop_head.entropy_floor=1.0"], "not used with stop_head.entropy_weight = 0.0"),
+        (
+            "read-books",
+            ['stop_head.cost_kind="ratio"', 'stop_head.estimator="reinforce"'],
+            'stop_head.cost_kind "ratio": not used by the classifier and by reinforce',
+        ),
+    ],
+)
+def test_keys_that_do_nothing_are_said(recipe: str, overrides: list[str], note: str) -> None:
+    assert any(note in text for text in load_recipe(recipe, overrides)[1])
+    assert not any("not used" in text for text in load_recipe(recipe)[1])

@@ -1,11 +1,23 @@
 """Notes on keys of a recipe that do nothing, or less than they seem to. Nothing here imports torch."""
 
+import json
 from collections.abc import Collection, Iterator
 
 from laconic.config.data import SYNTHETIC_DOCUMENTS, DataConfig
 from laconic.config.nested import find_unused_learning_keys
 from laconic.config.recipe import FULL_CHAIN_METHODS, NEW_DECODER_KEYS, Recipe
 
+# Keys that need a value of another key of their table: (table, key, that key, its values, or None for any but 0).
+DEPENDENT_KEYS: tuple[tuple[str, str, str, tuple[object, ...] | None], ...] = (
+    ("latents", "projection_width", "projection", ("codi",)),
+    ("latents", "projection_dropout", "projection", ("codi",)),
+    ("latents", "length_cost", "length_policy", ("stop_head",)),
+    ("kv_selection", "importance_weight", "policy", ("rkv", "boundary")),
+    ("stop_head", "stop_threshold", "stop_rule", ("threshold",)),
+    ("stop_head", "ratio_memory_weight", "cost_kind", ("ratio",)),
+    ("stop_head", "exploration", "joint_training", (True,)),
+    ("stop_head", "entropy_floor", "entropy_weight", None),
+)
 OWN_PROMPT_FORMATS = ("coconut", "icot", "digits")  # formats with a fixed text before the answer
 
 
@@ -15,11 +27,31 @@ def list_notes(recipe: Recipe, model_keys: Collection[str]) -> Iterator[str]:
         yield f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
     if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
         yield f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns"
+    yield from list_dependent_keys(recipe)
+    head, compression = recipe.stop_head, recipe.compression
+    if (
+        head is not None
+        and compression is not None
+        and head.cost_kind == "ratio"
+        and (compression.length_policy == "classifier" or head.estimator == "reinforce")
+    ):
+        yield 'stop_head.cost_kind "ratio": not used by the classifier and by reinforce, which price each vector'
     yield from list_data_notes(recipe.data, recipe.validation is not None)
     sizes = [f"model.{key}" for key in NEW_DECODER_KEYS if key in model_keys]
     if sizes and recipe.model.family is None:
         origin = "model.init_from_run" if recipe.model.name is None else "model.name"
         yield f"{', '.join(sizes)}: not used with {origin}; a trained model has its own sizes and weights"
+
+
+def list_dependent_keys(recipe: Recipe) -> Iterator[str]:
+    """Yield a note for each key that a recipe sets and that does nothing with the value of another one."""
+    for table, key, other, values in DEPENDENT_KEYS:
+        config = getattr(recipe, table)
+        if config is None or key not in config.model_fields_set:
+            continue
+        value = getattr(config, other)
+        if not value if values is None else value not in values:
+            yield f"{table}.{key}: not used with {table}.{other} = {json.dumps(value)}"
 
 
 def list_data_notes(data: DataConfig, has_validation: bool) -> Iterator[str]:
