@@ -77,6 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
     shapes.CHECK_ALL = "slow or not slow" in config.option.markexpr
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests of signals send
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background commands
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fsync = os.fstat  # tests of power cuts check the order of calls; nothing needs to reach the disk
     block_sockets()
 
