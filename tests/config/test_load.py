@@ -496,3 +496,7 @@ def test_load_notes_an_answer_prompt_by_format(kava: Path) -> None:
 def test_keys_that_do_nothing_are_said(recipe: str, overrides: list[str], note: str) -> None:
     assert any(note in text for text in load_recipe(recipe, overrides)[1])
     assert not any("not used" in text for text in load_recipe(recipe)[1])
+
+
+def test_a_text_may_begin_with_a_bracket_where_no_list_is_expected() -> None:
+    assert load_recipe("demo-kava", ["data.answer_prompt=[Answer]"])[0].data.answer_prompt == "[Answer]"

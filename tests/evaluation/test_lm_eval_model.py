@@ -137,13 +137,17 @@ def test_laconic_lm_model_arguments() -> None:
     for options, message in (
         ({"batch_size": "foo"}, "batch_size=foo: give a number"),
         ({"batch_size": 0}, "batch_size=0: give a number"),
-        ({"max_length": 100_000}, "max_length=100000: give 1 to 512"),
         ({"max_length": 0}, "max_length=0: give 1 to 512"),
     ):
         with pytest.raises(UsageError, match=message):
             LaconicLM(str(STORIES), **options)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="a continuation has 20 tokens; the model laconic scores 1 to 8"):
+    with pytest.raises(UsageError, match="the continuation b has 20 tokens; the model laconic scores 1 to 8"):
         LaconicLM(str(STORIES), max_length=8)._loglikelihood_tokens([(("a", "b"), [5], [6] * 20)])
+
+
+def test_laconic_lm_takes_lm_evals_default_device() -> None:
+    """lm-eval passes cuda:0 if no device is given, on machines without a GPU too."""
+    assert LaconicLM(str(STORIES), device="cuda:0").device.type in ("cpu", "cuda")
 
 
 def test_laconic_lm_leaves_the_prefix_of_an_answer_open() -> None:
@@ -157,6 +161,9 @@ def test_laconic_lm_leaves_the_prefix_of_an_answer_open() -> None:
     chat = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "The best answer is "}]
     text = "<user>Which?</s><assistant>The best answer is "
     assert model.apply_chat_template(chat, add_generation_prompt=False) == text
+    for content in ("s", "end", ""):  # which also occur in the template, or are nothing
+        chat[1]["content"] = content
+        assert model.apply_chat_template(chat, add_generation_prompt=False) == f"<user>Which?</s><assistant>{content}"
     assert model.apply_chat_template(chat[:1]) == "<user>Which?</s><assistant>"
     assert (
         model.apply_chat_template([{"role": "system", "content": "Be brief."}, chat[0]])

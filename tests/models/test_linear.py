@@ -1,11 +1,15 @@
 """Linear layers by oneDNN equal those of torch, with gradients, and are used only where that is meant."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.models.ops import linear as module
@@ -106,6 +110,22 @@ def test_linear_is_seen_by_dispatch_modes() -> None:
     with FlopCounterMode(display=False) as counter:
         apply_linear(layer, x)
     assert counter.get_total_flops() == 2 * 15 * 24 * 40
+
+
+class Passing(TorchDispatchMode):
+    """A mode that runs every operator as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("onednn")
+def test_linear_is_recomputed_outside_the_mode_of_its_forward_pass() -> None:
+    x, layer = build_layer(bias=False)
+    with Passing():
+        y = checkpoint(partial(apply_linear, layer), x.requires_grad_(), use_reentrant=False)
+    y.sum().backward()
+    assert layer.weight.grad is not None
 
 
 @pytest.mark.parametrize(

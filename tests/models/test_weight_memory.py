@@ -23,6 +23,22 @@ def test_weight_memory_places_tensors_one_behind_another() -> None:
     assert torch.equal(torch.cat([a, b]), stacked)
 
 
+def test_stack_rows_keeps_the_memory_of_a_parameter_that_gets_another_one() -> None:
+    memory = WeightMemory(2**20)
+    a, b = (torch.nn.Parameter(memory.empty((64, 64), torch.float32).fill_(value)) for value in (1.0, 2.0))
+    stacked = stack_rows([a, b])
+    assert stacked is not None
+    del memory
+    for p in (a, b):
+        p.data = torch.zeros(64, 64)
+    assert stacked.mean() == 1.5
+
+
+def test_weight_memory_holds_empty_tensors() -> None:
+    assert WeightMemory(2**10).empty((0, 4), torch.float32).shape == (0, 4)
+    assert stack_rows([torch.empty(0, 4)] * 2) is None
+
+
 def test_weight_memory_holds_scalars() -> None:
     """A nested model has step sizes without a dimension."""
     scalar = WeightMemory(2**10).empty((), torch.float32).fill_(3.0)

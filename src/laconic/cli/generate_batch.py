@@ -42,7 +42,7 @@ def generate_rows(
     timer, num_ended = GenerationTimer(shows_progress=False), 0
 
     def key() -> str:
-        flags = [command.logprobs, command.quantize, limit.may_exceed]
+        flags = [command.logprobs, limit.may_exceed, *filter(None, [command.quantize])]
         return batch_key(limit.decoder, rows, ids, config, [*flags, *hash_memory_files(command.memory)])
 
     def results(first: int) -> Iterator[dict[str, Any]]:

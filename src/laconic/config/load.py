@@ -26,7 +26,7 @@ from laconic.config.recipe import (
     Recipe,
     required_tables,
 )
-from laconic.config.recipe_keys import accepts_text, find_field, find_name_table, known_keys
+from laconic.config.recipe_keys import accepts_list, accepts_text, find_field, find_name_table, known_keys
 from laconic.errors import InputError, UsageError
 from laconic.storage.strict_json import abbreviate
 
@@ -200,12 +200,12 @@ def drop_replaced_keys(draft: RecipeDraft) -> None:
 def parse_value(key: str, text: str) -> Any:
     """Return the value of an override: TOML, or the text itself for a text field; None if it is neither.
 
-    A text with [ is meant to be a list; in a shell, it loses its quotes.
+    A text with [ is meant to be a list, where a field takes one; in a shell, it loses its quotes.
     """
     try:
         value = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:
-        return text if accepts_text(key) and not text.startswith("[") else None
+        return text if accepts_text(key) and not (text.startswith("[") and accepts_list(key)) else None
     is_text = accepts_text(key) and find_name_table(key) != FREE_TABLE
     if set(value) != {"x"} or (is_text and not isinstance(value["x"], str | list)):
         return text  # a text field whose value looks like another TOML type, such as a folder named 7

@@ -82,6 +82,12 @@ def accepts_text(key: str) -> bool:
     return table == FREE_TABLE or any(map(is_text_type, types))
 
 
+def accepts_list(key: str) -> bool:
+    """Return whether the field of a key may hold a list."""
+    info = find_field(key)
+    return info is not None and any(typing.get_origin(part) is tuple for part in union_members(info.annotation))
+
+
 def is_text_type(part: Any) -> bool:
     """Return whether a type is text, a choice of texts, or a list of texts."""
     if typing.get_origin(part) is Literal:

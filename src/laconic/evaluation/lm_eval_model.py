@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import laconic
 from laconic.batches.padding import pad_rows
+from laconic.data.strict_jsonl import make_excerpt
 from laconic.errors import InputError, UsageError
 from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.text_model import find_eos_ids
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 DEFAULT_BATCH_SIZE = 8
+END_MARK = "\ue000"  # a private character, where a message ends
 MODEL_ARGUMENTS = (
     "pretrained", "memory", "batch_size", "device", "dtype", "max_length", "max_gen_toks", "quantize", "revision",
     "add_bos_token",
@@ -102,7 +104,8 @@ class LaconicLM(TemplateLM):
             raise UsageError(f"model_args: {problem}; the model laconic has {', '.join(MODEL_ARGUMENTS)}")
         self.pretrained, self.add_bos_token = pretrained, add_bos_token
         self.batch_size = parse_batch_size(batch_size)
-        device = "auto" if device is None else device
+        if device is None or (device == "cuda:0" and not torch.cuda.is_available()):  # lm-eval's defaults
+            device = "auto"
         self.model = laconic.load(pretrained, device=device, dtype=dtype, revision=revision, quantize=quantize)
         self.tokenizer: Any = self.model.tokenizer
         self.max_gen_toks = max_gen_toks
@@ -114,7 +117,8 @@ class LaconicLM(TemplateLM):
         used = 0 if self.cache is None else self.first_position or int(self.cache.next_position.max())
         room = self.model.decoder.config.max_position_embeddings - used
         self.max_length = room if max_length is None else max_length
-        if not 1 <= self.max_length <= room:
+        limit = room if self.model.decoder.config.position_encoding == "table" else self.max_length
+        if not 1 <= self.max_length <= limit:
             raise UsageError(f"model_args: max_length={max_length}: give 1 to {room:,}, the model's free positions")
 
     def read_memory(self, memory: str | None) -> tuple[KVCache | None, int | None]:
@@ -159,6 +163,9 @@ class LaconicLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render messages; without a generation prompt the last one, which a task begins, is left open as in `hf`."""
+        last = chat_history[-1]["content"]
+        if not add_generation_prompt:  # marks where the last message ends
+            chat_history = [*chat_history[:-1], {**chat_history[-1], "content": f"{last}{END_MARK}"}]
         render = partial(self.tokenizer.apply_chat_template, add_generation_prompt=add_generation_prompt)
         try:
             text: str = render(chat_history)
@@ -167,11 +174,9 @@ class LaconicLM(TemplateLM):
             if len(others) == len(chat_history):
                 raise
             text = render(others)
-        if add_generation_prompt:
-            return text
-        last = chat_history[-1]["content"].lstrip()
-        start = text.rindex(last.strip())
-        return text[: start + len(last if text.startswith(last, start) else last.strip())]
+        if not add_generation_prompt and END_MARK not in text:
+            raise UsageError("the chat template does not print the last message, which the task begins")
+        return text.partition(END_MARK)[0]
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
         """Return the log likelihood of whole texts, in windows of `max_length` with one token of context."""
@@ -196,9 +201,10 @@ class LaconicLM(TemplateLM):
                 f"{self.pretrained} is a run that answers questions; lm-eval's loglikelihood tasks need a model that "
                 "continues texts"
             )
-        for n in (len(request[2]) for request in requests):
-            if not 1 <= n <= self.max_length:
-                raise UsageError(f"a continuation has {n:,} tokens; the model laconic scores 1 to {self.max_length:,}")
+        for request in requests:
+            if not 1 <= (n := len(request[2])) <= self.max_length:
+                limits = f"the model laconic scores 1 to {self.max_length:,}"
+                raise UsageError(f"the continuation {make_excerpt(request[0][1])} has {n:,} tokens; {limits}")
         collator: Any = Collator(requests, lambda request: -len(request[1]) - len(request[2]))
         results: list[tuple[float, bool]] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:

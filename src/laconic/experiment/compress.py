@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Int
@@ -66,7 +66,7 @@ class SummaryLength:
         if self.stop_rule not in (None, *STOP_HEAD_RULES):
             raise UsageError(f"stop_rule {self.stop_rule!r} is unknown; use one of {', '.join(STOP_HEAD_RULES)}")
         for name in ("num_vectors", "total_vectors", "seed"):
-            if not isinstance(value := getattr(self, name), int | None):
+            if not isinstance(value := getattr(self, name), SupportsIndex | None):
                 raise UsageError(f"{name} {value!r}: give an integer")
         if self.total_vectors is not None and self.total_vectors < 1:
             raise UsageError(f"total_vectors {self.total_vectors}: give 1 or more")

@@ -309,5 +309,5 @@ def normalise_args(args: list[str]) -> list[str]:
 def pop_value(flag: str, remaining: list[str]) -> str:
     """Remove the value of a flag from the arguments after it; raise `UsageError` (2) if another flag follows."""
     if not remaining or remaining[0].startswith("--"):
-        raise UsageError(f"{flag}: missing value")
+        raise UsageError(f"{flag}: missing value; one that begins with -- follows as {flag}=VALUE")
     return remaining.pop(0)

@@ -8,7 +8,7 @@ to the chat template.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from laconic.batches import ReasoningExample
@@ -204,6 +204,15 @@ def chat_row_error(field: str, value: Any, expected: str) -> RowError:
     return RowError(1, "other formats", f"{field}: expected {expected}: {make_excerpt(str(value))}")
 
 
+def iter_texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value, without the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from iter_texts(part)
+
+
 def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
     """Return the prompt of an example: its `messages`, or its question as the user's, up to the assistant's reply.
 
@@ -214,8 +223,8 @@ def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
     tools = parse_tools(example.metadata.get("tools")) if messages else []
     messages = messages or [{"role": "user", "content": example.question}]
     special = {t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special}
-    text = json.dumps([messages, tools], ensure_ascii=False)
-    offending = min((token for token in special if token in text), default=None)
+    texts = list(iter_texts([messages, tools]))
+    offending = min((token for token in special if any(token in text for text in texts)), default=None)
     if offending is not None:
         raise InputError(f"a message or tool contains the special token {offending}; remove it")
     return tokenizer.apply_chat_template(messages, tools=tools)

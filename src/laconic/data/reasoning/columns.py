@@ -204,7 +204,9 @@ def detect_columns(row: Row) -> str:
             return "standard"
         return "gsm8k" if EQUATION.search(str(row["answer"])) else "gsm8k-prose"
     is_conversation = "messages" in row and "answer" not in row
-    if row.keys() >= MATH_COLUMNS and "question" not in row and not is_conversation:
+    has_other_form = any(keys <= row.keys() for _, keys in IDENTIFYING_COLUMNS)
+    is_math = row.keys() >= MATH_COLUMNS and "question" not in row and not is_conversation
+    if is_math and (not has_other_form or convert_math(row)):
         return "math"
     if "answer" in row:
         return "standard"

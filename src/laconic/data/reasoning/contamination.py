@@ -17,8 +17,12 @@ HELD_OUT_MARKS: Sequence[tuple[str, Any, str, str]] = (
     ("in_multiarith", True, "questions of MultiArith", "data.name = aggregate has the others"),
 )
 LETTER_PATTERN = re.compile(r"[^\W\d_]")
-# Numbers, words, and the operators and signs before numbers, without which "12 + 7" would be "12 - 7".
-WORD_PATTERN = re.compile(r"\d+(?:[.,/]\d+)*|[^\W\d_]+|[-+*/=<>^%×÷−](?=\s*[\d(])")
+# Numbers, words, and the operators and signs before numbers, without which "12 + 7" would be "12 - 7". A hyphen after a
+# letter, and one that begins a line, is no sign.
+WORD_PATTERN = re.compile(
+    r"\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[^\W\d_]+|(?:(?<![^\W\d_])(?!^- )-|[+*/=<>^%])(?=\s*[\d(])", re.MULTILINE
+)
+OPERATORS = str.maketrans({"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "÷": "/"})
 ALLOW_OVERLAP_HINT = "or set data.allow_contamination"
 
 
@@ -27,7 +31,9 @@ def normalise_question(question: str) -> str:
 
     A question without letters, such as a product, only has its white space normalised.
     """
-    return " ".join(WORD_PATTERN.findall(question.lower()) if LETTER_PATTERN.search(question) else question.split())
+    if LETTER_PATTERN.search(question) is None:
+        return " ".join(question.split())
+    return " ".join(WORD_PATTERN.findall(question.translate(OPERATORS).lower()))
 
 
 def identify_question(example: ReasoningExample, with_document: bool = True) -> str:

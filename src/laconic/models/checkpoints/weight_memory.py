@@ -46,6 +46,8 @@ class WeightMemory:
             block = allocate_huge_pages(size_of_block) if self.huge_pages else allocate_aligned(size_of_block)
             self.block, start = block.numpy(), 0
         self.used = start + size
+        if not size:
+            return torch.empty(tuple(shape), dtype=dtype)
         return torch.as_tensor(self.block[start : self.used]).view(dtype).view(tuple(shape))
 
 
@@ -70,7 +72,7 @@ class MemorySpan:
     """The memory of neighbouring tensors as an array of bytes, which keeps them alive."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
+        self.tensors = [tensor.detach() for tensor in tensors]  # a parameter may get another memory
         data, size = (tensors[0].data_ptr(), False), sum(tensor.nbytes for tensor in tensors)
         self.__array_interface__ = {"version": 3, "data": data, "shape": (size,), "typestr": "|u1"}
 
@@ -83,4 +85,6 @@ def stack_rows(matrices: Sequence[Tensor]) -> Tensor | None:
         if not (is_neighbour and matrix.dtype == first.dtype and matrix.shape[1] == first.shape[1]):
             return None
         end += matrix.nbytes
+    if end == first.data_ptr():
+        return None
     return torch.as_tensor(np.asarray(MemorySpan(matrices))).view(first.dtype).view(-1, first.shape[1])

@@ -49,13 +49,12 @@ def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
         and type(x) in (Tensor, Parameter)
         and type(weight) in (Tensor, Parameter)
         and not torch.is_autocast_enabled("cpu")
-        and not DISPATCH._len_torch_dispatch_stack()  # modes that count or trace operators know F.linear
     )
 
 
 def multiply(x: Float[Tensor, "N in"], weight: Float[Tensor, "out in"], bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b without gradients, by oneDNN if that is faster; both may be transposed views."""
-    if can_use_onednn(x, weight):
+    if can_use_onednn(x, weight) and not DISPATCH._len_torch_dispatch_stack():  # modes that count know F.linear
         return ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 

@@ -60,10 +60,10 @@ class GracefulServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the shutdown; a second signal ends open requests, where uvicorn would cancel its tasks."""
+        """Begin the shutdown; a second Ctrl-C ends open requests, where uvicorn would cancel its tasks."""
         if not self.should_exit:
             super().handle_exit(sig, frame)
-        elif self.loop is not None:
+        elif sig == signal.SIGINT and self.loop is not None:
             self.loop.call_soon_threadsafe(self.deadlines.shut_down, 0.0)
 
 
