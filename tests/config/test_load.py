@@ -484,7 +484,6 @@ def test_load_notes_an_answer_prompt_by_format(kava: Path) -> None:
         ),
         ("demo-kava", ["latents.projection_width=8"], 'not used with latents.projection = "pccot"'),
         ("demo-kava", ["kv_selection.importance_weight=0.3"], 'not used with kv_selection.policy = "results"'),
-        ("read-books", ["stop_head.stop_threshold=0.3"], 'not used with stop_head.stop_rule = "quantile"'),
         ("read-books", ["stop_head.entropy_floor=1.0"], "not used with stop_head.entropy_weight = 0.0"),
         (
             "read-books",

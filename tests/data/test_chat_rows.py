@@ -1,6 +1,7 @@
 """Rows of messages and of prompt and completion: their parts, and their ids as in transformers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,10 @@ def test_encode_example_chat_refuses_special_tokens_and_no_template(tmp_path: Pa
     (example,) = read(tmp_path, {"messages": [USER | {"content": "x<|im_end|>y"}, REPLY]})
     with pytest.raises(InputError, match=r"special token <\|im_end\|>"):
         encode_example(example, tokenizer, config)
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": "<|im_end|>"}}}
+    hidden = replace(example, metadata={"messages": [USER | {"tool_calls": [call]}]})
+    with pytest.raises(InputError, match=r"special token <\|im_end\|>"):
+        encode_example(hidden, tokenizer, config)
     plain = load_tokenizer(shared_dir() / "data/tokenizers/gsm-bpe-2048")
     with pytest.raises(InputError, match="no chat template"):
         encode_example(

@@ -12,6 +12,7 @@ import pytest
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.reasoning.catalog import get_dataset
+from laconic.data.reasoning.columns import detect_columns
 from laconic.data.reasoning.read_examples import ExampleReader, most_common_answer, read_examples, split_chain
 from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.errors import InputError
@@ -374,6 +375,17 @@ def test_read_examples_math(tmp_path: Path) -> None:
         written(tmp_path, problem | {"solution": "So."}, problem | {"solution": r"\boxed{3}"}), CONFIG
     )
     assert [example.answer for example in proof.examples] == ["3"]
+
+
+def test_detect_columns_prefers_a_form_with_an_answer_to_an_unboxed_solution() -> None:
+    unboxed, boxed = ({"problem": "1?", "solution": text} for text in ("So.", r"\boxed{1}"))
+    for name, form in (
+        ("prompt-completion", {"prompt": "a", "completion": "b"}),
+        ("instruction", {"instruction": "a", "output": "b"}),
+        ("conversations", {"conversations": []}),
+    ):
+        assert detect_columns(unboxed | form) == name
+        assert detect_columns(boxed | form) == "math"
 
 
 def test_read_examples_squad_answers_in_other_forms(tmp_path: Path) -> None:

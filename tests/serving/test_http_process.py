@@ -10,14 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import uvicorn
 
+from laconic.serving.http.limits import Deadlines
+from laconic.serving.http.server import GracefulServer
 from tests.conftest import REPO, needs
 
 pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
@@ -244,15 +248,23 @@ def refuses_connections(server: ServerProcess) -> bool:
     return True
 
 
+def interrupt_busy_server(
+    server: ServerProcess, pool: ThreadPoolExecutor, number: int
+) -> tuple[HTTPResponse, "Future[tuple[int, bytes]]"]:
+    """Open a request of 60 texts and one that waits, signal the server, and return the first's answer and the other."""
+    response = start_stream(server, max_tokens=450, n=60, seed=1, temperature=1)
+    waiting = pool.submit(server.request, "POST", "/v1/completions", {"prompt": "Tom"})
+    server.wait_until(lambda: server.metric("laconic_queue_length") >= 60)
+    server.process.send_signal(number)
+    server.wait_until(lambda: refuses_connections(server))
+    return response, waiting
+
+
 def test_server_ends_requests_some_time_after_sigterm() -> None:
     """A text that has begun ends with `length`; texts that wait, of the same request too, end in a 503."""
     with run_server("stories260k", "--shutdown-seconds", 1, "--max-batch-size", 1) as server:
-        response = start_stream(server, max_tokens=450, n=60, seed=1, temperature=1)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(server.request, "POST", "/v1/completions", {"prompt": "Tom"})
-            server.wait_until(lambda: server.metric("laconic_queue_length") >= 60)
-            server.process.send_signal(signal.SIGTERM)
-            server.wait_until(lambda: refuses_connections(server))
+            response, waiting = interrupt_busy_server(server, pool, signal.SIGTERM)
             assert server.process.poll() is None, "a request still runs"
             text = response.read().decode()
             *_, last, error = text.strip().split("\n\n")
@@ -267,12 +279,8 @@ def test_server_ends_requests_some_time_after_sigterm() -> None:
 
 def test_server_ends_requests_at_a_second_signal() -> None:
     with run_server("stories260k", "--max-batch-size", 1) as server:
-        response = start_stream(server, max_tokens=450, n=60, seed=1, temperature=1)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(server.request, "POST", "/v1/completions", {"prompt": "Tom"})
-            server.wait_until(lambda: server.metric("laconic_queue_length") >= 60)
-            server.process.send_signal(signal.SIGINT)
-            server.wait_until(lambda: refuses_connections(server))
+            response, waiting = interrupt_busy_server(server, pool, signal.SIGINT)
             server.process.send_signal(signal.SIGINT)
             assert '"finish_reason":"length"' in response.read().decode()
             status, content = waiting.result()
@@ -281,6 +289,17 @@ def test_server_ends_requests_at_a_second_signal() -> None:
         finishing, interrupted = server.log[1:]
         assert "finishing 2 requests, 30 s at most; Ctrl-C again ends them now" in finishing
         assert "interrupted" in interrupted
+
+
+def test_second_sigterm_does_not_end_requests() -> None:
+    """Wrappers forward the signal that the process group gets, too."""
+    loop, server = MagicMock(), GracefulServer(uvicorn.Config("app"), Deadlines(1), 30)
+    server.should_exit, server.loop = True, loop
+    server.handle_exit(signal.SIGTERM, None)
+    assert not loop.call_soon_threadsafe.called
+    server.handle_exit(signal.SIGINT, None)
+    assert loop.call_soon_threadsafe.called
+    assert not server.force_exit
 
 
 def test_server_finishes_what_runs_after_sigterm(server: ServerProcess) -> None:

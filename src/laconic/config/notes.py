@@ -13,7 +13,6 @@ DEPENDENT_KEYS: tuple[tuple[str, str, str, tuple[object, ...] | None], ...] = (
     ("latents", "projection_dropout", "projection", ("codi",)),
     ("latents", "length_cost", "length_policy", ("stop_head",)),
     ("kv_selection", "importance_weight", "policy", ("rkv", "boundary")),
-    ("stop_head", "stop_threshold", "stop_rule", ("threshold",)),
     ("stop_head", "ratio_memory_weight", "cost_kind", ("ratio",)),
     ("stop_head", "exploration", "joint_training", (True,)),
     ("stop_head", "entropy_floor", "entropy_weight", None),

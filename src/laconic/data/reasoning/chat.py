@@ -204,13 +204,13 @@ def chat_row_error(field: str, value: Any, expected: str) -> RowError:
     return RowError(1, "other formats", f"{field}: expected {expected}: {make_excerpt(str(value))}")
 
 
-def iter_texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a JSON value, without the keys of objects."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | tuple | Mapping):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from iter_texts(part)
+def iter_strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value that are not blank, stripped."""
+    if isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from iter_strings(part)
+    elif value is not None and str(value).strip():
+        yield str(value).strip()
 
 
 def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
@@ -223,7 +223,7 @@ def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
     tools = parse_tools(example.metadata.get("tools")) if messages else []
     messages = messages or [{"role": "user", "content": example.question}]
     special = {t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special}
-    texts = list(iter_texts([messages, tools]))
+    texts = list(iter_strings([*messages, *tools]))
     offending = min((token for token in special if any(token in text for text in texts)), default=None)
     if offending is not None:
         raise InputError(f"a message or tool contains the special token {offending}; remove it")

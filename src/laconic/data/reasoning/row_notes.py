@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, FieldName
-from laconic.data.reasoning.chat import has_history
+from laconic.data.reasoning.chat import has_history, iter_strings
 from laconic.data.reasoning.columns import EQUATION, FORM_COLUMNS
 from laconic.data.strict_jsonl import make_excerpt
 
@@ -85,15 +85,6 @@ def iter_unread_fields(example: ReasoningExample, config: DataConfig) -> Iterato
             is_instruction = "instruction" in config.columns.values() and name in ("input", "context")
             remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
             yield f"{make_excerpt(field)}: has a value, which is not part of the question; {remedy}"
-
-
-def iter_strings(value: Any) -> Iterator[str]:
-    """Yield the texts in a JSON value that are not blank, stripped."""
-    if isinstance(value, list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from iter_strings(part)
-    elif value is not None and str(value).strip():
-        yield str(value).strip()
 
 
 def is_several_equations(step: str) -> bool:

@@ -176,9 +176,10 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
         name = Path(data.path).name if data.path else (data.name or ("",))[0]
         if data.path is not None and Path(data.path).is_dir():
             check_data_file(Path(data.path))
-        note = f"no file {name}: full rows, as many as the steps need"
-        if data.path is None:
-            note = f"{name} is not local: full rows, as many as the steps need; data.path=FILE counts yours"
+        missing, hint = (
+            (f"no file {name}", "") if data.path else (f"{name} is not local", "; data.path=FILE counts yours")
+        )
+        note = f"{missing}: full rows, as many as the steps need{hint}"
         lengths = np.full((train.batch_size, 1), row_tokens)
         return RowLengths(train.steps * train.batch_size, lengths, (note,), True)
     documents, notes = load_documents(data, "train")
