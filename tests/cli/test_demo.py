@@ -38,7 +38,7 @@ TINY = (
     "train.save_every=2",
 )
 ITERATIONS = 3  # of demo-kava
-ENTRIES = [entry for entry in demo.ENTRIES if entry.name in ("short", "chain", "kava", "nodistil")]
+ENTRIES = [entry for entry in demo.ENTRIES if entry.name in ("short", "chain", "teacher", "kava", "nodistil")]
 
 
 class Output(NamedTuple):
@@ -193,7 +193,7 @@ def run_tiny_demo(folder: Path) -> tuple[str, str]:
 def test_demo_prints_a_table(finished: Output) -> None:
     for text in ("Chain of thought", "KaVa", "no distillation", "20 unseen problems, 1 seed", "Not shown"):
         assert text in finished.out, text
-    assert "4 runs, 2 at a time" in finished.err
+    assert "5 runs, 2 at a time" in finished.err
     assert "report.html" in finished.err
 
 

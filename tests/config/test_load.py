@@ -236,7 +236,7 @@ def test_paths_are_relative_to_the_file_and_those_of_overrides_to_the_working_di
     kava.write_text(KAVA.replace('family = "llama"', 'init_from_run = "runs/a"').replace('tokenizer = "digits"', ""))
     assert load_recipe(kava)[0].model.init_from_run == str(tmp_path / "runs/a")
     assert load_recipe(kava, ["model.init_from_run=b"])[0].model.init_from_run == str(tmp_path / "here/b")
-    assert load_recipe("demo-kava")[0].model.init_from_run == str(tmp_path / "here/runs/demo-cot")
+    assert load_recipe("demo-kava")[0].model.init_from_run == str(tmp_path / "here/runs/demo-teacher")
     kava.write_text(KAVA.replace('family = "llama"', 'name = "here"').replace('tokenizer = "digits"', ""))
     assert load_recipe(kava)[0].model.name == str(tmp_path / "here")
     assert load_recipe(kava, ["model.name=org/model"])[0].model.name == "org/model"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from laconic.batches import ReasoningBatch
-from laconic.cli.demo_run import EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
+from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
 from laconic.config.load import load_recipe
 from laconic.config.recipe_keys import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
@@ -53,7 +53,7 @@ def build_demo_report(
             for entry, latency in zip(entries, latencies, strict=True)
         ],
         focus=focus,
-        cot_baseline=TEACHER_ENTRY,
+        cot_baseline=CHAIN_ENTRY,
         caveats=describe_caveats(run, out / TEACHER_ENTRY / f"seed-{seeds[0]}"),
         recipe_differences=[(key, str(values.get(key)), why) for key, why in run.recipe.deviations.items()],
         facts=collect_run_facts(run, seconds),
@@ -121,8 +121,8 @@ def describe_task(run: LoadedRun) -> str:
     )
 
 
-def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
-    """List what the results do not show; `chain_folder` is the run whose weights the others start from."""
+def describe_caveats(run: LoadedRun, teacher_folder: Path) -> list[str]:
+    """List what the results do not show; `teacher_folder` is the run whose weights the latent methods start from."""
     caveats = ["Results of a model of this size on digits need not hold for language models on text."]
     batch: Any = load_held_out_rows(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
     M, N = run.recipe.num_latents, int(batch.chain_mask.sum())
@@ -136,9 +136,9 @@ def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
     if run.recipe.kv_distillation and run.recipe.kv_distillation.layers is not None:
         layers, L = len(run.recipe.kv_distillation.layers), run.parts.decoder.config.num_hidden_layers
         caveats.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
-    if load_recipe(chain_folder / "recipe.toml")[0].data.digits.results_only_fraction:
+    if load_recipe(teacher_folder / "recipe.toml")[0].data.digits.results_only_fraction:
         caveats.append(
-            "The model that the runs start from was also trained on chains that contain only results, which is what "
+            "The model that latent methods start from was also trained on chains that contain only results, which is what "
             "the latents have to learn."
         )
     if run.recipe.data.chain_steps == "all":

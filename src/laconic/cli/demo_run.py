@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
     from laconic.evaluation.reasoning.run import EvalCondition
 
-TEACHER_ENTRY, FOCUS_ENTRY = "chain", "kava"  # entries whose chain is distilled, and that the others are compared with
+CHAIN_ENTRY, TEACHER_ENTRY = "chain", "teacher"  # entries that write a chain, and the chain that is distilled
+FOCUS_ENTRY = "kava"  # entry that the others are compared with
 EVALUATION_BATCH_SIZE = 250
 SWEEP_QUESTIONS = 1000  # questions for each number of Jacobi iterations
 EXTRA_ITERATIONS = 2  # how far the sweep goes beyond the number of iterations in training

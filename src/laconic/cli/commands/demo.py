@@ -76,6 +76,14 @@ ENTRIES = (
     ),
     DemoEntry("chain", "Chain of thought", "writes every step, then the answer", "demo-cot", fast_overrides=()),
     DemoEntry(
+        "teacher",
+        "Teacher",
+        "omits the last step; where latent methods start",
+        "demo-teacher",
+        fast_overrides=(),
+        is_in_table=False,
+    ),
+    DemoEntry(
         "kava",
         "KaVa",
         f"{PARALLEL}keys and values of the chain's results",
