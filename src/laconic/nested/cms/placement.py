@@ -1,6 +1,6 @@
 """Chunk sizes of the levels of a continuum memory system, and the pretrained MLP that each starts as.
 
-Nested Learning arXiv:2512.24695, sections 7.1 and 7.3. Symbols: K levels l; C_l chunk size, f_l frequency of level l.
+Nested Learning arXiv:2512.24695, section 7.3. Symbols: K levels l; C_l chunk size of level l.
 """
 
 from collections.abc import Sequence
@@ -9,22 +9,6 @@ from typing import NamedTuple
 from laconic.config.nested import DonorLayout, NewLevelInit, find_chunk_error
 from laconic.console import pluralize
 from laconic.errors import UsageError
-
-
-def chunk_sizes(frequencies: Sequence[int], slowest: int) -> tuple[int, ...]:
-    """Eq. 7.1a: C_l = C_max / f_l, with f relative to the slowest level, whose f is 1.
-
-    Raises:
-        UsageError: If a frequency does not divide the slowest chunk, or the last is not 1.
-    """
-    if not frequencies or frequencies[-1] != 1:
-        raise UsageError(f"cms: frequencies {list(frequencies)} are relative to the slowest level; the last must be 1")
-    invalid = next((f for f in frequencies if f < 1 or slowest % f), None)
-    if invalid is not None:
-        raise UsageError(f"cms: frequency {invalid} does not divide the slowest chunk size, {slowest}")
-    sizes = tuple(slowest // f for f in frequencies)
-    check_chunk_sizes(sizes)
-    return sizes
 
 
 def check_chunk_sizes(sizes: Sequence[int]) -> None:
