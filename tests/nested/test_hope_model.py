@@ -460,6 +460,21 @@ def test_hope_forward_accepts_the_arguments_of_a_decoder() -> None:
         assert isinstance(model, Decoder)
 
 
+@pytest.mark.parametrize("objective", ["task", "associative"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_hope_takes_masks_of_integers_and_ids_of_int32(objective: str, which: int) -> None:
+    """As tokenizers of transformers and numpy return them, and as `Decoder` takes them."""
+    model, ids = build_models(objective)[which], random_ids(2, 5)
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+    for update_weights in (True, False):
+        options: dict[str, Any] = {"update_weights": update_weights}
+        expected, _ = read(model, ids, read(model, ids, attention_mask=mask.bool(), **options)[1], **options)
+        state = read(model, ids.int(), attention_mask=mask, **options)[1]
+        assert torch.equal(read(model, ids.int(), state, **options)[0], expected)
+    if objective == "task":
+        assert torch.equal(read(model, ids, target_mask=mask)[0], read(model, ids, target_mask=mask.bool())[0])
+
+
 def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
     model, ids = build_hope(), random_ids(1, 5)
     state = model.read_tokens(ids).cache
