@@ -52,6 +52,7 @@ class Hope(Decoder):
 
     It has no attention and reads texts of any length. With the objective "task" the levels learn only where
     `input_ids` are given, as `read_tokens` does, since a vector has no target; everything else learns from vectors.
+    What it needs under `DistributedDataParallel` is in docs/distributed.md.
 
     Args:
         config: Sizes and options.
