@@ -220,13 +220,13 @@ def record_inputs(model: ModuleT) -> ModuleT:
             continue
         kind = kind if all(kind == other for _, other, _ in owners[id(p)]) else "other"
         num_recorded += kind in ("linear", "embedding")
-        if hasattr(p, "recording"):
-            continue
-        owns_bias = kind == "linear" and len(owners[id(p)]) == 1
-        bias = cast("Tensor | None", getattr(module, "bias", None)) if owns_bias else None
-        padding_idx = cast("int | None", getattr(module, "padding_idx", None))
-        recording = InputStatistics(name, kind, p, bias, padding_idx)
-        recording.attach()
+        recording = cast("InputStatistics | None", getattr(p, "recording", None))
+        if recording is None:
+            owns_bias = kind == "linear" and len(owners[id(p)]) == 1
+            bias = cast("Tensor | None", getattr(module, "bias", None)) if owns_bias else None
+            padding_idx = cast("int | None", getattr(module, "padding_idx", None))
+            recording = InputStatistics(name, kind, p, bias, padding_idx)
+            recording.attach()
         for _, _, owner in owners[id(p)] if kind in ("linear", "embedding") else ():
             owner.__class__ = RECORDED_TYPES.get(type(owner), type(owner))
             setattr(owner, "recording", recording)  # noqa: B010
