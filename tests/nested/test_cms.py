@@ -336,5 +336,7 @@ def test_cms_refuses_inconsistent_options_and_inputs() -> None:
         place_levels(2, (4, 8), "depth", [0, 3])
     with pytest.raises(UsageError, match=r"depth needs 1 number from 0 to 1$"):
         place_levels(1, (4, 8), "depth", [0, 1])
+    with pytest.raises(UsageError, match=r"donor_map \[0, 1\]: layout grow"):
+        place_levels(2, (4, 8), "grow", [0, 1])
     with pytest.raises(UsageError, match="no levels"):
         build()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -502,6 +503,11 @@ def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
         )
     with pytest.raises(UsageError, match="residual"):
         HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=CMSOptions(residual="plain"))
+    with pytest.raises(UsageError, match="donor_layout 'deep' is unknown; use one of 'depth'"):
+        HopeAttention.from_decoder(fresh("llama"), (2, 4), "deep")  # pyright: ignore[reportArgumentType]
+    for build in (partial(model.add_levels, (2, 4, 8)), partial(HopeAttention.from_decoder, fresh("llama"), (2, 4))):
+        with pytest.raises(UsageError, match="new_level_init 'zeros' is unknown; use one of 'zero', 'copy'"):
+            build(new_level_init="zeros")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.slow

@@ -268,7 +268,7 @@ class Hope(Decoder):
             new_level_init: Whether an added level adds nothing at first or copies the slowest level.
 
         Raises:
-            UsageError: If `chunk_sizes` does not begin with those of every layer.
+            UsageError: If `chunk_sizes` does not begin with those of every layer; for an unknown `new_level_init`.
         """
         check_growth(self.hope_config.cms, new_level_init)
         for sizes in self.hope_config.chunk_sizes:
@@ -345,7 +345,8 @@ class HopeAttention(Hope):
             options: Options of the levels.
 
         Raises:
-            UsageError: If added levels would change the output of the donor's MLP.
+            UsageError: For an unknown layout or `new_level_init`, a `donor_map` that does not fit the layout, and if
+                added levels would change the output of the donor's MLP.
         """
         options = options or CMSOptions(associative_target="start")
         if donor_layout == "grow":
