@@ -116,6 +116,11 @@ class InputStatistics:
         return self.gram
 
 
+def get_statistics(p: Tensor) -> InputStatistics | None:
+    """Return the input statistics that `record_inputs` attached to a parameter."""
+    return cast("InputStatistics | None", getattr(p, "recording", None))
+
+
 class RecordGradient(torch.autograd.Function):
     """Identity on a map's output, whose backward pass records the input and the gradient.
 
@@ -220,7 +225,7 @@ def record_inputs(model: ModuleT) -> ModuleT:
             continue
         kind = kind if all(kind == other for _, other, _ in owners[id(p)]) else "other"
         num_recorded += kind in ("linear", "embedding")
-        recording = cast("InputStatistics | None", getattr(p, "recording", None))
+        recording = get_statistics(p)
         if recording is None:
             owns_bias = kind == "linear" and len(owners[id(p)]) == 1
             bias = cast("Tensor | None", getattr(module, "bias", None)) if owns_bias else None
