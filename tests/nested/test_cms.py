@@ -25,7 +25,7 @@ from laconic.nested.cms.level import (
     smaller_form,
     to_dense,
 )
-from laconic.nested.cms.placement import chunk_sizes, place_levels
+from laconic.nested.cms.placement import place_levels
 from laconic.nested.state import FastWeightState, LayerState, LowRankChange, reset_rows, where_rows
 from laconic.nested.state_file import load_state, save_state
 from tests.models.fixtures import noise
@@ -332,13 +332,11 @@ def test_cms_refuses_inconsistent_options_and_inputs() -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match=key):
             build(chunks, **options)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UsageError, match="must be 1"):
-        chunk_sizes((4, 2), 8)
-    with pytest.raises(UsageError, match="frequency 3"):
-        chunk_sizes((3, 1), 8)
     with pytest.raises(UsageError, match="donor_map"):
         place_levels(2, (4, 8), "depth", [0, 3])
     with pytest.raises(UsageError, match=r"depth needs 1 number from 0 to 1$"):
         place_levels(1, (4, 8), "depth", [0, 1])
+    with pytest.raises(UsageError, match=r"donor_map \[0, 1\]: layout grow"):
+        place_levels(2, (4, 8), "grow", [0, 1])
     with pytest.raises(UsageError, match="no levels"):
         build()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 
 import laconic
 from laconic.errors import NonFiniteError, UsageError
-from laconic.nested.optim.dgd import DGD, get_statistics
+from laconic.nested.optim.dgd import DGD
 from laconic.nested.optim.dgd_equations import dgd, dgd_embedding, dgd_joint, dgd_mean, dgd_sequential
 from laconic.nested.optim.dgd_reference import dgd_training_step
-from laconic.nested.optim.input_recording import record_inputs, stop_recording
+from laconic.nested.optim.input_recording import get_statistics, record_inputs, stop_recording
 from tests.conftest import needs
 from tests.models.fixtures import noise
 from tests.reference.delta_gradient_descent import dgd_printed, dgd_row, dgd_short, ggd, objective

@@ -223,6 +223,14 @@ def test_dgd_is_not_disturbed_by_a_copy_that_shares_its_parameters() -> None:
     assert torch.equal(train(model, optimizer), train(*build_pair()))
 
 
+def test_record_inputs_of_a_second_model_with_the_same_parameters() -> None:
+    """Such as a `HopeAttention` on a decoder that is recorded."""
+    model, optimizer = build_pair()
+    second = build_model()
+    second.load_state_dict(dict(model.named_parameters()), assign=True)
+    assert torch.equal(train(record_inputs(second), optimizer), train(*build_pair()))
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "settings",

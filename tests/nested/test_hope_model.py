@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -460,6 +461,21 @@ def test_hope_forward_accepts_the_arguments_of_a_decoder() -> None:
         assert isinstance(model, Decoder)
 
 
+@pytest.mark.parametrize("objective", ["task", "associative"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_hope_takes_masks_of_integers_and_ids_of_int32(objective: str, which: int) -> None:
+    """As tokenizers of transformers and numpy return them, and as `Decoder` takes them."""
+    model, ids = build_models(objective)[which], random_ids(2, 5)
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+    for update_weights in (True, False):
+        options: dict[str, Any] = {"update_weights": update_weights}
+        expected, _ = read(model, ids, read(model, ids, attention_mask=mask.bool(), **options)[1], **options)
+        state = read(model, ids.int(), attention_mask=mask, **options)[1]
+        assert torch.equal(read(model, ids.int(), state, **options)[0], expected)
+    if objective == "task":
+        assert torch.equal(read(model, ids, target_mask=mask)[0], read(model, ids, target_mask=mask.bool())[0])
+
+
 def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
     model, ids = build_hope(), random_ids(1, 5)
     state = model.read_tokens(ids).cache
@@ -487,6 +503,11 @@ def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
         )
     with pytest.raises(UsageError, match="residual"):
         HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=CMSOptions(residual="plain"))
+    with pytest.raises(UsageError, match="donor_layout 'deep' is unknown; use one of 'depth'"):
+        HopeAttention.from_decoder(fresh("llama"), (2, 4), "deep")  # pyright: ignore[reportArgumentType]
+    for build in (partial(model.add_levels, (2, 4, 8)), partial(HopeAttention.from_decoder, fresh("llama"), (2, 4))):
+        with pytest.raises(UsageError, match="new_level_init 'zeros' is unknown; use one of 'zero', 'copy'"):
+            build(new_level_init="zeros")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.slow

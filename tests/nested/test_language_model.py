@@ -153,6 +153,15 @@ def test_metrics_of_memories_are_computed_every_tenth_step() -> None:
     assert {"memory_half_life", "memory_norm", "memory_guarded"} <= first - ninth
 
 
+@pytest.mark.parametrize("build", [build_hope, build_titans])
+def test_metrics_of_memories_do_not_depend_on_padding(build: Any) -> None:
+    method, ids = NestedLanguageModel(build("associative")), random_ids(1, 9)
+    expected, padded = method(documents(ids)).metrics, documents(torch.cat([ids, torch.zeros_like(ids)], 1))
+    metrics = method(replace(padded, attention_mask=torch.arange(18)[None] < 9)).metrics
+    names = [name for name in expected if name.startswith(("memory_", "projections_"))]
+    assert_close([metrics[name] for name in names], [expected[name] for name in names])
+
+
 def test_metrics_level_sizes_are_relative_to_the_start() -> None:
     """Of a level that is updated once."""
     method = NestedLanguageModel(build_hope("associative"))

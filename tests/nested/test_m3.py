@@ -306,11 +306,13 @@ def test_m3_refuses_invalid_settings(settings: dict[str, Any], message: str) -> 
             M3([{"params": list(build_model().parameters()), **settings}])
 
 
-def test_m3_refuses_the_state_of_the_other_mode() -> None:
+@pytest.mark.parametrize("steps", [0, 1])
+def test_m3_refuses_the_state_of_the_other_mode(steps: int) -> None:
+    """Before the first step, too: its groups hold the other mode's betas, alpha and period."""
     for settings, other in (({}, LITERAL), (LITERAL, {}), ({"second": "elementwise"}, LITERAL)):
         model = build_model()
         optimizer = M3(model.parameters(), **settings)
-        train(model, optimizer, 1)
+        train(model, optimizer, steps)
         with pytest.raises(UsageError, match=f"M3: the state is of mode='{settings.get('mode', 'ema')}'"):
             M3(build_model().parameters(), **other).load_state_dict(optimizer.state_dict())
 

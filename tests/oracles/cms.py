@@ -1,4 +1,4 @@
-"""Oracles of Nested Learning 70 to 74, 97, 7.1a and 7.3a as loops in float64, token by token, and misreadings."""
+"""Oracles of Nested Learning 70 to 74, 97 and 7.3a as loops in float64, token by token, and misreadings."""
 
 import cmath
 import math
@@ -10,17 +10,6 @@ from torch import Tensor
 from tests.oracles.titans import outer, silu, slope, times, turned, unit, zeros
 
 EPS = 1e-6
-
-
-def chunk_sizes(frequencies: Any, slowest: int, **variant: Any) -> tuple[float, ...]:
-    """Return chunk sizes: a level of frequency f is updated f times for each update of the slowest."""
-    if variant.get("tens"):
-        return tuple(float(10**n) for n in range(len(frequencies)))
-    if variant.get("inverted"):
-        return tuple(float(slowest // f) for f in reversed(frequencies))
-    if variant.get("product"):
-        return tuple(float(slowest * f) for f in frequencies)
-    return tuple(float(n) for f in frequencies for n in range(1, slowest + 1) if n * f == slowest)
 
 
 def mlp(z: Tensor, U: Tensor, V: Tensor) -> Tensor:
@@ -228,7 +217,6 @@ def block(x: Tensor, A: Tensor, B: Tensor, **variant: Any) -> Tensor:
 
 
 ORACLE = {
-    "7.1a": chunk_sizes,
     "70": chain,
     "71": run,
     "72": nested,
@@ -239,11 +227,6 @@ ORACLE = {
 }
 
 MISREAD = {
-    "7.1a": {
-        "level 0 the slowest": lambda *a: chunk_sizes(*a, inverted=True),
-        "powers of ten": lambda *a: chunk_sizes(*a, tens=True),
-        "chunks as frequencies": lambda *a: chunk_sizes(*a, product=True),
-    },
     "70": {
         "the slowest first": lambda *a: chain(*a, slow_first=True),
         "a norm before the first": lambda *a: chain(*a, always=True),

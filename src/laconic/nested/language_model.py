@@ -99,7 +99,7 @@ class NestedLanguageModel(nn.Module):
         )
         metrics = {"nats": loss.detach(), "accuracy": accuracy.detach()}
         row_tokens = batch.attention_mask[:, : inputs.input_ids.shape[1]].sum(1).float().mean()
-        reading = reading_metrics(self.decoder, before, after, inputs.input_ids, row_tokens, batch.step)
+        reading = reading_metrics(self.decoder, before, after, inputs, row_tokens, batch.step)
         row_share = batch.B / total["rows"]  # micro-batches sum to the mean over all rows
         metrics |= {name: (row_share * x).to(loss) for name, x in reading.items()}
         return StepOutput(loss, metrics, carry_state(self.decoder, after))
@@ -158,7 +158,7 @@ def reading_metrics(
     model: Hope,
     before: FastWeightState,
     after: FastWeightState,
-    input_ids: Int[Tensor, "B T"],
+    inputs: LMInputs,
     row_tokens: Float[Tensor, ""],
     step: int = 0,
 ) -> Metrics:
@@ -168,14 +168,16 @@ def reading_metrics(
     `levelN_change`, the same since the start; and `levelN_rank`, the rank at which its change is stored.
 
     Metrics of a group of memories, in every tenth step, are `_half_life` in tokens and `_step` (mean, and quantiles
-    `_low` and `_high`, of the last tokens of the first row); `_capped`, the share of writes that the cap bounds;
+    `_low` and `_high`, of the last tokens of the longest row); `_capped`, the share of writes that the cap bounds;
     `_contracted`, the share of step sizes that are limited because an erasure would overshoot; `_norm`, ‖P‖ / √E; and
     `_guarded`, the share of states whose norm was clipped at their last boundary.
     """
     metrics = {"row_tokens": row_tokens, "state_bytes": torch.tensor(num_bytes(after) / len(after.position))}
     for i, chunk_size in enumerate(level_chunk_sizes(model)):
         metrics |= {f"level{i}_{name}": x for name, x in level_metrics(model, before, after, chunk_size).items()}
-    return metrics | (memory_metrics(model, after, input_ids) if step % MEMORY_METRICS_EVERY == 0 else {})
+    if step % MEMORY_METRICS_EVERY:
+        return metrics
+    return metrics | memory_metrics(model, after, inputs.input_ids, inputs.attention_mask)
 
 
 def level_metrics(model: Hope, before: FastWeightState, after: FastWeightState, chunk_size: int) -> Metrics:

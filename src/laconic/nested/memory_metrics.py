@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.nested.hope import layer as hope_layer
@@ -36,19 +36,23 @@ Metrics = dict[str, Tensor]
 Memory = SelfTitans | Titans
 
 
-def memory_metrics(model: Hope, state: FastWeightState, input_ids: Int[Tensor, "B T"]) -> Metrics:
-    """Return the metrics of the memories, averaged over layers."""
+def memory_metrics(
+    model: Hope, state: FastWeightState, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"] | None
+) -> Metrics:
+    """Return the metrics of the memories, averaged over layers; those of gates are of the longest row."""
     modules = [dict(block.named_children()).get("memory") for block in model.blocks]
     memories = [module for module in modules if isinstance(module, SelfTitans | Titans)]
     if not memories:
         return {}
-    first, ids = select_rows(state, [0]), input_ids[:1, -GATE_SAMPLE_TOKENS:]
-    open_chunk = None if first.open_chunk is None else empty_open_chunk(first.layers, ids)
+    valid = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+    row = int(valid.sum(1).argmax())
+    longest, ids = select_rows(state, [row]), input_ids[row, valid[row]][None, -GATE_SAMPLE_TOKENS:]
+    open_chunk = None if longest.open_chunk is None else empty_open_chunk(longest.layers, ids)
     names = tuple(f"hidden.{n}" for n in range(len(memories)))
-    output = model(model.embed(ids), replace(first, open_chunk=open_chunk), capture=names, update_weights=False)
+    output = model(model.embed(ids), replace(longest, open_chunk=open_chunk), capture=names, update_weights=False)
     values: dict[str, list[Tensor]] = {}
     for name, memory, block, layer, all_rows in zip(
-        names, memories, model.blocks, first.layers, state.layers, strict=True
+        names, memories, model.blocks, longest.layers, state.layers, strict=True
     ):
         x = block.submodule("norm1")(output.activations[name])
         parts = [gate_metrics(group, gates) for group, gates in group_gates(memory, layer, x).items()]

@@ -1,30 +1,14 @@
 """Chunk sizes of the levels of a continuum memory system, and the pretrained MLP that each starts as.
 
-Nested Learning arXiv:2512.24695, sections 7.1 and 7.3. Symbols: K levels l; C_l chunk size, f_l frequency of level l.
+Nested Learning arXiv:2512.24695, section 7.3. Symbols: K levels l; C_l chunk size of level l.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from laconic.config.nested import DonorLayout, NewLevelInit, find_chunk_error
 from laconic.console import pluralize
 from laconic.errors import UsageError
-
-
-def chunk_sizes(frequencies: Sequence[int], slowest: int) -> tuple[int, ...]:
-    """Eq. 7.1a: C_l = C_max / f_l, with f relative to the slowest level, whose f is 1.
-
-    Raises:
-        UsageError: If a frequency does not divide the slowest chunk, or the last is not 1.
-    """
-    if not frequencies or frequencies[-1] != 1:
-        raise UsageError(f"cms: frequencies {list(frequencies)} are relative to the slowest level; the last must be 1")
-    invalid = next((f for f in frequencies if f < 1 or slowest % f), None)
-    if invalid is not None:
-        raise UsageError(f"cms: frequency {invalid} does not divide the slowest chunk size, {slowest}")
-    sizes = tuple(slowest // f for f in frequencies)
-    check_chunk_sizes(sizes)
-    return sizes
 
 
 def check_chunk_sizes(sizes: Sequence[int]) -> None:
@@ -60,22 +44,34 @@ def place_levels(
         new_level_init: For "grow", whether an added level has a zero down-projection or copies level 0.
 
     Raises:
-        UsageError: If `donor_map` does not fit the layout.
+        UsageError: If `donor_map` does not fit the layout, and for an unknown layout or `new_level_init`.
     """
     check_chunk_sizes(chunk_sizes)
-    K = len(chunk_sizes)
+    check_choice("donor_layout", donor_layout, get_args(DonorLayout))
+    check_choice("new_level_init", new_level_init, get_args(NewLevelInit))
+    K, layers = len(chunk_sizes), range(num_layers)
+    if donor_layout == "grow":
+        if donor_map is not None:
+            raise UsageError(f"cms: donor_map {list(donor_map)}: layout grow keeps the MLP of each layer; remove it")
+        return [
+            LayerPlacement(tuple(chunk_sizes), (n, *[None if new_level_init == "zero" else n] * (K - 1)))
+            for n in layers
+        ]
     if donor_map is None:
         spread = [round(l * (num_layers - 1) / max(K - 1, 1)) for l in range(K)]
-        donor_map = [n * K // num_layers for n in range(num_layers)] if donor_layout == "depth" else spread
+        donor_map = [n * K // num_layers for n in layers] if donor_layout == "depth" else spread
     length, limit = (num_layers, K) if donor_layout == "depth" else (K, num_layers)
-    if donor_layout != "grow" and (len(donor_map) != length or not all(0 <= n < limit for n in donor_map)):
+    if len(donor_map) != length or not all(0 <= n < limit for n in donor_map):
         raise UsageError(
             f"cms: donor_map {list(donor_map)}; layout {donor_layout} needs {pluralize(length, 'number')} from 0 to "
             f"{limit - 1}"
         )
     if donor_layout == "depth":
-        return [LayerPlacement((chunk_sizes[donor_map[n]],), (n,)) for n in range(num_layers)]
-    if donor_layout == "grow":
-        added = (None if new_level_init == "zero" else n for n in range(num_layers))
-        return [LayerPlacement(tuple(chunk_sizes), (n, *[new] * (K - 1))) for n, new in enumerate(added)]
-    return [LayerPlacement(tuple(chunk_sizes), tuple(donor_map)) for _ in range(num_layers)]
+        return [LayerPlacement((chunk_sizes[donor_map[n]],), (n,)) for n in layers]
+    return [LayerPlacement(tuple(chunk_sizes), tuple(donor_map)) for _ in layers]
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise `UsageError` for a value that is not among the choices."""
+    if value not in choices:
+        raise UsageError(f"cms: {name} {value!r} is unknown; use one of {', '.join(map(repr, choices))}")

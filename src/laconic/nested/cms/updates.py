@@ -41,17 +41,12 @@ from laconic.nested.state import CMSLevelState, LowRankChange, detach, where_row
 LevelStates = tuple[CMSLevelState, ...]
 
 
-def update(change: WeightChange, terms: WeightChange, i: int, C: int) -> WeightChange:
-    """Eq. 71: theta_{i+1} = theta_i - sum over t = i-C+1 .. i of step_t e_t if C divides i, else theta_i.
+def update(change: WeightChange, terms: WeightChange) -> WeightChange:
+    """Eq. 71: theta_{i+1} = theta_i - sum over t = i-C+1 .. i of step_t e_t, where C divides i.
 
     `terms` is the sum over exactly C tokens, all at the weights at the start of the chunk.
     """
-    return add(change, scale(terms, -1.0)) if i % C == 0 else change
-
-
-def restart(change: WeightChange, start: WeightChange, i: int, C: int) -> WeightChange:
-    """Eq. 72: a nested level begins again from its start where the chunk C of the next slower level ends."""
-    return start if i % C == 0 else change
+    return add(change, scale(terms, -1.0))
 
 
 def scale_by_step(pair: LowRankChange, step_size: StepSizes, unit_inputs: bool) -> LowRankChange:
@@ -142,14 +137,14 @@ def clip_update(terms: WeightChange, max_norm: Tensor | None) -> WeightChange:
 
 def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
     """Update a level at the end of its chunk, in all rows."""
-    shape, C = params.shape, params.shape.chunk_sizes[l]
+    shape = params.shape
     max_norms = max_update_norms(params, l) if shape.options.max_update_ratio else {}
     changes: dict[str, WeightChange] = {}
     moments: dict[str, Tensor] = {}
     for name in shape.projections:
         terms, new_moments = inner_optimizer_step(params, l, name, level)
         moments |= new_moments
-        changes[name] = smaller_form(update(level.change[name], clip_update(terms, max_norms.get(name)), C, C))
+        changes[name] = smaller_form(update(level.change[name], clip_update(terms, max_norms.get(name))))
     if "step" in level.moments:
         moments["step"] = torch.zeros_like(level.moments["step"])
     new = replace(
@@ -237,14 +232,14 @@ def identity(x: Tensor) -> Tensor:
 
 
 def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
-    """Restart a nested level when the next slower one is updated: its start moves, and it begins there."""
-    shape, C = params.shape, params.shape.chunk_sizes[l + 1]
+    """Eq. 72: where the chunk of the next slower level ends, the start of a nested level moves, and it begins there."""
+    shape = params.shape
     o, start = shape.options, dict[str, WeightChange](level.start_change)
     max_norms = max_update_norms(params, l) if o.max_update_ratio else {}
     terms = meta_gradient(params, l, level, gradient_mode) if o.meta_gradient == "full" else level.meta_accumulated
     for name in start:
         if o.meta_gradient in ("first_order", "full"):
-            start[name] = smaller_form(update(start[name], clip_update(terms[name], max_norms.get(name)), C, C))
+            start[name] = smaller_form(update(start[name], clip_update(terms[name], max_norms.get(name))))
         elif o.meta_gradient == "reptile":
             difference = add(level.change[name], scale(start[name], -1.0))
             start[name] = smaller_form(add(start[name], scale(difference, o.reptile_rate)))
@@ -257,7 +252,7 @@ def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mod
         cleared = clear_terms(level.meta_accumulated, shape)
     return replace(
         level,
-        change={name: restart(level.change[name], start[name], C, C) for name in shape.projections},
+        change=start,
         moments={name: torch.zeros_like(m) for name, m in level.moments.items()},
         start_change=start,
         meta_accumulated=cleared,

@@ -38,10 +38,9 @@ def compute_gates(p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str,
     return Gates(decay, step_size, decay_gate(a))
 
 
-def self_generated_values(v: Vectors, change: Float[Tensor, "B H E E"], differentiable: bool = True) -> Vectors:
+def self_generated_values(v: Vectors, change: Float[Tensor, "B H E E"]) -> Vectors:
     """Eq. 84,87,95: v̂_□ = M_□,0 P_c v for every □; here P_c v, to which each start is applied where it is read."""
-    values = v + v @ change.mT
-    return values if differentiable else values.detach()
+    return v + v @ change.mT
 
 
 def memory_loss_gradient(y: Vectors, v: Vectors, factor: int = 1) -> Vectors:

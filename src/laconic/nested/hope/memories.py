@@ -217,9 +217,8 @@ class SelfModifyingMemories:
         return dot_value(v) if o.objective == "dot" else l2_value(v, at_key, o.loss_factor)
 
     def shared_write_value(self, v: Vectors, k: Vectors, change: Tensor) -> Vectors:
-        """Return u of a write into P, whose own values and stored values are P_c v and P_c k."""
-        values = self_generated_values(v, change)
-        return self.write_value(values, self_generated_values(k, change))
+        """Return u of a write into P, whose own values and stored values are P_c v and P_c k; for Q, z + Q_c z."""
+        return self.write_value(self_generated_values(v, change), self_generated_values(k, change))
 
     def shared_write_norm(self, u: Vectors, k: Vectors) -> PerToken:
         """Return the norm of a write into P, without what the erasure of its start removes."""
@@ -263,9 +262,7 @@ class SelfModifyingMemories:
             u = self.shared_write_value(v, k, change_for_writes(P, self.rule))
             write_norm, self_written = self.shared_write_norm(u, k), None
             if isinstance(Q, LinearMemoryState):
-                change = change_for_writes(Q, self.rule)
-                value = v + v @ change.mT
-                self_written = self.write_value(value, k + k @ change.mT)
+                self_written = self.shared_write_value(v, k, change_for_writes(Q, self.rule))
                 write_norm = vector_norm(torch.stack([write_norm, vector_norm(self_written)], -1))
             gates = self.cap_gates(group_gates[group], group, write_norm)
             output, new_states[group] = self_modifying_write(None, P, k, u, queries, gates, self.rule, o.delta_rule)

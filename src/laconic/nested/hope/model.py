@@ -52,6 +52,7 @@ class Hope(Decoder):
 
     It has no attention and reads texts of any length. With the objective "task" the levels learn only where
     `input_ids` are given, as `read_tokens` does, since a vector has no target; everything else learns from vectors.
+    What it needs under `DistributedDataParallel` is in docs/distributed.md.
 
     Args:
         config: Sizes and options.
@@ -153,8 +154,8 @@ class Hope(Decoder):
         input_ids: Int[Tensor, "B T"],
         state: FastWeightState | None = None,
         *,
-        attention_mask: Bool[Tensor, "B T"] | None = None,
-        target_mask: Bool[Tensor, "B T"] | None = None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
+        target_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
@@ -177,12 +178,12 @@ class Hope(Decoder):
         inputs_embeds: Float[Tensor, "B T D"],
         state: FastWeightState | None = None,
         *,
-        attention_mask: Bool[Tensor, "B T"] | None = None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         position_ids: Int[Tensor, "B T"] | None = None,
         attention_bias: Float[Tensor, "#B #T #P"] | None = None,
         capture: tuple[str, ...] = (),
         input_ids: Int[Tensor, "B T"] | None = None,
-        target_mask: Bool[Tensor, "B T"] | None = None,
+        target_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
@@ -192,12 +193,12 @@ class Hope(Decoder):
         Args:
             inputs_embeds: Input vectors.
             state: State before them, by default that of a model that has read nothing.
-            attention_mask: True for real tokens; the others give zeros and change nothing.
+            attention_mask: True or 1 for real tokens; the others give zeros and change nothing.
             position_ids: Positions for attention.
             attention_bias: Added to attention scores.
             capture: Activations to return: "embed", "hidden.N" or "final_norm".
             input_ids: Ids of the vectors, the targets of levels with the objective "task".
-            target_mask: False for ids that are read but are not targets.
+            target_mask: False or 0 for ids that are read but are not targets.
             update_weights: If False, memories and levels stay; convolutions, cache and position move on.
             outer_gradient: Part of the outer gradient that flows through writes and updates; values do not change.
             truncate_after: Chunks after which states are detached, for "truncated".
@@ -213,12 +214,13 @@ class Hope(Decoder):
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
         )
         check_gradient_mode("hope", outer_gradient, truncate_after)
+        attention_mask = None if attention_mask is None else attention_mask.bool()
         state = self.initial_state(len(inputs_embeds)) if state is None else state
         self._check_state(state, len(inputs_embeds))
         gradient_mode = GradientMode(outer_gradient, truncate_after)
         if target_mask is not None and (input_ids is None or not self.has_task_objective):
             raise UsageError("hope: target_mask needs input_ids and levels with inner_objective 'task'")
-        ids = None if input_ids is None else complement_non_targets(input_ids, target_mask)
+        ids = None if input_ids is None else complement_non_targets(input_ids.long(), target_mask)
         if self.has_task_objective and update_weights and ids is not None:
             if position_ids is not None or attention_bias is not None or capture:
                 raise UsageError(
@@ -239,7 +241,7 @@ class Hope(Decoder):
         )
         num_tokens = torch.full_like(state.position, inputs_embeds.shape[1])
         num_tokens = num_tokens if attention_mask is None else attention_mask.sum(1).cpu()
-        like = input_ids if input_ids is not None else inputs_embeds[..., 0].long()
+        like = ids if ids is not None else inputs_embeds[..., 0].long()
         open_chunk = empty_open_chunk(outputs.layers, like) if self.has_task_objective else None
         new_state = replace(state, layers=outputs.layers, position=state.position + num_tokens, open_chunk=open_chunk)
         activations = collect_activations(capture, inputs_embeds, outputs, hidden)
@@ -266,7 +268,7 @@ class Hope(Decoder):
             new_level_init: Whether an added level adds nothing at first or copies the slowest level.
 
         Raises:
-            UsageError: If `chunk_sizes` does not begin with those of every layer.
+            UsageError: If `chunk_sizes` does not begin with those of every layer; for an unknown `new_level_init`.
         """
         check_growth(self.hope_config.cms, new_level_init)
         for sizes in self.hope_config.chunk_sizes:
@@ -343,7 +345,8 @@ class HopeAttention(Hope):
             options: Options of the levels.
 
         Raises:
-            UsageError: If added levels would change the output of the donor's MLP.
+            UsageError: For an unknown layout or `new_level_init`, a `donor_map` that does not fit the layout, and if
+                added levels would change the output of the donor's MLP.
         """
         options = options or CMSOptions(associative_target="start")
         if donor_layout == "grow":

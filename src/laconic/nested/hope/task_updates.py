@@ -48,9 +48,9 @@ def cms_params_of(model: Decoder) -> list[CMSParams]:
     return [cms.params for cms in modules if isinstance(cms, CMS)]
 
 
-def complement_non_targets(ids: Ids, target_mask: Bool[Tensor, "B T"] | None) -> Ids:
+def complement_non_targets(ids: Ids, target_mask: Bool[Tensor, "B T"] | Ids | None) -> Ids:
     """Replace ids that are not targets by their complements."""
-    return ids if target_mask is None else torch.where(target_mask, ids, ~ids)
+    return ids if target_mask is None else torch.where(target_mask.bool(), ids, ~ids)
 
 
 def restore_ids(ids: Ids) -> Ids:

@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.nested.optim.dgd_equations import dgd_embedding, dgd_gram, dgd_mean, dgd_sequential, solve_ridge
-from laconic.nested.optim.input_recording import InputStatistics
+from laconic.nested.optim.input_recording import InputStatistics, get_statistics
 from laconic.nested.optim.param_groups import (
     RULE_SETTINGS,
     ParamGroup,
@@ -31,11 +31,6 @@ from laconic.nested.optim.param_groups import (
 BatchMode = Literal["joint", "mean", "sequential"]
 FORM_SETTINGS = ("batch", "inputs", "erase", "value", "loss", "bias")  # of the steps that momentum sums
 TOLERANCE = 0.1  # of the gradient, for sums of many micro-batches in bfloat16
-
-
-def get_statistics(p: Tensor) -> InputStatistics | None:
-    """Return the input statistics that `record_inputs` attached to a parameter."""
-    return cast("InputStatistics | None", getattr(p, "recording", None))
 
 
 class DGD(torch.optim.Optimizer):

@@ -133,14 +133,13 @@ def dgd_sequential(
     eta: Scalar,
     *,
     valid: ValidMask | None = None,
-    reduction: Reduction = "mean",
     erase: float = 1.0,
 ) -> Weight:
-    """Eq. 57d: Eq. 57 for each position in order, with step size eta / N (eta for sums) and all delta_n taken at W.
+    """Eq. 57d: Eq. 57 for each position in order, with step size eta / N and all delta_n taken at W.
 
     The step equals those of Eq. 57b and 57c to first order in eta.
     """
-    x, d, N = mask_and_count(X, D, valid, reduction)
+    x, d, N = mask_and_count(X, D, valid, "mean")
     w, position_eta = W.to(x.dtype), (eta / N).reshape(N.shape[:-2])
     for x_n, delta_n in zip(x.unbind(-2), d.unbind(-2), strict=True):
         w = dgd(w, x_n, delta_n, position_eta, erase=erase)

@@ -116,6 +116,11 @@ class InputStatistics:
         return self.gram
 
 
+def get_statistics(p: Tensor) -> InputStatistics | None:
+    """Return the input statistics that `record_inputs` attached to a parameter."""
+    return cast("InputStatistics | None", getattr(p, "recording", None))
+
+
 class RecordGradient(torch.autograd.Function):
     """Identity on a map's output, whose backward pass records the input and the gradient.
 
@@ -220,13 +225,13 @@ def record_inputs(model: ModuleT) -> ModuleT:
             continue
         kind = kind if all(kind == other for _, other, _ in owners[id(p)]) else "other"
         num_recorded += kind in ("linear", "embedding")
-        if hasattr(p, "recording"):
-            continue
-        owns_bias = kind == "linear" and len(owners[id(p)]) == 1
-        bias = cast("Tensor | None", getattr(module, "bias", None)) if owns_bias else None
-        padding_idx = cast("int | None", getattr(module, "padding_idx", None))
-        recording = InputStatistics(name, kind, p, bias, padding_idx)
-        recording.attach()
+        recording = get_statistics(p)
+        if recording is None:
+            owns_bias = kind == "linear" and len(owners[id(p)]) == 1
+            bias = cast("Tensor | None", getattr(module, "bias", None)) if owns_bias else None
+            padding_idx = cast("int | None", getattr(module, "padding_idx", None))
+            recording = InputStatistics(name, kind, p, bias, padding_idx)
+            recording.attach()
         for _, _, owner in owners[id(p)] if kind in ("linear", "embedding") else ():
             owner.__class__ = RECORDED_TYPES.get(type(owner), type(owner))
             setattr(owner, "recording", recording)  # noqa: B010

@@ -14,6 +14,7 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.checkpoints.weights import has_fast_bfloat16
 from laconic.nested.optim.m3_equations import QUINTIC, M3Hyperparameters, M3Memories, algorithm1, algorithm1_ema
 from laconic.nested.optim.param_groups import (
+    RULE_SETTINGS,
     ParamGroup,
     call_closure,
     check_choice,
@@ -146,6 +147,7 @@ class M3(torch.optim.Optimizer):
         self._check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group[RULE_SETTINGS] = {"mode": self.mode}
         for p in group["params"] if group["rule"] == "m3" else ():
             if p.ndim != 2 or p.is_complex():
                 kind = "complex" if p.is_complex() else "not a matrix"
@@ -176,10 +178,9 @@ class M3(torch.optim.Optimizer):
         """
         check_state_dict("M3", self, state_dict)
         for group in state_dict["param_groups"]:
-            for state in (state_dict["state"].get(index, {}) for index in group["params"]):
-                mode = "literal" if "V" in state and group.get("second") == "none" else "ema"
-                if "M1" in state and mode != self.mode:
-                    raise UsageError(f"M3: the state is of mode={mode!r}, not {self.mode!r}; build M3(mode={mode!r})")
+            mode = group.get(RULE_SETTINGS, {}).get("mode", self.mode)
+            if mode != self.mode:
+                raise UsageError(f"M3: the state is of mode={mode!r}, not {self.mode!r}; build M3(mode={mode!r})")
         super().load_state_dict(state_dict)
         for p, saved in iter_saved_states(self, state_dict):
             if "O2" in saved:

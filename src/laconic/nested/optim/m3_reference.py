@@ -17,10 +17,10 @@ from laconic.nested.optim.m3_equations import M3Hyperparameters
 Gradients = list[Tensor]
 
 
-def newton_schulz(m: Tensor, steps: int = 5) -> Tensor:
+def newton_schulz(m: Tensor) -> Tensor:
     """Compute Eq. 44 without shortcuts: X <- a X + b (X X')X + c (X X')^2 X, from X = m / |m|."""
     x = m / (m.square().sum().sqrt() + 1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         x = 3.4445 * x - 4.7750 * (x @ x.T) @ x + 2.0315 * (x @ x.T) @ (x @ x.T) @ x
     return x
 
