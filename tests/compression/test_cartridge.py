@@ -111,7 +111,7 @@ def test_fit_cartridge_refuses_what_it_cannot_fit_before_it_writes_rows(decoder:
     with pytest.raises(UsageError, match="num_rows 3: give 16 or more"):
         CartridgeConfig(num_rows=3)
     table = Decoder(DecoderConfig.tiny("gpt2", max_position_embeddings=512))
-    with pytest.raises(UsageError, match="gpt2 with learned positions cannot be moved .*; fit a memory by kvzip"):
+    with pytest.raises(UsageError, match=r"gpt2 with learned positions cannot be moved .*; fit a memory by kvzip"):
         fit_cartridge(table, compress(table), DOCUMENT, on_progress=lambda *step: pytest.fail("found out late"))
 
 
