@@ -8,10 +8,10 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from laconic.errors import UsageError
+from laconic.models.checkpoints.checkpoint_files import FLOAT_DTYPES
 from laconic.models.checkpoints.weights import resolve_device
 
 Target = torch.device | str | int | torch.dtype
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def list_rows(rows: Sequence[int] | Shaped[Tensor, " R"], num_rows: int) -> list[int]:

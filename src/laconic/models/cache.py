@@ -156,19 +156,6 @@ class KVCache:
         prefix = {} if self.prefix is None else self.prefix.tensors()
         return keys | values | {"positions": self.positions, "valid": self.valid} | prefix
 
-    def extend(
-        self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], positions: Tensor, valid: Tensor
-    ) -> "KVCache":
-        """Return the cache after a forward pass, from tensors that include the new slots.
-
-        Args:
-            keys: Keys of every layer [B, G, P, E].
-            values: Values of every layer, of the same shape.
-            positions: Positions [B, P].
-            valid: True at real tokens [B, P].
-        """
-        return KVCache(keys, values, positions, valid, self.prefix)
-
     def append(self, other: "KVCache") -> "KVCache":
         """Append another cache's slots on the right, row by row.
 

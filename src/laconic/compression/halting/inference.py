@@ -139,14 +139,8 @@ def compress_into_memory(
     vectors = select_vectors(model, compressed, attention_mask, rule, n)
     num_tokens = torch.zeros_like(rows, dtype=torch.long).masked_scatter(rows, attention_mask.sum(1))
     if len(attention_mask) < len(rows):
-        vectors = scatter_vectors(vectors, rows)
+        vectors = SegmentVectors(*(None if x is None else scatter_rows(x, rows) for x in vectors))
     return model.update_memory(memory, vectors, num_tokens)
-
-
-def scatter_vectors(vectors: SegmentVectors, rows: Bool[Tensor, " B"]) -> SegmentVectors:
-    """Place the vectors of some rows into a batch in which the other rows have none."""
-    log_s = None if vectors.log_s is None else scatter_rows(vectors.log_s, rows)
-    return SegmentVectors(scatter_rows(vectors.vectors, rows), scatter_rows(vectors.valid, rows), log_s)
 
 
 def scatter_rows(x: Shaped[Tensor, "R *rest"], rows: Bool[Tensor, " B"]) -> Shaped[Tensor, "B *rest"]:

@@ -289,8 +289,9 @@ class KVMemory:
             raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; select the same rows of both")
         moved, start = list[KVMemory](), torch.zeros_like(first.num_tokens)
         for memory in memories:
-            moved.append(memory.shift_positions(config, start) if moved else memory)
-            start = start + memory.num_tokens
+            end, positions = start + memory.num_tokens, memory.positions + start[memory.row_index]
+            moved.append(memory.move_slots(config, positions, end) if moved else memory)
+            start = end
         known = [memory.metadata for memory in memories if memory.metadata is not None]
         sizes = [m.num_ranks for m in moved]
         ranks = [merge_ranks(m.ranks, [size[m.row_index] for size in sizes], i) for i, m in enumerate(moved)]
@@ -307,10 +308,6 @@ class KVMemory:
             start,
             KVMemoryMetadata.concat_documents(known) if known else None,
         )
-
-    def shift_positions(self, config: DecoderConfig, offset: Int[Tensor, " B"]) -> "KVMemory":
-        """Return the memory as if it began at position `offset` of each row. `config` and errors as in `move_slots`."""
-        return self.move_slots(config, self.positions + offset[self.row_index], self.num_tokens + offset)
 
     def renumber_slots(self, config: DecoderConfig) -> "KVMemory":
         """Give the slots of every head consecutive positions from 0, as StreamingLLM does. Raises like `move_slots`.
