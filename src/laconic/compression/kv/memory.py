@@ -7,7 +7,6 @@ position after the document.
 Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from laconic.compression.memory_arguments import Target, are_equal_tensors, chec
 from laconic.compression.memory_file import memory_to_html
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
-from laconic.models.cache import KVCache
+from laconic.models.cache import KVCache, RowIndex
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 
@@ -224,8 +223,8 @@ class KVMemory:
             metadata=None if self.metadata is None else self.metadata.keep_top_slots(int(num_slots)),
         )
 
-    def select_rows(self, rows: Sequence[int] | Int[Tensor, " R"]) -> "KVMemory":
-        """Select documents by index; an index may repeat.
+    def select_rows(self, rows: RowIndex) -> "KVMemory":
+        """Select documents by index or by a boolean mask; an index may repeat.
 
         Raises:
             UsageError: If there is no index, or one is not an integer or is out of range.
