@@ -3,7 +3,7 @@
 Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from torch import Tensor
 from laconic.models.checkpoints.cache_file import HasFingerprint, read_cache, write_cache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
-
-RowIndex = Sequence[int] | Int[Tensor, " N"] | Bool[Tensor, " B"]
+from laconic.models.row_index import RowIndex, build_row_index
 
 
 def default_position_ids(
@@ -29,24 +28,6 @@ def default_position_ids(
     first = 1 + F.pad(past_positions.masked_fill(~past_valid, -1), (1, 0), value=-1).amax(1)
     first = first if num_prefix_tokens is None else first.maximum(num_prefix_tokens)
     return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
-
-
-def build_row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
-    """Return the indices of the selected rows of B: the given ones, or where a boolean mask is True.
-
-    Raises:
-        ValueError: A row is out of range, or a mask has another length.
-    """
-    index = torch.as_tensor(rows)
-    if index.dtype == torch.bool:
-        if len(index) != B:
-            raise ValueError(f"a mask of {len(index)} rows cannot select from {B}")
-        return index.nonzero()[:, 0]
-    index = index.long()
-    out_of_range = index[(index < 0) | (index >= B)]
-    if len(out_of_range):
-        raise ValueError(f"row {int(out_of_range[0])} does not exist; rows are 0 to {B - 1}")
-    return index
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.errors import UsageError
-from laconic.models.cache import KVCache, RowIndex, build_row_index
+from laconic.models.cache import KVCache
+from laconic.models.row_index import RowIndex, build_row_index
 from laconic.storage.tensor_tree import named_children, named_tensors, unique_tensors
 
 Tree = TypeVar("Tree")
@@ -245,8 +246,7 @@ def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
     if isinstance(new, Mapping):
         return {name: _where_node(rows, item, old[name]) for name, item in cast(Mapping[str, Any], new).items()}
     if isinstance(new, tuple):
-        pairs = zip(cast(tuple[Any, ...], new), old, strict=True)
-        return tuple(_where_node(rows, *pair) for pair in pairs)
+        return tuple(_where_node(rows, x, y) for x, y in zip(cast(tuple[Any, ...], new), old, strict=True))
     return new
 
 
@@ -277,9 +277,8 @@ def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
     Raises:
         UsageError: For a row that does not exist.
     """
-    B = num_rows(state)
-    keep = torch.ones(B, dtype=torch.bool)
-    keep[row_index(list(range(B)) if rows is None else rows, B)] = False
+    keep = torch.ones(num_rows(state), dtype=torch.bool)
+    keep[row_index(range(len(keep)) if rows is None else rows, len(keep))] = False
     return _reset_node(state, keep)
 
 
@@ -294,9 +293,8 @@ def _reset_node(tree: Tree, keep: Tensor) -> Tree:
         return cast(Tree, OpenChunk(node.input_ids, _zero_rows(node.num_tokens, keep), layers))
     if isinstance(node, LayerState):
         zeroed = {name: _zero_rows(getattr(node, name), keep) for name in ("conv_tails", "memory", "cms")}
-        cache = node.cache
-        if cache is not None:
-            cache = cache.with_valid(cache.valid & keep.to(cache.valid.device)[:, None])
+        if (cache := node.cache) is not None:
+            cache = cache.with_valid(cache.valid & expand_rows(keep, cache.valid))
         return cast(Tree, replace(node, **zeroed, cache=cache))
     return _zero_rows(tree, keep)
 
