@@ -139,7 +139,8 @@ def compress_into_memory(
     vectors = select_vectors(model, compressed, attention_mask, rule, n)
     num_tokens = torch.zeros_like(rows, dtype=torch.long).masked_scatter(rows, attention_mask.sum(1))
     if len(attention_mask) < len(rows):
-        vectors = SegmentVectors(*(None if x is None else scatter_rows(x, rows) for x in vectors))
+        log_s = None if vectors.log_s is None else scatter_rows(vectors.log_s, rows)
+        vectors = SegmentVectors(scatter_rows(vectors.vectors, rows), scatter_rows(vectors.valid, rows), log_s)
     return model.update_memory(memory, vectors, num_tokens)
 
 
