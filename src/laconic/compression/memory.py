@@ -217,10 +217,8 @@ class SummaryMemory:
         """
         rows = arguments.list_rows(rows, self.B)
         index = torch.tensor(rows, device=self.valid.device)
-        selected = self.map_tensors(lambda x: x.index_select(0, index))
-        if self.metadata is None:
-            return selected
-        return replace(selected, metadata=self.metadata.select_rows(rows))
+        metadata = self.metadata and self.metadata.select_rows(rows)
+        return replace(self.map_tensors(lambda x: x.index_select(0, index)), metadata=metadata)
 
     def slice_segments(self, start: int, stop: int) -> "SummaryMemory":
         """Select the segments from `start` to `stop` (exclusive) and renumber them from 0.
