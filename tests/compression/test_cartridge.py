@@ -102,7 +102,7 @@ def test_fit_cartridge_trains_heads_with_different_numbers_of_slots(decoder: Dec
         save_cartridge(fit.memory, tmp_path / "x")
 
 
-def test_fit_cartridge_refuses_several_documents_and_long_ones(decoder: Decoder) -> None:
+def test_fit_cartridge_refuses_what_it_cannot_fit_before_it_writes_rows(decoder: Decoder) -> None:
     memory = compress(decoder)
     with pytest.raises(UsageError, match="2 documents"):
         fit_cartridge(decoder, memory.select_rows([0, 0]), DOCUMENT, SMALL)
@@ -110,6 +110,9 @@ def test_fit_cartridge_refuses_several_documents_and_long_ones(decoder: Decoder)
         fit_cartridge(decoder, memory, DOCUMENT * 100, SMALL)
     with pytest.raises(UsageError, match="num_rows 3: give 16 or more"):
         CartridgeConfig(num_rows=3)
+    table = Decoder(DecoderConfig.tiny("gpt2", max_position_embeddings=512))
+    with pytest.raises(UsageError, match=r"gpt2 with learned positions cannot be moved .*; fit a memory by kvzip"):
+        fit_cartridge(table, compress(table), DOCUMENT, on_progress=lambda *step: pytest.fail("found out late"))
 
 
 def test_cartridge_in_peft_equals_memory(decoder: Decoder, tmp_path: Path) -> None:

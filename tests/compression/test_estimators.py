@@ -118,29 +118,25 @@ def test_published_ratio_penalty() -> None:
 
 
 @pytest.mark.equation("halting", "VL10")
-@pytest.mark.parametrize("form", ["truncated", "forced"])
 @pytest.mark.parametrize("index", ["after", "before"])
-def test_kl_geometric(form: Any, index: StopPosition) -> None:
-    blind = ("geometric not normalised", "geometric from 0") if form == "forced" else ()
-    agree(kl_geometric, ORACLE["VL10"], select_misreadings(MISREAD["VL10"], *blind), logits(3, 5), 0.25, form, index)
-    assert gradcheck(lambda a: kl_geometric(a, 0.25, form, index), logits(2, 4).requires_grad_())
+def test_kl_geometric(index: StopPosition) -> None:
+    agree(kl_geometric, ORACLE["VL10"], MISREAD["VL10"], logits(3, 5), 0.25, index)
+    assert gradcheck(lambda a: kl_geometric(a, 0.25, index), logits(2, 4).requires_grad_())
 
 
 def test_kl_and_entropy_golden_values() -> None:
-    """lam = .1, .2, .4, .7: entropy, and KL divergences from a geometric of .25."""
+    """lam = .1, .2, .4, .7: entropy, and KL divergence from a geometric of .25."""
     a = golden()
     assert round(length_entropy(a).item(), 4) == 1.26
     assert round(kl_geometric(a, 0.25).item(), 4) == 0.3362
-    assert round(kl_geometric(a, 0.25, "forced").item(), 4) == 0.1177
 
 
-@pytest.mark.parametrize("form", ["truncated", "forced"])
-def test_kl_geometric_is_price_minus_entropy(form: Any) -> None:
+def test_kl_geometric_is_price_minus_entropy() -> None:
     """KL = -H(P) + (E[N] - 1) log(1 / (1 - g)) + a last term, so the prior is a price minus entropy."""
     a, g = logits(4, 6), torch.tensor(0.3).double()
-    last = ((1 - (1 - g) ** 6) / g).log() if form == "truncated" else (1 - length_probs(a)[:, -1]) * -g.log()
+    last = ((1 - (1 - g) ** 6) / g).log()
     expected = -length_entropy(a) - (expected_length(a) - 1) * (1 - g).log() + last
-    assert distance(kl_geometric(a, 0.3, form), expected) < tolerances.FLOAT32
+    assert distance(kl_geometric(a, 0.3), expected) < tolerances.FLOAT32
 
 
 def test_entropy_of_impossible_lengths_has_finite_gradient() -> None:

@@ -8,7 +8,7 @@ import torch
 from laconic import Decoder, DecoderConfig, GenerationConfig, KVCompressionConfig, compress_kv, generate
 from laconic.compression.kv import compress as kv_compress
 from laconic.compression.kv import selection as kv_selection
-from laconic.compression.kv.compress import compress_document
+from laconic.compression.kv.compress import compress_document, compute_window_tokens
 from laconic.compression.kv.loss import build_loss_probes, measure_document_loss
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import KVMethod, RepeatPrompt
@@ -122,8 +122,13 @@ def test_compress_kv_refuses_what_cannot_be_joined_before_it_reads(monkeypatch: 
     monkeypatch.setattr(kv_compress, "rank_document", read)
     with pytest.raises(UsageError, match=r"300 slots, more than the context of 128; .* at most 0\.426"):
         compress_kv(make_decoder(), document(300), KVCompressionConfig("snapkv", keep=1.0))
-    with pytest.raises(UsageError, match="learned positions"):
-        compress_kv(make_decoder("gpt2"), document(300))
+    decoder = make_decoder("gpt2")  # each document can be repeated within the table of positions, or is refused
+    for config in (KVCompressionConfig(), KVCompressionConfig("snapkv", max_loss=0.1)):
+        with pytest.raises(UsageError, match=r"learned positions .* at most \d+ tokens, which is") as error:
+            compress_kv(decoder, document(100), config, repeat_prompt=PROMPT)
+        longest = int(str(error.value).split("at most ")[1].split()[0])
+        with pytest.raises(AssertionError, match="was read"):
+            compress_kv(decoder, document(longest), config, repeat_prompt=PROMPT)
     with pytest.raises(AssertionError, match="was read"):
         compress_kv(make_decoder(), document(300), KVCompressionConfig("snapkv", keep=0.426))
 
@@ -138,7 +143,7 @@ def test_renumbered_slots_equal_reading_the_first_tokens() -> None:
 
 
 def test_compress_document_max_loss_finds_the_smallest_memory() -> None:
-    decoder, ids = make_decoder(), document(60)
+    decoder, ids = make_decoder(), document(50)
     result = compress_document(decoder, ids, KVCompressionConfig("knorm", max_loss=0.002), PROMPT)
     losses = result.measured["windows"][0]
     assert losses["memory"]["mean"] - losses["full"]["mean"] <= 0.002
@@ -160,6 +165,12 @@ def test_compress_document_max_loss_finds_the_smallest_memory() -> None:
     assert measured.mean == pytest.approx(expected[0] / expected[1], abs=1e-4)
 
 
+def test_compress_document_max_loss_of_the_longest_document_of_a_table_of_positions() -> None:
+    decoder, config = make_decoder("gpt2"), KVCompressionConfig("snapkv", max_loss=0.1)
+    longest = compute_window_tokens(decoder, "snapkv", PROMPT, measures_loss=True)
+    assert compress_kv(decoder, document(longest), config, repeat_prompt=PROMPT).num_tokens.tolist() == [longest]
+
+
 def test_compress_document_max_loss_that_no_smaller_memory_reaches_keeps_everything() -> None:
     decoder = make_decoder()
     for p in decoder.parameters():
@@ -177,7 +188,7 @@ def test_compress_document_max_loss_of_many_windows_leaves_room_for_a_prompt() -
     result = compress_document(
         decoder, document(2 * context), KVCompressionConfig("random", max_loss=0.0), RepeatPrompt()
     )
-    assert len(result.windows) == 2
+    assert len(result.windows) == 5
     assert 0.7 * context < result.memory.M <= 0.75 * context
     for losses in result.measured["windows"]:
         assert losses["trials"][-1]["loss"] == losses["memory"]["mean"] > losses["full"]["mean"]

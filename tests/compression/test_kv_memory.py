@@ -249,7 +249,8 @@ def test_kv_memory_refuses_arguments_of_other_types(tmp_path: Path) -> None:
     assert memory.to(torch.bfloat16).keys[0].dtype == torch.bfloat16
     assert memory.to("cpu").is_equal(memory)
     assert memory.select_rows(torch.tensor([0, 0])).B == 2
-    for rows in (1, [0.0], [True], [], "0", torch.tensor(0)):
+    assert memory.select_rows([True]).is_equal(memory)
+    for rows in (1, [0.0], [True, False], [False], [], "0", torch.tensor(0)):
         with pytest.raises(UsageError, match="give a list of at least one row number"):
             memory.select_rows(rows)
     for num_slots in ("5", 2.5, True, None):

@@ -171,9 +171,10 @@ def test_head_only_loss_of_a_single_segment_is_differentiable() -> None:
     assert not method.summaries.u.grad.any()
 
 
-def test_classifier_is_trained_on_the_cheapest_length() -> None:
-    """Its labels are found by trial; the decoder gets no gradient."""
-    method = compressor(stop_head={"length_cost": 0.4}, length_policy="classifier")
+@pytest.mark.parametrize("stop_position", ["after", "before"])
+def test_classifier_is_trained_on_the_cheapest_length(stop_position: str) -> None:
+    """Its labels are found by trial; the decoder gets no gradient. It makes no stops, so their position is ignored."""
+    method = compressor(stop_head={"length_cost": 0.4, "stop_position": stop_position}, length_policy="classifier")
     step = method(BATCH)
     result = gradients(method, step.loss)
     assert {name for name, g in result.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}

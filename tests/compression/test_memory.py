@@ -292,7 +292,7 @@ def test_memory_is_compared_by_identity_and_is_equal_by_content() -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_memory_refuses_arguments_of_other_types(tmp_path: Path) -> None:
     memory: Any = make_memory([[1, 2], [2, 0]], with_metadata=True)
-    for rows in (1, [0.0], [True], [], torch.tensor([True, False])):
+    for rows in (1, [0.0], [True], [], torch.tensor([False, False])):
         with pytest.raises(UsageError, match="give a list of at least one row number"):
             memory.select_rows(rows)
     for budget in ("5", 2.5, True):

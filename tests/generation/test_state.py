@@ -99,6 +99,7 @@ def test_state_rows_are_forked_and_counted() -> None:
     forks = generate(decoder, input_ids=[[5], [6]], state=state.select_rows([0, 0]), config=config)
     singles = [generate(decoder, input_ids=[[i]], state=state, config=config)[0] for i in (5, 6)]
     assert [g.token_ids for g in forks] == [g.token_ids for g in singles]
+    assert state.select_rows([True]).cache.is_equal(state.cache)
     assert repr(state) == "DecodeState(B=1, S=6, 1 unread)"
     with pytest.raises(UsageError, match="2 prompts on a state of 1 rows"):
         generate(decoder, input_ids=[[5], [6]], state=state, config=config)

@@ -83,6 +83,7 @@ def test_cache_select_and_concat_rows_equal_batches(name: str, batch: EmbedBatch
         expected = decoder(more[i : i + 1], cache.select_rows([row])).hidden_states[0]
         assert_close(decoder(more, selected).hidden_states[i], expected)
     assert cache.select_rows(list(range(B))).is_equal(cache)
+    assert cache.select_rows(torch.arange(B) == rows[0]).is_equal(cache.select_rows([rows[0]]))
     singles = [read_row_alone(decoder, batch, row).cache for row in rows]
     joined = KVCache.concat_rows(*singles)
     assert max(single.S for single in singles) == joined.S
@@ -232,8 +233,10 @@ def test_cache_operations_refuse_mismatches() -> None:
     with pytest.raises(ValueError, match=r"valid is \[2, 3\]"):
         cache.with_valid(other.valid)
     for row in (2, -1):
-        with pytest.raises(ValueError, match=rf"row {row} of 2"):
+        with pytest.raises(ValueError, match=rf"row {row} does not exist; rows are 0 to 1"):
             other.select_rows([0, row])
+    with pytest.raises(ValueError, match="mask of 3 rows cannot select from 2"):
+        other.select_rows([True, False, True])
     assert other.select_rows([]).B == 0
     with pytest.raises(ValueError, match="at least one cache"):
         KVCache.concat_rows()

@@ -26,7 +26,7 @@ def x(*shape: int) -> torch.Tensor:
 def test_resize_vocabulary_adds_tokens_and_shares_the_rest(name: str, tied: bool) -> None:
     decoder = fresh(name, tie_word_embeddings=tied)
     decoder.activation_checkpointing, decoder.attn_implementation = 2, "eager"
-    resized = decoder.resize_vocabulary(5, seed=3)
+    resized = decoder.resize_vocabulary(5)
     assert resized.config.vocab_size == 102
     assert (resized.activation_checkpointing, resized.attn_implementation, resized.training) == (2, "eager", False)
     new, old = dict(resized.named_parameters()), dict(decoder.named_parameters())
@@ -40,8 +40,7 @@ def test_resize_vocabulary_adds_tokens_and_shares_the_rest(name: str, tied: bool
     hidden = resized(resized.embed(ids)).hidden_states
     assert torch.equal(hidden, decoder(decoder.embed(ids)).hidden_states)
     assert error(resized.logits(hidden)[..., :97], decoder.logits(hidden)) <= FLOAT32
-    assert torch.equal(decoder.resize_vocabulary(5, seed=3).token_embedding.weight, resized.token_embedding.weight)
-    assert not torch.equal(decoder.resize_vocabulary(5, seed=4).token_embedding.weight, resized.token_embedding.weight)
+    assert torch.equal(decoder.resize_vocabulary(5).token_embedding.weight, resized.token_embedding.weight)
     assert decoder.config.vocab_size == 97
     assert resized.fingerprint != decoder.fingerprint
 

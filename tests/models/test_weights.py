@@ -550,12 +550,15 @@ def test_save_copies_tokenizer_files_but_no_links_out_of_the_folder(tmp_path: Pa
         (tmp_path / "a" / name).write_text("{}")
     (tmp_path / "a" / "merges.txt").write_text("#version: 0.2\na b\n")
     (tmp_path / "a" / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "a" / "additional_chat_templates").mkdir()
+    (tmp_path / "a" / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     (tmp_path / "a" / "notes.txt").write_text("no")
     (tmp_path / "a" / "model.py").write_text("no")
     decoder = Decoder.from_pretrained(tmp_path / "a")
     decoder.save_pretrained(tmp_path / "b")
     expected = {"generation_config.json", "vocab.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja"}
-    assert {p.name for p in (tmp_path / "b").iterdir()} == expected | {"config.json", WHOLE}
+    expected |= {"config.json", WHOLE, "additional_chat_templates", "tool_use.jinja"}
+    assert {p.name for p in (tmp_path / "b").rglob("*")} == expected
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "a" / "tokenizer.json").symlink_to("../secret")
     with pytest.raises(UnsafeFileError, match=r"tokenizer.json leads out of its folder"):
@@ -696,7 +699,8 @@ def test_find_checkpoint_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 REPOSITORY, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
             )
         )
-        assert matched == {"config.json", WHOLE, "tokenizer.json", "merges.txt", "generation_config.json"}
+        templates = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+        assert matched == {"config.json", WHOLE, "tokenizer.json", "merges.txt", "generation_config.json", *templates}
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -714,6 +718,7 @@ def test_find_checkpoint_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 REPOSITORY = [
     "config.json", "generation_config.json", WHOLE, "tokenizer.json", "merges.txt", "README.md", "modeling_x.py",
     "pytorch_model.bin", "consolidated.safetensors", "original/consolidated.00.pth", "onnx/config.json", "x.gguf",
+    "onnx/vocab.json", "8bit/model.safetensors", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
 ]  # fmt: skip
 
 

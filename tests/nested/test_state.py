@@ -25,6 +25,7 @@ from laconic.nested.state import (
 )
 from laconic.nested.state_file import ARTIFACT_KIND, load_state, save_state
 from laconic.storage import atomic
+from laconic.storage.tensor_tree import named_tensors
 from tests.models.fixtures import fresh
 
 
@@ -79,12 +80,23 @@ def test_state_rows_select_repeat_and_concat_are_consistent() -> None:
     whole = full_state()
     some = state.select_rows(whole, [2, 0])
     assert state.states_equal(some.layers[0].cms, state.select_rows(whole.layers[0].cms, torch.tensor([2, 0])))
+    for mask in ([True, False, True], torch.tensor([True, False, True])):
+        assert state.states_equal(whole.select_rows(mask), whole.select_rows([0, 2]))
     parts = state.select_rows(whole, [0]), state.select_rows(whole, [1, 2])
     assert state.states_equal(state.concat_rows(*parts), whole)
     fork = state.repeat_rows(whole, 2)
     assert state.states_equal(state.select_rows(fork, [0, 2, 4]), whole)
     assert state.states_equal(state.select_rows(fork, [1, 3, 5]), whole)
     assert state.num_bytes(state.select_rows(whole, [0])) * 3 == state.num_bytes(state.select_rows(whole, [0, 1, 2]))
+
+
+def test_state_where_rows_takes_each_row_of_every_tensor_from_one_state() -> None:
+    new, old = full_state(), full_state()
+    mixed = state.where_rows(torch.tensor([True, False, True]), new, old)
+    for rows, source in (([0, 2], new), ([1], old)):
+        chosen, expected = (dict(named_tensors(x.select_rows(rows))) for x in (mixed, source))
+        for name in expected.keys() - {n for n in expected if n.endswith((".left", ".right"))}:
+            assert torch.equal(chosen[name], expected[name]), name
 
 
 def test_state_num_bytes_counts_a_shared_tensor_once() -> None:
@@ -190,6 +202,8 @@ def test_state_functions_refuse_unknown_rows_and_mixtures() -> None:
     whole = full_state()
     with pytest.raises(UsageError, match="row 3"):
         state.select_rows(whole, [3])
+    with pytest.raises(UsageError, match="mask of 2 rows cannot select from 3"):
+        reset_rows(whole, [True, False])
     with pytest.raises(UsageError, match="LinearMemoryState, MLPMemoryState"):
         state.concat_rows(linear_memory(1), MLPMemoryState(linear_memory(1), linear_memory(1)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="different parts"):

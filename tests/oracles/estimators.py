@@ -64,11 +64,8 @@ def entropy(row: list[float], index: str = "after") -> float:
     return -sum(p * math.log(p) for p in probabilities(row, index) if p > 0)
 
 
-def geometric(g: float, n: int, form: str) -> list[float]:
-    powers = [g * (1 - g) ** t for t in range(n)]
-    if form == "forced":
-        return [*powers[:-1], (1 - g) ** (n - 1)]
-    return [power / (1 - (1 - g) ** n) for power in powers]
+def geometric(g: float, n: int) -> list[float]:
+    return [g * (1 - g) ** t / (1 - (1 - g) ** n) for t in range(n)]
 
 
 def divergence(P: Sequence[float], G: Sequence[float]) -> float:
@@ -76,11 +73,11 @@ def divergence(P: Sequence[float], G: Sequence[float]) -> float:
 
 
 def kl_geometric(
-    row: list[float], g: float, form: str, index: str,
-    law: Callable[[float, int, str], list[float]] = geometric, swapped: bool = False,
+    row: list[float], g: float, index: str,
+    law: Callable[[float, int], list[float]] = geometric, swapped: bool = False,
 ) -> float:  # fmt: skip
     P = probabilities(row, index)
-    G = law(g, len(P), form)
+    G = law(g, len(P))
     return divergence(G, P) if swapped else divergence(P, G)
 
 
@@ -200,13 +197,13 @@ MISREAD: dict[str, dict[str, Any]] = {
     "VL10": {
         "KL reversed": by_row(lambda *x: kl_geometric(*x, swapped=True)),
         "geometric not normalised": by_row(
-            lambda *x: kl_geometric(*x, law=lambda g, n, form: [g * (1 - g) ** t for t in range(n)])
+            lambda *x: kl_geometric(*x, law=lambda g, n: [g * (1 - g) ** t for t in range(n)])
         ),
         "geometric from 0": by_row(
-            lambda *x: kl_geometric(*x, law=lambda g, n, form: [(1 - g) * p for p in geometric(g, n, form)])
+            lambda *x: kl_geometric(*x, law=lambda g, n: [(1 - g) * p for p in geometric(g, n)])
         ),
-        "entropy left out": by_row(lambda row, g, form, index: kl_geometric(row, g, form, index) + entropy(row, index)),
-        "the prior's complement": by_row(lambda row, g, form, index: kl_geometric(row, 1 - g, form, index)),
+        "entropy left out": by_row(lambda row, g, index: kl_geometric(row, g, index) + entropy(row, index)),
+        "the prior's complement": by_row(lambda row, g, index: kl_geometric(row, 1 - g, index)),
     },
     "VL11": {
         "a ceiling": by_row(lambda row, weight, floor, index: weight * max(0.0, entropy(row, index) - floor)),

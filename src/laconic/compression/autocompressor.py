@@ -368,10 +368,11 @@ def check_settings(
     if config.bos in ("first", "sink") and bos_token_id is None:
         raise UsageError(f'bos = "{config.bos}", but the tokenizer has no bos token; use "none"')
     policy, budget = config.memory_policy, config.max_memory_vectors
-    if policy == "budgeted" and config.summary in ("pool", "select"):
+    if policy == "budgeted" and (config.summary in ("pool", "select") or config.trigger_placement == "replace"):
+        key = "summary" if config.trigger_placement == "insert" else "trigger_placement"
         raise UsageError(
-            f'memory_policy = "budgeted" recompresses a memory without text, but summary = "{config.summary}" makes '
-            'vectors from text; use "fifo"'
+            f'memory_policy = "budgeted" recompresses a memory without text, but {key} = "{getattr(config, key)}" '
+            'makes vectors from text; use "fifo"'
         )
     least = {"budgeted": 2 * config.fixed_length, "fifo": config.fixed_length}.get(policy, 0)
     if budget is not None and budget < least:

@@ -18,6 +18,7 @@ from torch import Tensor
 from laconic.compression import memory_arguments as arguments
 from laconic.compression.memory_file import MemoryMetadata, load_memory, memory_to_html, save_memory
 from laconic.errors import CorruptArtifactError, UsageError
+from laconic.models.row_index import RowIndex
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,10 +195,7 @@ class SummaryMemory:
         return grown.mask_slots(torch.where(is_old, ended[:, None], ~ended[:, None])).compact()
 
     def overwrite_rows(
-        self,
-        vectors: Float[Tensor, "B n D"],
-        valid: Bool[Tensor, "B n"],
-        rows: Bool[Tensor, " B"],
+        self, vectors: Float[Tensor, "B n D"], valid: Bool[Tensor, "B n"], rows: Bool[Tensor, " B"]
     ) -> "SummaryMemory":
         """Eq. VL27: in the marked `rows`, replace all slots by the `valid` ones of `vectors`, of the last segment."""
         before = replace(self, segment_tokens=self.segment_tokens[:, : self.num_segments - 1])
@@ -211,18 +209,16 @@ class SummaryMemory:
         segment_ids = self.segment_ids.masked_fill(~valid, -1)
         return replace(self, vectors=vectors, valid=valid, segment_ids=segment_ids, log_s=log_s)
 
-    def select_rows(self, rows: Sequence[int] | Int[Tensor, " R"]) -> "SummaryMemory":
-        """Select rows by index; an index may repeat.
+    def select_rows(self, rows: RowIndex) -> "SummaryMemory":
+        """Select rows by index or by a boolean mask; an index may repeat.
 
         Raises:
             UsageError: If there is no index, or one is not an integer or is out of range.
         """
         rows = arguments.list_rows(rows, self.B)
         index = torch.tensor(rows, device=self.valid.device)
-        selected = self.map_tensors(lambda x: x.index_select(0, index))
-        if self.metadata is None:
-            return selected
-        return replace(selected, metadata=self.metadata.select_rows(rows))
+        metadata = self.metadata and self.metadata.select_rows(rows)
+        return replace(self.map_tensors(lambda x: x.index_select(0, index)), metadata=metadata)
 
     def slice_segments(self, start: int, stop: int) -> "SummaryMemory":
         """Select the segments from `start` to `stop` (exclusive) and renumber them from 0.

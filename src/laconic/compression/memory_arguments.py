@@ -8,20 +8,22 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from laconic.errors import UsageError
+from laconic.models.checkpoints.checkpoint_files import FLOAT_DTYPES
 from laconic.models.checkpoints.weights import resolve_device
 
 Target = torch.device | str | int | torch.dtype
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def list_rows(rows: Sequence[int] | Shaped[Tensor, " R"], num_rows: int) -> list[int]:
-    """Return the indices of rows as a list.
+    """Return the indices of rows as a list; a boolean mask of all rows gives those where it is True.
 
     Raises:
         UsageError: If there is none, one is no integer, or one is out of range.
     """
     values: object = rows.cpu().numpy().tolist() if isinstance(rows, Tensor) else rows
     indices = list(cast(Iterable[int], values)) if isinstance(values, Iterable) else []
+    if len(indices) == num_rows and all(isinstance(value, bool) for value in indices):
+        indices = [row for row, is_selected in enumerate(indices) if is_selected]
     if not indices or not all(map(is_integer, indices)):
         raise UsageError(f"select_rows: give a list of at least one row number, as in select_rows([0]), not {values!r}")
     outside = next((row for row in indices if not 0 <= row < num_rows), None)

@@ -207,6 +207,8 @@ class WindowRun:
     @property
     def candidate_lengths(self) -> tuple[int, ...]:
         """Possible lengths, including 0 where the stop head can stop before the first vector."""
+        if self.config.length_policy == "classifier":
+            return self.config.possible_lengths
         return length_support(self.config.possible_lengths, self.model.summaries.stop_position)
 
     @torch.no_grad()

@@ -316,7 +316,8 @@ class StopHeadConfig(ConfigModel):
     )
     cost_start: Fraction = Field(
         default=0.5,
-        description="fraction of training before the cost begins (ponder: counted from the head-only phase)",
+        description="fraction of training before the cost begins; ponder and reinforce without joint_training charge "
+        "all of it from head_only_after on",
     )
     cost_ramp: Fraction = Field(default=0.25, description="fraction of training over which the cost rises")
     head_only_after: Fraction = Field(

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from laconic.models.cache import KVCache
+from laconic.models.row_index import RowIndex, build_row_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +51,13 @@ class DecodeState:
         """Number of slots of the cache and of unread ids."""
         return self.cache.S + self.unread_ids.shape[1]
 
-    def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "DecodeState":
-        """Select rows; repeats fork the sequence.
+    def select_rows(self, rows: RowIndex) -> "DecodeState":
+        """Select rows by their indices or a boolean mask; repeats fork the sequence.
 
         Raises:
-            ValueError: A row is out of range.
+            ValueError: A row is out of range, or a mask has another length.
         """
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.unread_ids.device)
+        index = build_row_index(rows, self.B).to(self.unread_ids.device)
         return DecodeState(self.cache.select_rows(index), self.unread_ids.index_select(0, index))
 
     @staticmethod

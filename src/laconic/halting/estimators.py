@@ -8,7 +8,7 @@ cross-entropy of segment i in nats; beta the price of a vector in nats; P the di
 in float32 (float64 if the input is).
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -107,27 +107,19 @@ def length_entropy(a: Float[Tensor, "B K"], stop_position: StopPosition = "after
 
 
 def kl_geometric(
-    a: Float[Tensor, "B K"],
-    stop_prob: float,
-    tail: Literal["truncated", "forced"] = "truncated",
-    stop_position: StopPosition = "after",
+    a: Float[Tensor, "B K"], stop_prob: float, stop_position: StopPosition = "after"
 ) -> Float[Tensor, " B"]:
     """Eq. VL10: KL(P || G) with the geometric G(t) = g (1 - g)^(t - 1) / (1 - (1 - g)^K).
 
     Args:
         a: Stop logits.
         stop_prob: g, the stop probability.
-        tail: "truncated" renormalises G as above; "forced" puts its tail on K instead.
         stop_position: Convention of the stop logits.
     """
     p = length_probs(a, stop_position)
     n = p.shape[1]
     g = torch.tensor(stop_prob, dtype=torch.float64, device=a.device)
-    log_g = torch.arange(n, device=a.device) * (-g).log1p() + g.log()
-    if tail == "forced":
-        log_g[-1] -= g.log()
-    else:
-        log_g -= (-((1 - g) ** n)).log1p()
+    log_g = torch.arange(n, device=a.device) * (-g).log1p() + g.log() - (-((1 - g) ** n)).log1p()
     return -length_entropy(a, stop_position) - p @ log_g.to(p.dtype)
 
 

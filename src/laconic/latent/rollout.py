@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.batches import PassCounts
-from laconic.errors import UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import DecoderOutput
 
@@ -98,16 +97,9 @@ def run_latent_rollout(
             for the placeholders if there are no iterations), or with z_m of shape [B, 1, D] and m. The next iteration
             starts from the unchanged latents.
         record_passes: Return a `PassRecord` of every pass.
-
-    Raises:
-        UsageError: If M is not positive, or the number of iterations is negative.
     """
-    if M < 1:
-        raise UsageError(f"num_latents={M}; at least one is required")
     if num_iterations is None:
         return run_sequential_rollout(decoder, prefix, M, project, intervention, record_passes)
-    if num_iterations < 0:
-        raise UsageError(f"num_iterations={num_iterations}: the Jacobi iteration requires 0 or more")
     B, Np, D = prefix.embeds.shape
     z = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
     latents = intervention(z, 0) if intervention is not None and num_iterations == 0 else z

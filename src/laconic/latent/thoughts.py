@@ -89,8 +89,9 @@ class LatentThoughts(nn.Module):
             schedule=(schedule, LatentSchedule), length_policy=(length_policy, LengthPolicy),
             projection=(projection, ProjectionKind), projection_init_scale=(projection_init_scale, InitScale),
         )  # fmt: skip
-        if list_integers("num_latents, num_iterations", (num_latents, num_iterations or 0))[0] < 1:
-            raise UsageError(f"num_latents={num_latents}: give 1 latent or more")
+        M, T = list_integers("num_latents, num_iterations", (num_latents, num_iterations or 0))
+        if M < 1 or T < 0:
+            raise UsageError(f"num_latents={M}, num_iterations={T}: give 1 latent or more, and 0 iterations or more")
         if (num_iterations is None) != (schedule == "sequential"):
             raise UsageError(f"num_iterations={num_iterations}: required for schedule jacobi, none for sequential")
         if length_policy != "fixed" and not num_iterations:

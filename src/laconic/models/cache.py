@@ -15,6 +15,7 @@ from torch import Tensor
 from laconic.models.checkpoints.cache_file import HasFingerprint, read_cache, write_cache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
+from laconic.models.row_index import RowIndex, build_row_index
 
 
 def default_position_ids(
@@ -136,19 +137,6 @@ class KVCache:
         prefix = {} if self.prefix is None else self.prefix.tensors()
         return keys | values | {"positions": self.positions, "valid": self.valid} | prefix
 
-    def extend(
-        self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], positions: Tensor, valid: Tensor
-    ) -> "KVCache":
-        """Return the cache after a forward pass, from tensors that include the new slots.
-
-        Args:
-            keys: Keys of every layer [B, G, P, E].
-            values: Values of every layer, of the same shape.
-            positions: Positions [B, P].
-            valid: True at real tokens [B, P].
-        """
-        return KVCache(keys, values, positions, valid, self.prefix)
-
     def append(self, other: "KVCache") -> "KVCache":
         """Append another cache's slots on the right, row by row.
 
@@ -202,16 +190,13 @@ class KVCache:
             lambda x: x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3])), lambda x: x.gather(1, slots)
         )
 
-    def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
-        """Select rows by their indices, in the given order; repeats are allowed.
+    def select_rows(self, rows: RowIndex) -> "KVCache":
+        """Select rows by their indices, in the given order; repeats are allowed. A boolean mask selects its True rows.
 
         Raises:
-            ValueError: A row is out of range.
+            ValueError: A row is out of range, or a mask has another length.
         """
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
-        out_of_range = index[(index < 0) | (index >= self.B)]
-        if len(out_of_range):
-            raise ValueError(f"select_rows: row {int(out_of_range[0])} of {self.B}")
+        index = build_row_index(rows, self.B).to(self.valid.device)
         return self.map_tensors(lambda x: x.index_select(0, index))
 
     def repeat_rows(self, repeats: int) -> "KVCache":

@@ -163,18 +163,17 @@ class Decoder(nn.Module):
             self._cached_fingerprint = (weights.weights_fingerprint(tensors), version)
         return self._cached_fingerprint[0]
 
-    def resize_vocabulary(self, num_new_tokens: int, seed: int = 0) -> "Decoder":
+    def resize_vocabulary(self, num_new_tokens: int) -> "Decoder":
         """Return a decoder with more tokens; all other parameters are shared with this one.
 
         New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
 
         Args:
             num_new_tokens: Number of tokens to add after the last one.
-            seed: Seed of the noise.
         """
         with torch.device("meta"):
             resized = type(self)(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
-        parameters.share_parameters(self, resized, seed)
+        parameters.share_parameters(self, resized)
         for name in ("source_folder", "name_or_path", "attn_implementation", "activation_checkpointing"):
             setattr(resized, name, getattr(self, name))
         return resized.train(self.training)
@@ -303,7 +302,8 @@ class Decoder(nn.Module):
             activations[f"hidden.{len(self.layers)}"] = hidden_states
         names = request[-1] - {"embed", "hidden"}
         activations |= capture_model(self, names, hidden_states, mask) if names else {}
-        return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), Activations(activations))
+        new_cache = KVCache(keys, values, positions, valid, past.prefix)
+        return DecoderOutput(hidden_states, new_cache, Activations(activations))
 
     def _parse_capture(self, names: str | tuple[str, ...]) -> tuple[frozenset[str], ...]:
         """Return the names of the activations to capture in each layer, and after the last one.

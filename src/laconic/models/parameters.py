@@ -77,12 +77,12 @@ def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
     return counters, tuple(torch.cat(samples).double().cpu().numpy().tolist())
 
 
-def share_parameters(decoder: nn.Module, resized: nn.Module, seed: int) -> None:
+def share_parameters(decoder: nn.Module, resized: nn.Module) -> None:
     """Give the parameters of a decoder to one on meta with a larger vocabulary; only the larger matrices are copies.
 
     New rows are the mean row plus 1% of the rows' standard deviation as noise.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     parameters = dict(decoder.named_parameters())
     for name, p in resized.named_parameters():
         rows = parameters[name].detach()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from laconic.errors import UsageError
 from laconic.models.cache import KVCache
+from laconic.models.row_index import RowIndex, build_row_index
 from laconic.storage.tensor_tree import named_children, named_tensors, unique_tensors
 
 Tree = TypeVar("Tree")
@@ -164,8 +165,8 @@ class FastWeightState:
         """KV cache of the first layer with attention; None for a model without attention."""
         return next((layer.cache for layer in self.layers if layer.cache is not None), None)
 
-    def select_rows(self, rows: Sequence[int]) -> "FastWeightState":
-        """Return the given rows, in that order; a row may be repeated."""
+    def select_rows(self, rows: RowIndex) -> "FastWeightState":
+        """Return the given rows, in that order, or those where a mask is True; a row may be repeated."""
         return select_rows(self, rows)
 
     def detach(self) -> "FastWeightState":
@@ -244,6 +245,8 @@ def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
         return replace(new, **parts)
     if isinstance(new, Mapping):
         return {name: _where_node(rows, item, old[name]) for name, item in cast(Mapping[str, Any], new).items()}
+    if isinstance(new, tuple):
+        return tuple(_where_node(rows, x, y) for x, y in zip(cast(tuple[Any, ...], new), old, strict=True))
     return new
 
 
@@ -254,30 +257,28 @@ def num_rows(tree: object) -> int:
     return first[1].shape[0]
 
 
-def row_index(rows: Sequence[int] | Int[Tensor, " N"], B: int) -> Int[Tensor, " N"]:
-    """Return rows as an index tensor. Raises `UsageError` for a row that does not exist."""
-    index = torch.as_tensor(rows, dtype=torch.long, device="cpu")
-    invalid = index[(index < 0) | (index >= B)]
-    if len(invalid):
-        raise UsageError(f"state: row {int(invalid[0])} does not exist; rows are 0 to {B - 1}")
-    return index
+def row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
+    """Return rows as an index tensor. Raises `UsageError` for rows that do not exist."""
+    try:
+        return build_row_index(rows, B).cpu()
+    except ValueError as error:
+        raise UsageError(f"state: {error}") from None
 
 
-def select_rows(tree: Tree, rows: Sequence[int] | Int[Tensor, " N"]) -> Tree:
-    """Return the given rows, in that order; a row may be repeated."""
+def select_rows(tree: Tree, rows: RowIndex) -> Tree:
+    """Return the given rows, in that order, or those where a mask is True; a row may be repeated."""
     index = row_index(rows, num_rows(tree))
     return map_tensors(tree, lambda x: x.index_select(0, index.to(x.device)))
 
 
-def reset_rows(state: Tree, rows: Sequence[int] | Int[Tensor, " N"] | None = None) -> Tree:
+def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
     """Reset rows, by default all, to the state of a model that has read nothing; their cache slots become invalid.
 
     Raises:
         UsageError: For a row that does not exist.
     """
-    B = num_rows(state)
-    keep = torch.ones(B, dtype=torch.bool)
-    keep[row_index(list(range(B)) if rows is None else rows, B)] = False
+    keep = torch.ones(num_rows(state), dtype=torch.bool)
+    keep[row_index(range(len(keep)) if rows is None else rows, len(keep))] = False
     return _reset_node(state, keep)
 
 
@@ -292,9 +293,8 @@ def _reset_node(tree: Tree, keep: Tensor) -> Tree:
         return cast(Tree, OpenChunk(node.input_ids, _zero_rows(node.num_tokens, keep), layers))
     if isinstance(node, LayerState):
         zeroed = {name: _zero_rows(getattr(node, name), keep) for name in ("conv_tails", "memory", "cms")}
-        cache = node.cache
-        if cache is not None:
-            cache = cache.with_valid(cache.valid & keep.to(cache.valid.device)[:, None])
+        if (cache := node.cache) is not None:
+            cache = cache.with_valid(cache.valid & expand_rows(keep, cache.valid))
         return cast(Tree, replace(node, **zeroed, cache=cache))
     return _zero_rows(tree, keep)
 

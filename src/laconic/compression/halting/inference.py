@@ -75,8 +75,12 @@ def default_rule(model: SegmentModel) -> StopRule:
     return StopRule("fixed", num_vectors=model.config.fixed_length)
 
 
-def check_rule(model: SegmentModel, rule: StopRule) -> None:
-    """Raise `UsageError` for a rule that the model was not trained for, or numbers out of range."""
+def check_rule(model: SegmentModel, rule: StopRule) -> int:
+    """Return the largest number of vectors that a rule keeps of a segment.
+
+    Raises:
+        UsageError: If the model was not trained for the rule, or a number is out of range.
+    """
     length_policy, K = model.config.length_policy, model.config.fixed_length
     needs = {"classifier": "classifier", "fixed": length_policy}.get(rule.name, "stop_head")
     if length_policy != needs:
@@ -93,11 +97,10 @@ def check_rule(model: SegmentModel, rule: StopRule) -> None:
             f"{n} vectors: this model always writes {K} per segment; give {K}, or train with "
             'length_policy = "nested_dropout"'
         )
-    if rule.name == "fixed" and n is not None:
-        fixed_length(n, model.config.possible_lengths)
     for name, value in (("quantile", rule.quantile), ("threshold", rule.threshold)):
         if not 0 < value < 1:
             raise UsageError(f"{name} {value}: give a probability strictly between 0 and 1")
+    return K if n is None else fixed_length(n, model.config.possible_lengths)
 
 
 def fixed_length(n: int, allowed_lengths: tuple[int, ...]) -> int:
@@ -120,13 +123,10 @@ def compress_into_memory(
     rule: StopRule,
 ) -> SummaryMemory:
     """Compress one segment into a memory; rows without tokens keep their memory and take part in no pass."""
-    check_rule(model, rule)
+    n = check_rule(model, rule)
     if rule.name == "sample" and rule.uniforms is None:
         raise UsageError('stop rule "sample" needs `uniforms`, random numbers of shape [B, K]')
     model.check_fits(memory, input_ids.shape[1])
-    n = model.config.fixed_length
-    if rule.num_vectors is not None:
-        n = fixed_length(rule.num_vectors, model.config.possible_lengths)
     rows, before = attention_mask.any(1), memory
     if not bool(rows.all()) and bool(rows.any()):
         before = replace(memory, metadata=None).select_rows(rows.nonzero()[:, 0])
@@ -139,14 +139,9 @@ def compress_into_memory(
     vectors = select_vectors(model, compressed, attention_mask, rule, n)
     num_tokens = torch.zeros_like(rows, dtype=torch.long).masked_scatter(rows, attention_mask.sum(1))
     if len(attention_mask) < len(rows):
-        vectors = scatter_vectors(vectors, rows)
+        log_s = None if vectors.log_s is None else scatter_rows(vectors.log_s, rows)
+        vectors = SegmentVectors(scatter_rows(vectors.vectors, rows), scatter_rows(vectors.valid, rows), log_s)
     return model.update_memory(memory, vectors, num_tokens)
-
-
-def scatter_vectors(vectors: SegmentVectors, rows: Bool[Tensor, " B"]) -> SegmentVectors:
-    """Place the vectors of some rows into a batch in which the other rows have none."""
-    log_s = None if vectors.log_s is None else scatter_rows(vectors.log_s, rows)
-    return SegmentVectors(scatter_rows(vectors.vectors, rows), scatter_rows(vectors.valid, rows), log_s)
 
 
 def scatter_rows(x: Shaped[Tensor, "R *rest"], rows: Bool[Tensor, " B"]) -> Shaped[Tensor, "B *rest"]:

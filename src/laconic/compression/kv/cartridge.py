@@ -27,6 +27,7 @@ from laconic.compression.self_study import (
 from laconic.errors import UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
+from laconic.models.ops.rope_scaling import get_movable_rope
 from laconic.rng import permutation
 
 HELD_OUT_SHARE = 1 / 8  # share of the rows that choose the best step
@@ -113,13 +114,17 @@ def fit_cartridge(
         The memory of the step with the lowest held-out loss.
 
     Raises:
-        UsageError: If the memory has several rows, or the document does not fit the context.
+        UsageError: If the memory has several rows, the document does not fit the context, or the slots cannot be moved.
     """
     if memory.B != 1:
         raise UsageError(f"fit_cartridge: the memory has {memory.B} documents; fit one at a time")
     check_document_fits(decoder, len(document), config)
+    start = memory
+    if memory.has_equal_heads:
+        hint = "fit a memory by kvzip without equal heads, whose slots stay where they are"
+        get_movable_rope(decoder.config.rope, decoder.config.family, hint)
+        start = memory.renumber_slots(decoder.config)
     batches, held_out = write_study_batches(decoder, document, config, requests, on_progress)
-    start = memory.renumber_slots(decoder.config) if memory.has_equal_heads else memory
     frozen = start.split_layers(start.slot_index < config.num_frozen_tokens)
     parameters = [t.detach().clone().requires_grad_() for t in (*start.keys, *start.values)]
     optimizer = torch.optim.Adam(parameters, lr=config.learning_rate)

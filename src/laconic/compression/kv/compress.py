@@ -11,7 +11,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.compression.kv.loss import LossProbes, build_loss_probes, find_smallest_memory, measure_document_loss
+from laconic.compression.kv.loss import (
+    PASSAGE_TOKENS,
+    LossProbes,
+    build_loss_probes,
+    find_smallest_memory,
+    measure_document_loss,
+)
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import (
     NO_REPEAT_PROMPT,
@@ -181,13 +187,13 @@ def compress_document(
     check_ids([row], decoder.config.vocab_size)
     device = decoder.token_embedding.weight.device
     ids = torch.tensor([row], dtype=torch.long, device=device)
-    windows = split_windows(decoder, ids, config.method, repeat_prompt)
+    longest = compute_window_tokens(decoder, config.method, repeat_prompt, measures_loss=config.max_loss is not None)
+    windows = split_windows(decoder, ids, longest)
     total, ends = config.num_slots(ids.shape[1]), list(accumulate(window.shape[1] for window in windows))
     shares = [total * end // ids.shape[1] for end in (0, *ends)]
     slots = [max(1, end - start) for start, end in pairwise(shares)]
     if len(windows) > 1:  # checked before reading, which may take hours
-        context = f"{decoder.config.max_position_embeddings:,} tokens"
-        hint = f"give a text that fits the context of {context} in one window"
+        hint = f"give a text of at most {longest:,} tokens, which is read in one window"
         get_movable_rope(decoder.config.rope, decoder.config.family, hint)
         if config.max_loss is None:
             check_slots_fit(decoder, slots, ids.shape[1])
@@ -226,10 +232,8 @@ def compress_document(
     return DocumentCompression(memory, lengths, reader.positions, {"windows": measured} if measured else {})
 
 
-def split_windows(
-    decoder: Decoder, ids: Int[Tensor, "1 N"], method: KVMethod, repeat_prompt: RepeatPrompt
-) -> list[Int[Tensor, "1 n"]]:
-    """Split a document into windows of nearly equal size that the model can read, and repeat for KVzip.
+def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> list[Int[Tensor, "1 n"]]:
+    """Split a document into windows of nearly equal size, of `longest` tokens at most.
 
     Raises:
         UsageError: If the document is too long for a sliding window.
@@ -241,15 +245,19 @@ def split_windows(
             f"the document has {N:,} tokens, and layers of this {config.family} attend to the last {sliding:,} only; "
             f"give a text of at most {sliding:,} tokens"
         )
-    return list(ids.tensor_split(-(-N // compute_window_tokens(decoder, method, repeat_prompt)), 1))
+    return list(ids.tensor_split(-(-N // longest), 1))
 
 
-def compute_window_tokens(decoder: Decoder, method: KVMethod, repeat_prompt: RepeatPrompt) -> int:
-    """Return the length of the longest document that is read in one window; KVzip's repetition has to fit too."""
+def compute_window_tokens(
+    decoder: Decoder, method: KVMethod, repeat_prompt: RepeatPrompt, *, measures_loss: bool = False
+) -> int:
+    """Return the length of the longest document that is read in one window.
+
+    What is repeated after it has to fit too: pieces for KVzip, passages if the loss is measured.
+    """
     context = decoder.config.max_position_embeddings
-    if method != "kvzip":
-        return context
-    return max(1, context - repeat_tokens(decoder) - PREVIOUS_TOKENS - sum(map(len, repeat_prompt)))
+    repeated = max(repeat_tokens(decoder) * (method == "kvzip"), PASSAGE_TOKENS * measures_loss)
+    return max(1, context - repeated - PREVIOUS_TOKENS - sum(map(len, repeat_prompt))) if repeated else context
 
 
 def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:

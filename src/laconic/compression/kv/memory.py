@@ -7,7 +7,6 @@ position after the document.
 Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from laconic.generation.config import check_type
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
+from laconic.models.row_index import RowIndex
 
 SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
@@ -224,8 +224,8 @@ class KVMemory:
             metadata=None if self.metadata is None else self.metadata.keep_top_slots(int(num_slots)),
         )
 
-    def select_rows(self, rows: Sequence[int] | Int[Tensor, " R"]) -> "KVMemory":
-        """Select documents by index; an index may repeat.
+    def select_rows(self, rows: RowIndex) -> "KVMemory":
+        """Select documents by index or by a boolean mask; an index may repeat.
 
         Raises:
             UsageError: If there is no index, or one is not an integer or is out of range.
@@ -289,8 +289,9 @@ class KVMemory:
             raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; select the same rows of both")
         moved, start = list[KVMemory](), torch.zeros_like(first.num_tokens)
         for memory in memories:
-            moved.append(memory.shift_positions(config, start) if moved else memory)
-            start = start + memory.num_tokens
+            end, positions = start + memory.num_tokens, memory.positions + start[memory.row_index]
+            moved.append(memory.move_slots(config, positions, end) if moved else memory)
+            start = end
         known = [memory.metadata for memory in memories if memory.metadata is not None]
         sizes = [m.num_ranks for m in moved]
         ranks = [merge_ranks(m.ranks, [size[m.row_index] for size in sizes], i) for i, m in enumerate(moved)]
@@ -307,10 +308,6 @@ class KVMemory:
             start,
             KVMemoryMetadata.concat_documents(known) if known else None,
         )
-
-    def shift_positions(self, config: DecoderConfig, offset: Int[Tensor, " B"]) -> "KVMemory":
-        """Return the memory as if it began at position `offset` of each row. `config` and errors as in `move_slots`."""
-        return self.move_slots(config, self.positions + offset[self.row_index], self.num_tokens + offset)
 
     def renumber_slots(self, config: DecoderConfig) -> "KVMemory":
         """Give the slots of every head consecutive positions from 0, as StreamingLLM does. Raises like `move_slots`.

@@ -47,16 +47,8 @@ def read_cache(path: Path, decoder: HasFingerprint) -> dict[str, Tensor]:
 def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than a cache has."""
     expected = list_expected_tensors(tensors)
-    for is_prefix in (False, True):
-        part = {name: x for name, x in expected.items() if name.startswith("prefix_") == is_prefix}
-        names = {name for name in tensors if name.startswith("prefix_") == is_prefix}
-        invalid = min(names ^ part.keys(), default=None)
-        invalid = invalid or next(
-            (name for name, x in part.items() if not is_as_expected(name, tensors[name], x)), None
-        )
-        if invalid:
-            return invalid
-    return None
+    invalid = min(tensors.keys() ^ expected.keys(), default=None)
+    return invalid or next((name for name, x in expected.items() if not is_as_expected(name, tensors[name], x)), None)
 
 
 def is_as_expected(name: str, x: Tensor, expected: ExpectedTensor) -> bool:

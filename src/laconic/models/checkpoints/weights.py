@@ -1,6 +1,7 @@
 """Load and save weights as a Hugging Face folder: safetensors, checked to be finite."""
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -33,6 +34,7 @@ FINGERPRINT_SAMPLES = 1024  # elements per tensor that enter the fingerprint
 COMPANION_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja",
 )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> 
         raise UsageError(f"revision {revision}: {name} comes with laconic and has no revisions; remove revision")
     hub_name = named.hub_name if named else name
     allowed = ["*.json", *COMPANION_FILES, *(["*.safetensors"] if with_weights else [])]
-    ignored = ["*/*", "consolidated*"]
+    ignored = ["*/*.json", "*/*.safetensors", "consolidated*"]
     download = cast(Callable[..., str], snapshot_download)
     options: dict[str, Any] = {"revision": revision, "etag_timeout": 5}
     try:
@@ -381,8 +383,11 @@ def save_weights(
     def write(target: Path) -> None:
         (target / "config.json").write_text(config_json, encoding="utf-8")
         save_shards(target, sizes, lambda name: state[name].to(dtype or state[name].dtype), max_shard_bytes)
-        for name in COMPANION_FILES:
-            if source_folder and (source_folder / name).is_file():
-                shutil.copyfile(file_names.resolve_inside(source_folder, name), target / name)
+        if source_folder is None:
+            return
+        for path in itertools.chain.from_iterable(map(source_folder.glob, COMPANION_FILES)):
+            name = path.relative_to(source_folder)
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file_names.resolve_inside(source_folder, str(name)), target / name)
 
     atomic.write_folder_atomically(folder, write, sum(sizes.values()))
