@@ -10,6 +10,7 @@ import torch
 from starlette.testclient import TestClient
 
 import laconic
+from laconic.errors import InputError
 from laconic.experiment.text_models.chat_session import ChatSession
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
@@ -240,6 +241,13 @@ def test_chat_samples_as_the_model_publishes(chat_folder, tmp_path, start_server
     text = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
     assert text == generate(model, PROMPT, max_tokens=8, temperature=0.7, top_p=0.8, seed=5)
     assert complete(client, **body)["choices"][0]["text"] == generate(model, PROMPT, max_tokens=8, top_p=0.8)
+
+
+def test_invalid_sampling_of_the_model_ends_the_start(chat_folder, tmp_path, start_server: StartServer) -> None:
+    shutil.copytree(chat_folder, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text('{"temperature": -1}')
+    with pytest.raises(InputError, match=r"generation_config\.json: temperature=-1"):
+        start_server(laconic.load(tmp_path / "model"))
 
 
 @pytest.mark.parametrize(

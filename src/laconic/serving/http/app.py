@@ -86,6 +86,7 @@ def build_app(
 
     Raises:
         CorruptArtifactError: If a memory file is damaged or belongs to another model.
+        InputError: If generation_config.json has an invalid sampling option.
         UsageError: If a name of a memory file is invalid, or the model reads no memories.
 
     Examples:
@@ -96,6 +97,7 @@ def build_app(
         >>> app.title
         'laconic'
     """
+    _ = served.published_sampling  # read now: an error in it is not the client's, and its message has a path
     limits = limits or ServerLimits()
     engine = Engine(served.model, max_batch_size=limits.max_batch_size, max_queue=limits.max_queue)
     metrics, worker = ServerMetrics(engine.stats), Worker()
