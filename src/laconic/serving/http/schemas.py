@@ -340,6 +340,9 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None
 
 
+Choice = ChatChoice | ChunkChoice | CompletionChoice
+
+
 class Completion(BaseModel):
     """Answer of both endpoints, and a chunk of a streamed one; `object` names which."""
 
@@ -347,7 +350,7 @@ class Completion(BaseModel):
     object: str
     created: int
     model: str
-    choices: list[ChatChoice] | list[ChunkChoice] | list[CompletionChoice]
+    choices: list[Choice]
     usage: Usage | None = None
 
 
