@@ -378,7 +378,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         "use_beam_search": False, "length_penalty": 1.0, "skip_special_tokens": True, "prompt_logprobs": None,
     }  # fmt: skip
     messages = [
-        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": "Hi", "type": "text"},
         {"role": "assistant", "content": "Yo", "refusal": None, "tool_calls": None, "annotations": []},
         {"role": "user", "content": "Ok", "name": "me"},
     ]
