@@ -165,8 +165,7 @@ class ChatAnswer(Answer[ChatRequest]):
 
     def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
         body, served, limits = self.body, self.services.served, self.services.limits
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        prompt = prepare_chat(served, messages, prefix, limits)
+        prompt = prepare_chat(served, body.messages, prefix, limits)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         config = build_generation_config(served, body, prompt, max_tokens, limits)
         return build_engine_requests(served, body, prompt, config, num_top_logprobs=body.top_logprobs or 0)

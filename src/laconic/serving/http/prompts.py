@@ -20,9 +20,9 @@ from laconic.nested.state import FastWeightState
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
-from laconic.serving.http.schemas import GenerationRequest
+from laconic.serving.http.schemas import ChatMessage, GenerationRequest
 from laconic.serving.requests import EngineRequest
-from laconic.serving.thinking import count_question_tokens
+from laconic.serving.thinking import list_question_ids
 
 ANSWER_TOKENS = 128  # default max_tokens of runs that answer questions
 MIN_ANSWER_TOKENS = 128  # an attention cache that leaves less room for an answer is emptied
@@ -87,15 +87,14 @@ def prepare_text(
 
 
 def prepare_chat(
-    served: ApiModel, messages: Sequence[Message], prefix: PromptPrefix, limits: ServerLimits
+    served: ApiModel, chat: Sequence[ChatMessage], prefix: PromptPrefix, limits: ServerLimits
 ) -> PreparedPrompt:
     """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format.
 
     Raises:
         ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
     """
-    check_characters(served, sum(len(message["content"]) for message in messages), limits, "messages")
-    messages = replace_developer_role(messages, served.tokenizer.chat_template)
+    messages = read_messages(served, chat, limits)
     if isinstance(served.model, Reasoner):
         return prepare_question(served, choose_question(served.name, served.model, messages), limits, "messages")
     if served.tokenizer.chat_template is None:
@@ -109,11 +108,15 @@ def prepare_chat(
     return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "messages")
 
 
-def replace_developer_role(messages: Sequence[Message], chat_template: str | None) -> list[Message]:
-    """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows."""
-    if chat_template is not None and "developer" in chat_template:
-        return list(messages)
-    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+def read_messages(served: ApiModel, chat: Sequence[ChatMessage], limits: ServerLimits) -> list[Message]:
+    """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows.
+
+    Raises:
+        ApiError: 400 if they are too long.
+    """
+    check_characters(served, sum(len(message.content) for message in chat), limits, "messages")
+    new_roles = {} if "developer" in (served.tokenizer.chat_template or "") else {"developer": "system"}
+    return [{**m.model_dump(exclude_none=True), "role": new_roles.get(m.role, m.role)} for m in chat]
 
 
 def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:
@@ -145,7 +148,7 @@ def prepare_question(served: ApiModel, question: Question, limits: ServerLimits,
     """
     assert isinstance(served.model, Reasoner)
     try:
-        num_tokens = count_question_tokens(served.model, question)
+        num_tokens = len(list_question_ids(served.model, question))
     except InputError as error:
         raise ApiError(400, f"{param}: {error}", param) from None
     room = check_length(served, num_tokens, PromptPrefix(), limits, param)
