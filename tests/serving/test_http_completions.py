@@ -357,6 +357,7 @@ def test_tokenize_and_detokenize(client: TestClient, chat_model: LanguageModel) 
     assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": PROMPT}
     for route, body in (("/tokenize", {}), ("/tokenize", {"prompt": "a", "messages": messages}), ("/detokenize", {})):
         assert client.post(route, json=body).status_code == 400
+    assert "prompt: input should be a valid string" in client.post("/tokenize", json={"prompt": ["a"]}).text
     assert "outside the vocabulary" in client.post("/detokenize", json={"tokens": [300]}).text
     assert "context_length_exceeded" in client.post("/tokenize", json={"prompt": "a" * 10_000}).text
     refused = client.post("/v1/completions", json={"prompt": "a", "stop_token_ids": [300]}).json()["error"]
