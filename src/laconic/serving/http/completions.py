@@ -168,7 +168,7 @@ class ChatAnswer(Answer[ChatRequest]):
         prompt = prepare_chat(served, body.messages, prefix, limits)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         config = build_generation_config(served, body, prompt, max_tokens, limits)
-        return build_engine_requests(served, body, prompt, config, num_top_logprobs=body.top_logprobs or 0)
+        return build_engine_requests(body, prompt, config, num_top_logprobs=body.top_logprobs or 0)
 
     def build_choice(self, index: int, whole: AnswerPart) -> ChatChoice:
         assert whole.finish_reason is not None
@@ -232,7 +232,6 @@ class CompletionAnswer(Answer[CompletionRequest]):
                 raise ApiError(400, message, "echo")
             max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(
-                served,
                 body,
                 prompt,
                 build_generation_config(served, body, prompt, max_tokens, limits),

@@ -12,7 +12,6 @@ from laconic.experiment.from_recipe.methods import Question
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.nested_model import NestedTextModel
-from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.experiment.text_models.text_model import find_eos_ids
 from laconic.generation.config import GenerationConfig
@@ -260,19 +259,15 @@ def build_generation_config(
     elif body.ignore_eos or body.stop_token_ids:
         param = "ignore_eos" if body.ignore_eos else "stop_token_ids"
         raise ApiError(400, f"{param}: {served.name} answers questions, and its recipe ends them; remove it", param)
-    is_frozen = isinstance(served.model, NestedTextModel) and not served.model.update_weights
     return GenerationConfig(
         max_tokens=num_tokens,
         stop_strings=body.stop_strings,
         eos_token_ids=eos_token_ids,
-        update_on_prompt=False if is_frozen else None,
-        update_on_output=False if is_frozen else None,
         **options,
     )
 
 
 def build_engine_requests(
-    served: ApiModel,
     body: GenerationRequest,
     prompt: PreparedPrompt,
     config: GenerationConfig,
@@ -282,14 +277,9 @@ def build_engine_requests(
 ) -> list[EngineRequest]:
     """Return the `n` sequences of a prompt; sequence i samples with `seed` + i, or with a random seed."""
     seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
-    state = first_position = None
+    state, first_position = prompt.prefix.fast_weights, None
     if prompt.prefix.memory is not None:
         state, first_position = prompt.prefix.memory.cache, prompt.prefix.memory.first_position
-    elif prompt.prefix.fast_weights is not None:
-        assert isinstance(served.model, NestedTextModel)
-        num_positions = prompt.num_tokens + config.max_tokens
-        window = served.model.attention_window
-        state = clear_attention_if_full(served.model.model, prompt.prefix.fast_weights, num_positions, window)
     return [
         EngineRequest(
             token_ids=prompt.token_ids,
