@@ -64,7 +64,7 @@ async def create_completion(
     return await CompletionAnswer(services, body, len(body.prompts)).respond(request, group)
 
 
-class Answer(ABC, Generic[Body]):
+class ApiAnswer(ABC, Generic[Body]):
     """The answer to one request: choices `i * n` to `i * n + n - 1` continue prompt i.
 
     Args:
@@ -151,7 +151,7 @@ class Answer(ABC, Generic[Body]):
         return Completion(id=self.id, object=kind, created=self.created, model=name, choices=choices, **usage)
 
 
-class ChatAnswer(Answer[ChatRequest]):
+class ChatAnswer(ApiAnswer[ChatRequest]):
     """The answer to messages, of `n` replies."""
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -203,7 +203,7 @@ class ChatAnswer(Answer[ChatRequest]):
         return self.services.served.token_texts.to_chat(tokens, self.body.top_logprobs or 0)
 
 
-class CompletionAnswer(Answer[CompletionRequest]):
+class CompletionAnswer(ApiAnswer[CompletionRequest]):
     """The answer to texts or token ids; `echo` and `logprobs` score prompts."""
 
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
