@@ -22,10 +22,12 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 V = 257
 
 
-def hope(seed: int = 1) -> Hope:
-    options = CMSOptions(inner_objective="associative", inner_lr=0.5)
+OPTIONS = CMSOptions(inner_objective="associative", inner_lr=0.5)
+
+
+def hope(seed: int = 1, chunk_sizes: tuple[int, ...] = (2, 4), options: CMSOptions = OPTIONS) -> Hope:
     model = (
-        Hope(laconic.HopeConfig.attention_free(V, 8, 2, chunk_sizes=(2, 4), num_heads=2, cms=options), seed)
+        Hope(laconic.HopeConfig.attention_free(V, 8, 2, chunk_sizes=chunk_sizes, num_heads=2, cms=options), seed)
         .double()
         .eval()
     )
@@ -81,6 +83,18 @@ def test_generate_with_fast_weights_equals_single_rows(index: int) -> None:
         torch.tensor([[1, 2, 3, 4, 5]]), batch[0].state
     )  # in index a gradient may be explicit of it
     continued.hidden_states.sum().backward()
+
+
+def test_generate_goes_on_when_the_fast_weights_of_a_finished_row_overflow() -> None:
+    options = CMSOptions(inner_objective="associative", inner_lr=1e37, max_update_ratio=0.0)
+    model = hope(chunk_sizes=(4,), options=options).float()
+    rows, once = [[5, 7, 9], [11], [23]], GenerationConfig(max_tokens=1, return_state=False)
+    ends = generate(model, input_ids=rows[:1], config=once)[0].token_ids
+    config = GenerationConfig(max_tokens=3, eos_token_ids=ends, return_state=False)
+    alone = [generate(model, input_ids=[row], config=config)[0] for row in rows]
+    together = generate(model, input_ids=rows, config=config)
+    assert [x.stop_reason for x in alone] == ["eos", "length", "length"]
+    assert [x.token_ids for x in together] == [x.token_ids for x in alone]
 
 
 def test_generate_updates_fast_weights_only_without_attention_by_default() -> None:

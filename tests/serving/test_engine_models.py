@@ -24,7 +24,7 @@ from laconic.serving import served_model
 from laconic.serving.engine import Engine, StepInput
 from laconic.serving.ragged import RaggedDecoder
 from laconic.serving.requests import ErrorEvent, PromptEvent
-from laconic.serving.thinking import count_question_tokens
+from laconic.serving.thinking import list_question_ids
 from tests.models.fixtures import ROPES, fresh
 from tests.runs import train_tiny_run
 from tests.serving.answers_only import AnswersOnly
@@ -142,7 +142,7 @@ def test_engine_question_that_exceeds_a_position_table_fails_alone(tmp_path: Pat
         laconic.load(train_tiny_run("kava", tmp_path, "model.family=gpt2", "model.max_position_embeddings=40")),
     )
     engine = Engine(reasoner)
-    max_tokens = 40 - count_question_tokens(reasoner, QUESTIONS[0])
+    max_tokens = 40 - len(list_question_ids(reasoner, QUESTIONS[0]))
     bad = submit(engine, question=QUESTIONS[0], config=GenerationConfig(max_tokens=max_tokens))
     good = submit(engine, question=QUESTIONS[1], config=GenerationConfig(max_tokens=4))
     run_to_end(engine)

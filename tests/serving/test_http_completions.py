@@ -10,6 +10,7 @@ import torch
 from starlette.testclient import TestClient
 
 import laconic
+from laconic.errors import InputError
 from laconic.experiment.text_models.chat_session import ChatSession
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
@@ -242,6 +243,13 @@ def test_chat_samples_as_the_model_publishes(chat_folder, tmp_path, start_server
     assert complete(client, **body)["choices"][0]["text"] == generate(model, PROMPT, max_tokens=8, top_p=0.8)
 
 
+def test_invalid_sampling_of_the_model_ends_the_start(chat_folder, tmp_path, start_server: StartServer) -> None:
+    shutil.copytree(chat_folder, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text('{"temperature": -1}')
+    with pytest.raises(InputError, match=r"generation_config\.json: temperature=-1"):
+        start_server(laconic.load(tmp_path / "model"))
+
+
 @pytest.mark.parametrize(
     "options", [{"top_k": 3}, {"min_p": 0.97}, {"repetition_penalty": 3.0}, {"temperature": 0, "repetition_penalty": 9}]
 )
@@ -349,6 +357,7 @@ def test_tokenize_and_detokenize(client: TestClient, chat_model: LanguageModel) 
     assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": PROMPT}
     for route, body in (("/tokenize", {}), ("/tokenize", {"prompt": "a", "messages": messages}), ("/detokenize", {})):
         assert client.post(route, json=body).status_code == 400
+    assert "prompt: input should be a valid string" in client.post("/tokenize", json={"prompt": ["a"]}).text
     assert "outside the vocabulary" in client.post("/detokenize", json={"tokens": [300]}).text
     assert "context_length_exceeded" in client.post("/tokenize", json={"prompt": "a" * 10_000}).text
     refused = client.post("/v1/completions", json={"prompt": "a", "stop_token_ids": [300]}).json()["error"]
@@ -370,7 +379,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         "use_beam_search": False, "length_penalty": 1.0, "skip_special_tokens": True, "prompt_logprobs": None,
     }  # fmt: skip
     messages = [
-        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": "Hi", "type": "text"},
         {"role": "assistant", "content": "Yo", "refusal": None, "tool_calls": None, "annotations": []},
         {"role": "user", "content": "Ok", "name": "me"},
     ]

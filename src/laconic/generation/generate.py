@@ -323,9 +323,11 @@ def decode_loop(
         tokens = cast(list[tuple[float, float]], step.numpy().tolist())
         for row, sequence in enumerate(sequences):
             token, logprob = tokens[row]
+            if sequence.stop_reason is not None:
+                continue
             if isinstance(backend, StatefulBackend) and not math.isfinite(logprob):
                 backend.check_finite(row)
-            if sequence.stop_reason is None and sequence.append(int(token), logprob):
+            if sequence.append(int(token), logprob):
                 row_state = final_state(backend, row, int(token), S) if config.return_state else None
                 last_hidden = clone_outside_inference(hidden[row])
                 generation = sequence.to_generation(row_state, last_hidden, prefill_passes)

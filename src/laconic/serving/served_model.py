@@ -17,12 +17,11 @@ from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import (
     build_sampler,
-    check_position_table,
     find_first_new_position,
     resolve_eos,
     resolve_update_flags,
 )
-from laconic.generation.prompt import Prompt, build_prompt
+from laconic.generation.prompt import build_prompt
 from laconic.generation.state import DecodeState
 from laconic.generation.static_cache import is_stock_decoder
 from laconic.interfaces import StatefulLM
@@ -78,16 +77,19 @@ class ServedModel:
             if request.first_position is not None:
                 prompt = prompt._replace(first_positions=prompt.attention_mask.sum(1) * 0 + request.first_position)
             cache = state.cache if isinstance(state, DecodeState) else state
+            if isinstance(self.model, NestedTextModel) and isinstance(cache, FastWeightState):
+                length, window = len(request.token_ids) + config.max_tokens, self.model.attention_window
+                cache = clear_attention_if_full(self.model.model, cache, length, window)
             prompt = prompt._replace(
                 update_flags=resolve_update_flags(self.decoder, cache, prompt.first_positions, config)
             )
-            self.check_length(prompt, cache, config)
+            end = find_first_new_position(self.decoder, prompt, cache)
+            self.check_length(end, config.max_tokens)
             sampler = build_sampler(self.decoder, prompt, config)
         except ValueError as error:
             raise UsageError(str(error)) from error
         assert prompt.input_ids is not None
         sequence.prompt, sequence.state = prompt.input_ids[0], cache
-        end = find_first_new_position(self.decoder, prompt, cache)
         sequence.is_read_at_once = not has_fixed_frequencies(self.decoder.config.rope, end)
         sequence.num_state_ids = state.unread_ids.shape[1] if isinstance(state, DecodeState) else 0
         sequence.num_prompt_tokens = len(request.token_ids)
@@ -104,23 +106,13 @@ class ServedModel:
             config = replace(config, update_on_prompt=False, update_on_output=False)
         return config
 
-    def check_length(self, prompt: Prompt, cache: Any, config: GenerationConfig) -> None:
-        """Raise UsageError if prompt and new tokens exceed the positions that the model was trained on."""
-        if isinstance(self.model, NestedTextModel):
-            model = self.model
-            if model.has_attention and cache is not None:
-                length = len(prompt.token_ids[0]) + config.max_tokens
-                cache = clear_attention_if_full(model.model, cache, length, model.attention_window)
-            limit = model.attention_window if model.has_attention else None
-        else:
-            limit = self.decoder.config.max_position_embeddings
-        first = find_first_new_position(self.decoder, prompt, cache)
-        check_position_table(self.decoder.config, first, config.max_tokens)
-        if limit is not None and first + config.max_tokens > limit:
-            excess = first + config.max_tokens - limit
+    def check_length(self, end: int, max_tokens: int) -> None:
+        """Raise UsageError if a prompt up to `end` and new tokens exceed the context that the model was trained on."""
+        limit = self.decoder.config.max_position_embeddings
+        if end + max_tokens > limit:
             raise UsageError(
-                f"prompt of {first:,} positions + max_tokens={config.max_tokens:,} exceeds the context of {limit:,}; "
-                f"shorten by {excess:,}"
+                f"prompt of {end:,} positions + max_tokens={max_tokens:,} exceeds the context of {limit:,}; "
+                f"shorten by {end + max_tokens - limit:,}"
             )
 
     def start(self, sequences: Sequence[RunningSequence]) -> None:
@@ -141,9 +133,6 @@ class ServedModel:
             # with room for new tokens, since the copy of a long prompt's keys delays the rows that decode
             num_tokens = length + min(config.max_tokens, max(length, MIN_FREE_SLOTS))
             return CacheRow(self.decoder, state, request.first_position, num_tokens)
-        if isinstance(self.model, NestedTextModel) and isinstance(state, FastWeightState):
-            length = len(sequence.prompt) + config.max_tokens
-            state = clear_attention_if_full(self.model.model, state, length, self.model.attention_window)
         return StateRow(state, request.first_position, *sequence.update_flags)
 
 

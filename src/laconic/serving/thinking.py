@@ -48,11 +48,6 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
         )
 
 
-def count_question_tokens(model: Reasoner, question: Question) -> int:
-    """Return the number of tokens of a question in the recipe's format. Raises InputError if it cannot be encoded."""
-    return len(list_question_ids(model, question))
-
-
 def list_question_ids(model: Reasoner, question: Question) -> list[int]:
     """Return the ids of a question in the recipe's format. Raises InputError if it cannot be encoded."""
     batch = build_question(model, question)
@@ -123,13 +118,10 @@ def answer_whole(
     model: Reasoner, sequence: RunningSequence, question: ReasoningBatch, decoding: AnswerDecoding
 ) -> None:
     """Answer with a method that does not return prompts; the events come when it has finished."""
-    stop_strings, sampling = decoding.sampling.stop_list, replace(decoding.sampling, stop_strings=())
-    answers = answer_questions(model.method, question, replace(decoding, sampling=sampling))
-    sequence.latent_passes = answers.passes[0].latent
-    detokenizer, ids = (
-        IncrementalDetokenizer(without_eos(decoding), [], stop_strings, sampling.min_tokens),
-        answers.token_ids[0],
-    )
+    options = decoding.sampling
+    answers = answer_questions(model.method, question, replace(decoding, sampling=replace(options, stop_strings=())))
+    sequence.latent_passes, ids = answers.passes[0].latent, answers.token_ids[0]
+    detokenizer = IncrementalDetokenizer(without_eos(decoding), [], options.stop_list, options.min_tokens)
     sequence.send(PromptEvent())
     for token in ids:
         sequence.num_tokens += 1

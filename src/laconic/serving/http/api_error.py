@@ -138,7 +138,7 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             message, code = f"{name}: missing {path[-1]}; give it", "missing_parameter"
         case "literal_error" if param == "stream_options":
             message, code = f"{param}.{path[-1]} is not supported; remove it", "unsupported_parameter"
-        case _ if param in EXPECTED_TYPES and not str(first["type"]).startswith(("value", "too_")):
+        case _ if len(path) > 1 and param in EXPECTED_TYPES and not str(first["type"]).startswith(("value", "too_")):
             message, code = f"{name}: expected {EXPECTED_TYPES[param]}", "invalid_value"
         case _:
             reason = str(first["msg"]).removeprefix("Value error, ")

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from laconic import __version__
 from laconic.serving.engine import Engine
-from laconic.serving.http import chat, completions, memories, sessions, tokenization
+from laconic.serving.http import completions, memories, sessions, tokenization
 from laconic.serving.http.api_error import ApiError, install_error_handlers
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.guard import RequestGuard
@@ -86,6 +86,7 @@ def build_app(
 
     Raises:
         CorruptArtifactError: If a memory file is damaged or belongs to another model.
+        InputError: If generation_config.json has an invalid sampling option.
         UsageError: If a name of a memory file is invalid, or the model reads no memories.
 
     Examples:
@@ -96,6 +97,7 @@ def build_app(
         >>> app.title
         'laconic'
     """
+    _ = served.published_sampling  # read now: an error in it is not the client's, and its message has a path
     limits = limits or ServerLimits()
     engine = Engine(served.model, max_batch_size=limits.max_batch_size, max_queue=limits.max_queue)
     metrics, worker = ServerMetrics(engine.stats), Worker()
@@ -120,7 +122,7 @@ def build_app(
         served, engine, limits, store, SessionStore(served, limits.max_sessions), metrics, worker
     )
     deadlines = app.state.deadlines = Deadlines(limits.max_seconds)
-    routers = (router, chat.router, completions.router, memories.router, sessions.router, tokenization.router)
+    routers = (router, completions.router, memories.router, sessions.router, tokenization.router)
     install_error_handlers(app, [route for r in routers for route in r.routes if isinstance(route, APIRoute)])
     app.add_middleware(  # pyright: ignore
         RequestGuard,

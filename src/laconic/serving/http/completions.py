@@ -1,24 +1,37 @@
-"""POST /v1/completions: continue texts or token ids, whole or streamed; `echo` and `logprobs` score prompts."""
+"""POST /v1/chat/completions and /v1/completions: reply to messages, or continue texts, whole or streamed."""
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar, Generic, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from laconic.serving.http.api_error import ApiError
-from laconic.serving.http.prompts import PromptPrefix, build_engine_requests, build_generation_config, prepare_text
+from laconic.serving.http.prompts import (
+    PromptPrefix,
+    build_engine_requests,
+    build_generation_config,
+    prepare_chat,
+    prepare_text,
+)
 from laconic.serving.http.schemas import (
+    ChatChoice,
+    ChatLogprobs,
+    ChatRequest,
+    Choice,
+    ChunkChoice,
     Completion,
     CompletionChoice,
-    CompletionLogprobs,
     CompletionRequest,
-    FinishReason,
+    Delta,
+    GenerationRequest,
+    ReplyMessage,
     Usage,
 )
-from laconic.serving.http.sequences import SequenceGroup, SequenceResult, TextTokens, count_usage, to_finish_reason
+from laconic.serving.http.sequences import AnswerPart, SequenceGroup, count_usage
 from laconic.serving.http.services import (
     GroupDependency,
     Services,
@@ -29,56 +42,184 @@ from laconic.serving.http.services import (
     stream_chunks,
 )
 from laconic.serving.http.token_text import CompletionLogprobsBuilder
-from laconic.serving.requests import EngineRequest, FinishEvent, PromptEvent, TokenEvent
+from laconic.serving.requests import EngineRequest, FinishEvent, TokenLogprob
 from laconic.serving.threads import run_in_thread
 
+Body = TypeVar("Body", bound=GenerationRequest)
 router = APIRouter(route_class=StrictRoute)
-DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
+DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(
+    body: ChatRequest, request: Request, services: ServicesDependency, group: GroupDependency
+) -> Response:
+    return await ChatAnswer(services, body).respond(request, group)
 
 
 @router.post("/v1/completions")
 async def create_completion(
     body: CompletionRequest, request: Request, services: ServicesDependency, group: GroupDependency
-) -> Any:
-    answer = CompletionAnswer(services, body)
-    group.submit(await answer.prepare())
-    if body.stream:
-        return stream_chunks(answer.stream(group), request)
-    return json_response(await run_while_connected(request, answer.collect(group)))
+) -> Response:
+    return await CompletionAnswer(services, body, len(body.prompts)).respond(request, group)
 
 
-class CompletionAnswer:
+class ApiAnswer(ABC, Generic[Body]):
     """The answer to one request: choices `i * n` to `i * n + n - 1` continue prompt i.
 
     Args:
         services: The server's services.
         body: The request.
+        num_prompts: Number of its prompts.
     """
 
-    def __init__(self, services: Services, body: CompletionRequest) -> None:
-        self.services, self.body, self.n = services, body, body.n or 1
-        self.id, self.created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
-        self.has_logprobs, self.echo = body.logprobs is not None, bool(body.echo)
-        self.is_score_only = body.max_tokens == 0  # the engine generates one token, which is left out
-        self.echoes: list[str] = []  # text of each prompt, if `echo` repeats it
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
-    async def prepare(self) -> list[EngineRequest]:
-        """Return the sequences of the request.
+    def __init__(self, services: Services, body: Body, num_prompts: int = 1) -> None:
+        self.services, self.body, self.n = services, body, body.n or 1
+        self.num_choices = num_prompts * self.n
+        self.id, self.created = f"{self.id_prefix}-{secrets.token_hex(12)}", int(time.time())
+
+    async def respond(self, request: Request, group: SequenceGroup) -> Response:
+        """Start the sequences, and return the answer or the stream of its chunks.
 
         Raises:
             ApiError: For a request that does not fit the model or the limits.
         """
-        count, largest = len(self.body.prompts) * self.n, self.services.limits.max_queue
-        if count > largest:
-            param = "n" if len(self.body.prompts) <= largest else "prompt"
-            raise ApiError(400, f"{param}: {count:,} sequences in one request; give at most {largest:,}", param)
-        if self.is_score_only and not self.echo:
-            raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
+        largest = self.services.limits.max_queue
+        if self.num_choices > largest:
+            param = "n" if self.num_choices // self.n <= largest else "prompt"
+            raise ApiError(
+                400, f"{param}: {self.num_choices:,} sequences in one request; give at most {largest:,}", param
+            )
+        self.check_options()
         prefix = await self.services.resolve_prefix(self.body)
-        return await run_in_thread(self.build_requests, prefix)
+        group.submit(await run_in_thread(self.build_requests, prefix))
+        if self.body.stream:
+            return stream_chunks(self.stream(group), request)
+        return json_response(await run_while_connected(request, self.collect(group)))
+
+    @abstractmethod
+    def check_options(self) -> None:
+        """Raise ApiError (400) for options that do not fit one another or the model."""
+
+    @abstractmethod
+    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
+        """Encode the prompts; the errors are those of `respond`."""
+
+    @abstractmethod
+    def build_choice(self, index: int, whole: AnswerPart) -> Choice: ...
+
+    @abstractmethod
+    def build_chunk(self, index: int, part: AnswerPart) -> Choice | None:
+        """Return what a part adds to a choice; None if that is nothing."""
+
+    def begin(self) -> list[Choice]:
+        """Return the chunks that a stream begins with."""
+        return []
+
+    def count_usage(self, finishes: Sequence[FinishEvent]) -> Usage:
+        return count_usage(finishes, self.n)
+
+    async def collect(self, group: SequenceGroup) -> Completion:
+        wholes = [AnswerPart() for _ in range(self.num_choices)]
+        async for index, part in group.parts():
+            wholes[index].extend(part)
+        choices = [self.build_choice(index, whole) for index, whole in enumerate(wholes)]
+        finishes = [whole.finish for whole in wholes if whole.finish is not None]
+        return self.build(self.kind, choices, usage=self.count_usage(finishes))
+
+    async def stream(self, group: SequenceGroup) -> AsyncIterator[Completion]:
+        for choice in self.begin():
+            yield self.build(self.chunk_kind, [choice])
+        finishes: dict[int, FinishEvent] = {}
+        async for index, part in group.parts():
+            if part.finish is not None:
+                finishes[index] = part.finish
+            if (choice := self.build_chunk(index, part)) is not None:
+                yield self.build(self.chunk_kind, [choice])
+        if self.body.should_include_usage:
+            usage = self.count_usage([finishes[index] for index in sorted(finishes)])
+            yield self.build(self.chunk_kind, [], usage=usage)
+
+    def build(self, kind: str, choices: list[Choice], **usage: Usage | None) -> Completion:
+        if self.body.should_include_usage:
+            usage = {"usage": None} | usage
+        name = self.services.served.name
+        return Completion(id=self.id, object=kind, created=self.created, model=name, choices=choices, **usage)
+
+
+class ChatAnswer(ApiAnswer[ChatRequest]):
+    """The answer to messages, of `n` replies."""
+
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def check_options(self) -> None:
+        body, served = self.body, self.services.served
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
+        if body.logprobs and not served.has_logprobs:
+            raise ApiError(400, f"logprobs: the method of {served.name} has none; remove logprobs", "logprobs")
 
     def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        """Encode the prompts; the errors are those of `prepare`."""
+        body, served, limits = self.body, self.services.served, self.services.limits
+        prompt = prepare_chat(served, body.messages, prefix, limits)
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        config = build_generation_config(served, body, prompt, max_tokens, limits)
+        return build_engine_requests(body, prompt, config, num_top_logprobs=body.top_logprobs or 0)
+
+    def build_choice(self, index: int, whole: AnswerPart) -> ChatChoice:
+        assert whole.finish_reason is not None
+        return ChatChoice(
+            index=index,
+            message=ReplyMessage(role="assistant", content=whole.text, refusal=None),
+            logprobs=self.build_logprobs(whole.tokens),
+            finish_reason=whole.finish_reason,
+        )
+
+    def begin(self) -> list[Choice]:
+        delta = Delta(role="assistant", content="")
+        return [
+            ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)
+            for index in range(self.num_choices)
+        ]
+
+    def build_chunk(self, index: int, part: AnswerPart) -> ChunkChoice | None:
+        if not part.text and part.finish is None:
+            return None
+        return ChunkChoice(
+            index=index,
+            delta=Delta(content=part.text) if part.text else Delta(),
+            logprobs=self.build_logprobs(part.tokens) if part.tokens else None,
+            finish_reason=part.finish_reason,
+        )
+
+    def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        """Return the log probabilities of tokens, if they were requested."""
+        if not self.body.logprobs:
+            return None
+        return self.services.served.token_texts.to_chat(tokens, self.body.top_logprobs or 0)
+
+
+class CompletionAnswer(ApiAnswer[CompletionRequest]):
+    """The answer to texts or token ids; `echo` and `logprobs` score prompts."""
+
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, services: Services, body: CompletionRequest, num_prompts: int) -> None:
+        super().__init__(services, body, num_prompts)
+        self.has_logprobs, self.echo = body.logprobs is not None, bool(body.echo)
+        self.is_score_only = body.max_tokens == 0  # the engine generates one token, which is left out
+        self.echoes: list[str] = []  # text that each choice begins with
+        self.builders: list[CompletionLogprobsBuilder] = []  # of each choice, if `logprobs` is given
+
+    def check_options(self) -> None:
+        if self.is_score_only and not self.echo:
+            raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
+
+    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
         body, served, limits = self.body, self.services.served, self.services.limits
         requests: list[EngineRequest] = []
         for text in body.prompts:
@@ -91,7 +232,6 @@ class CompletionAnswer:
                 raise ApiError(400, message, "echo")
             max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(
-                served,
                 body,
                 prompt,
                 build_generation_config(served, body, prompt, max_tokens, limits),
@@ -99,61 +239,29 @@ class CompletionAnswer:
                 with_prompt_logprobs=self.echo and self.has_logprobs,
             )
             whole = text if isinstance(text, str) else served.tokenizer.decode(text, skip_special_tokens=False)
-            self.echoes.append(whole if self.echo else "")
+            self.echoes += [whole if self.echo else ""] * self.n
+        if body.logprobs is not None:
+            texts = served.token_texts
+            self.builders = [CompletionLogprobsBuilder(texts, body.logprobs, echo) for echo in self.echoes]
         return requests
 
-    async def collect(self, group: SequenceGroup) -> Completion:
-        results = await group.collect(len(self.echoes) * self.n)
-        choices = [self.build_choice(index, result) for index, result in enumerate(results)]
-        finishes = [result.finish for result in results if result.finish is not None]
-        return self.build(choices, usage=self.count_usage(finishes))
+    def build_choice(self, index: int, whole: AnswerPart) -> CompletionChoice:
+        """Return a choice, or what a part of it adds."""
+        text, tokens = ("", ()) if self.is_score_only else (whole.text, whole.tokens)
+        logprobs = None
+        if self.has_logprobs and (tokens or whole.prompt is not None):
+            logprobs = self.builders[index].build(tokens, () if whole.prompt is None else whole.prompt.logprobs)
+        if whole.prompt is not None:
+            text = self.echoes[index] + text
+        return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=whole.finish_reason)
+
+    def build_chunk(self, index: int, part: AnswerPart) -> CompletionChoice | None:
+        choice = self.build_choice(index, part)
+        has_tokens = choice.logprobs is not None and choice.logprobs.tokens
+        return choice if choice.text or has_tokens or choice.finish_reason else None
 
     def count_usage(self, finishes: Sequence[FinishEvent]) -> Usage:
         """Return the token counts, without the token that nobody asked for."""
         if self.is_score_only:
             finishes = [replace(finish, num_tokens=0) for finish in finishes]
-        return count_usage(finishes, self.n)
-
-    def build_choice(self, index: int, result: SequenceResult) -> CompletionChoice:
-        assert result.finish is not None
-        tokens = () if self.is_score_only else result.logprobs
-        logprobs = self.logprobs_builder(index).build(tokens, result.prompt_logprobs) if self.has_logprobs else None
-        text = self.echoes[index // self.n] + ("" if self.is_score_only else result.text)
-        return self.choice(index, text, logprobs, to_finish_reason(result.finish))
-
-    def logprobs_builder(self, index: int) -> CompletionLogprobsBuilder:
-        echo = self.echoes[index // self.n]
-        return CompletionLogprobsBuilder(self.services.served.token_texts, self.body.logprobs or 0, echo)
-
-    async def stream(self, group: SequenceGroup) -> AsyncIterator[Completion]:
-        builders = [self.logprobs_builder(index) for index in range(len(self.echoes) * self.n)]
-        tokens = [TextTokens() for _ in builders]
-        finishes: dict[int, FinishEvent] = {}
-        async for index, event in group.events():
-            text, logprobs, reason, builder = "", None, None, builders[index]
-            if isinstance(event, PromptEvent):
-                text = self.echoes[index // self.n]
-                logprobs = builder.build((), event.logprobs) if event.logprobs else None
-            elif isinstance(event, TokenEvent | FinishEvent) and not self.is_score_only:
-                certain = tokens[index].add(event)
-                logprobs = builder.build(certain) if certain and self.has_logprobs else None
-                text = event.text if isinstance(event, TokenEvent) else ""
-            if isinstance(event, FinishEvent):
-                finishes[index], reason = event, to_finish_reason(event)
-            if text or logprobs or reason:
-                yield self.build([self.choice(index, text, logprobs, reason)])
-        if self.body.should_include_usage:
-            yield self.build([], usage=self.count_usage([finishes[index] for index in sorted(finishes)]))
-
-    def choice(
-        self, index: int, text: str, logprobs: CompletionLogprobs | None, reason: FinishReason | None
-    ) -> CompletionChoice:
-        return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=reason)
-
-    def build(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
-        if self.body.should_include_usage:
-            usage = {"usage": None} | usage
-        name = self.services.served.name
-        return Completion(
-            id=self.id, object="text_completion", created=self.created, model=name, choices=choices, **usage
-        )
+        return super().count_usage(finishes)

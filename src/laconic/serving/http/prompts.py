@@ -12,7 +12,6 @@ from laconic.experiment.from_recipe.methods import Question
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.nested_model import NestedTextModel
-from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.experiment.text_models.text_model import find_eos_ids
 from laconic.generation.config import GenerationConfig
@@ -20,9 +19,9 @@ from laconic.nested.state import FastWeightState
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
-from laconic.serving.http.schemas import GenerationRequest
+from laconic.serving.http.schemas import ChatMessage, GenerationRequest
 from laconic.serving.requests import EngineRequest
-from laconic.serving.thinking import count_question_tokens
+from laconic.serving.thinking import list_question_ids
 
 ANSWER_TOKENS = 128  # default max_tokens of runs that answer questions
 MIN_ANSWER_TOKENS = 128  # an attention cache that leaves less room for an answer is emptied
@@ -87,15 +86,14 @@ def prepare_text(
 
 
 def prepare_chat(
-    served: ApiModel, messages: Sequence[Message], prefix: PromptPrefix, limits: ServerLimits
+    served: ApiModel, chat: Sequence[ChatMessage], prefix: PromptPrefix, limits: ServerLimits
 ) -> PreparedPrompt:
     """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format.
 
     Raises:
         ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
     """
-    check_characters(served, sum(len(message["content"]) for message in messages), limits, "messages")
-    messages = replace_developer_role(messages, served.tokenizer.chat_template)
+    messages = read_messages(served, chat, limits)
     if isinstance(served.model, Reasoner):
         return prepare_question(served, choose_question(served.name, served.model, messages), limits, "messages")
     if served.tokenizer.chat_template is None:
@@ -109,11 +107,15 @@ def prepare_chat(
     return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "messages")
 
 
-def replace_developer_role(messages: Sequence[Message], chat_template: str | None) -> list[Message]:
-    """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows."""
-    if chat_template is not None and "developer" in chat_template:
-        return list(messages)
-    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+def read_messages(served: ApiModel, chat: Sequence[ChatMessage], limits: ServerLimits) -> list[Message]:
+    """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows.
+
+    Raises:
+        ApiError: 400 if they are too long.
+    """
+    check_characters(served, sum(len(message.content) for message in chat), limits, "messages")
+    new_roles = {} if "developer" in (served.tokenizer.chat_template or "") else {"developer": "system"}
+    return [{**m.model_dump(exclude_none=True), "role": new_roles.get(m.role, m.role)} for m in chat]
 
 
 def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:
@@ -145,7 +147,7 @@ def prepare_question(served: ApiModel, question: Question, limits: ServerLimits,
     """
     assert isinstance(served.model, Reasoner)
     try:
-        num_tokens = count_question_tokens(served.model, question)
+        num_tokens = len(list_question_ids(served.model, question))
     except InputError as error:
         raise ApiError(400, f"{param}: {error}", param) from None
     room = check_length(served, num_tokens, PromptPrefix(), limits, param)
@@ -257,19 +259,15 @@ def build_generation_config(
     elif body.ignore_eos or body.stop_token_ids:
         param = "ignore_eos" if body.ignore_eos else "stop_token_ids"
         raise ApiError(400, f"{param}: {served.name} answers questions, and its recipe ends them; remove it", param)
-    is_frozen = isinstance(served.model, NestedTextModel) and not served.model.update_weights
     return GenerationConfig(
         max_tokens=num_tokens,
         stop_strings=body.stop_strings,
         eos_token_ids=eos_token_ids,
-        update_on_prompt=False if is_frozen else None,
-        update_on_output=False if is_frozen else None,
         **options,
     )
 
 
 def build_engine_requests(
-    served: ApiModel,
     body: GenerationRequest,
     prompt: PreparedPrompt,
     config: GenerationConfig,
@@ -279,14 +277,9 @@ def build_engine_requests(
 ) -> list[EngineRequest]:
     """Return the `n` sequences of a prompt; sequence i samples with `seed` + i, or with a random seed."""
     seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
-    state = first_position = None
+    state, first_position = prompt.prefix.fast_weights, None
     if prompt.prefix.memory is not None:
         state, first_position = prompt.prefix.memory.cache, prompt.prefix.memory.first_position
-    elif prompt.prefix.fast_weights is not None:
-        assert isinstance(served.model, NestedTextModel)
-        num_positions = prompt.num_tokens + config.max_tokens
-        window = served.model.attention_window
-        state = clear_attention_if_full(served.model.model, prompt.prefix.fast_weights, num_positions, window)
     return [
         EngineRequest(
             token_ids=prompt.token_ids,

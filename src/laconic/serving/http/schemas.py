@@ -50,6 +50,7 @@ NEUTRAL_MESSAGE_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "reasoning_content": ("",),
     "refusal": (),
     "tool_calls": ([],),
+    "type": ("text", "message"),  # older versions of lm-eval send text, items of OpenAI's Responses API have message
 }
 IGNORED_FIELDS = ("cache_control", "id")  # of messages and their parts: hints to other servers, ids of earlier answers
 MAX_FIELDS = 100  # of an object; each unknown one is an error that takes time to build
@@ -340,6 +341,9 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None
 
 
+Choice = ChatChoice | ChunkChoice | CompletionChoice
+
+
 class Completion(BaseModel):
     """Answer of both endpoints, and a chunk of a streamed one; `object` names which."""
 
@@ -347,7 +351,7 @@ class Completion(BaseModel):
     object: str
     created: int
     model: str
-    choices: list[ChatChoice] | list[ChunkChoice] | list[CompletionChoice]
+    choices: list[Choice]
     usage: Usage | None = None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -49,27 +50,31 @@ class TextTokens:
 
 
 @dataclass
-class SequenceResult:
-    """Everything that the events of one sequence report."""
+class AnswerPart:
+    """What an event, or all events, of a sequence add to its answer.
+
+    Attributes:
+        text: Text of new tokens.
+        tokens: Tokens that are now known to belong to the text.
+        prompt: That the prompt has been read.
+        finish: That the sequence has ended.
+    """
 
     text: str = ""
-    tokens: TextTokens = field(default_factory=TextTokens)
-    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    prompt: PromptEvent | None = None
     finish: FinishEvent | None = None
 
-    def add(self, event: EngineEvent) -> None:
-        match event:
-            case PromptEvent():
-                self.prompt_logprobs = event.logprobs
-            case TokenEvent():
-                self.text += event.text
-                self.logprobs += self.tokens.add(event)
-            case FinishEvent():
-                self.finish = event
-                self.logprobs += self.tokens.add(event)
-            case ErrorEvent():  # `events` raises it
-                pass
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence ended, in OpenAI's words."""
+        return None if self.finish is None else "length" if self.finish.reason == "length" else "stop"
+
+    def extend(self, part: "AnswerPart") -> None:
+        """Add the next part."""
+        self.text += part.text
+        self.tokens += part.tokens
+        self.prompt, self.finish = self.prompt or part.prompt, self.finish or part.finish
 
 
 class SequenceGroup:
@@ -107,7 +112,7 @@ class SequenceGroup:
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, event))
 
-    async def events(self) -> AsyncIterator[tuple[int, EngineEvent]]:
+    async def events(self) -> AsyncIterator[tuple[int, PromptEvent | TokenEvent | FinishEvent]]:
         """Yield events with the index of their sequence until all have ended.
 
         Raises:
@@ -141,11 +146,17 @@ class SequenceGroup:
             self.cancel()
         return await self.queue.get()
 
-    async def collect(self, num_sequences: int) -> list[SequenceResult]:
-        results = [SequenceResult() for _ in range(num_sequences)]
+    async def parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
+        """Yield what each event adds to the answer of its sequence; the errors are those of `events`."""
+        tokens = defaultdict[int, TextTokens](TextTokens)
         async for index, event in self.events():
-            results[index].add(event)
-        return results
+            match event:
+                case PromptEvent():
+                    yield index, AnswerPart(prompt=event)
+                case TokenEvent():
+                    yield index, AnswerPart(event.text, tokens[index].add(event))
+                case FinishEvent():
+                    yield index, AnswerPart(tokens=tokens[index].add(event), finish=event)
 
     def record(self, index: int, event: EngineEvent) -> None:
         """Count tokens, passes and times."""
@@ -170,11 +181,6 @@ class SequenceGroup:
         """Cancel what still runs, without waiting."""
         self.cancel()
         self.ids.clear()
-
-
-def to_finish_reason(finish: FinishEvent) -> FinishReason:
-    """Return why a sequence ended, in OpenAI's words."""
-    return "length" if finish.reason == "length" else "stop"
 
 
 def count_usage(finishes: Sequence[FinishEvent], num_choices: int) -> Usage:

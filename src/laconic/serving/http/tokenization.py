@@ -11,7 +11,7 @@ from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
-from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, replace_developer_role
+from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, read_messages
 from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody, drop_neutral
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
 from laconic.serving.thinking import list_question_ids
@@ -83,9 +83,7 @@ def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> lis
     if body.prompt is not None:
         check_characters(served, len(body.prompt), limits, "prompt")
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages = [message.model_dump(exclude_none=True) for message in body.messages or ()]
-    check_characters(served, sum(len(message["content"]) for message in messages), limits, "messages")
-    messages = replace_developer_role(messages, served.tokenizer.chat_template)
+    messages = read_messages(served, body.messages or (), limits)
     if isinstance(served.model, Reasoner):
         if body.add_generation_prompt is False or body.add_special_tokens:
             message = f"add_generation_prompt and add_special_tokens: {served.name} answers questions; remove them"
