@@ -38,16 +38,22 @@ def init_run(
         UsageError: If existing steps were trained with another recipe; the message lists the keys.
         BusyError: If there are steps and `resume` is "never".
     """
-    path, notes = run.path / RECIPE_FILE, list[str]()
+    notes = check_resume(run, recipe, resume)
+    write_text_atomically(run.path / RECIPE_FILE, to_toml(recipe))
+    write_text_atomically(run.path / ENVIRONMENT_FILE, to_canonical_json(dict(environment)) + "\n")
+    return notes
+
+
+def check_resume(run: RunDirectory, recipe: Recipe, resume: object = "auto") -> list[str]:
+    """Return what `init_run` returns, and raise its errors; nothing is written."""
+    path = run.path / RECIPE_FILE
     if run.step_numbers():
         if resume == "never":
             raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
-        notes = check_same_recipe(path, recipe) if path.exists() else []
-    elif isinstance(resume, int):
+        return check_same_recipe(path, recipe) if path.exists() else []
+    if isinstance(resume, int):
         run.get_step(resume)  # raises if it does not exist
-    write_text_atomically(path, to_toml(recipe))
-    write_text_atomically(run.path / ENVIRONMENT_FILE, to_canonical_json(dict(environment)) + "\n")
-    return notes
+    return []
 
 
 def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:

@@ -131,7 +131,7 @@ class TrainCommand:
         with stop.preemptible():
             from laconic.evaluation.validation import build_validation
             from laconic.experiment.from_recipe.build import build_experiment
-            from laconic.experiment.run_init import check_same_rows, init_run
+            from laconic.experiment.run_init import check_resume, check_same_rows, init_run
             from laconic.storage.run_dir import RunDirectory
             from laconic.training.distributed import init_ranks
             from laconic.training.loop import train
@@ -145,10 +145,11 @@ class TrainCommand:
                 progress(f"preparing {out.name},") if is_main else contextlib.nullcontext() as show,
             ):
                 environment = describe_environment(str(device), ranks.world_size)
-                notes = ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
+                ranks.run_on_rank_zero(lambda: check_resume(run, recipe, resume))  # before the rows are read
                 built = build_experiment(recipe, device, show)
                 ranks.run_on_rank_zero(lambda: check_same_rows(run, recipe, built.fingerprints["data"]))
                 validate = build_validation(recipe, built.parts, built.method, device, ranks)
+                notes = ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
             for text in (*notes, *built.notes, *(validate.notes if validate else ())) if is_main else ():
                 log_note(text)
             with progress(f"training {out.name},") if is_main else contextlib.nullcontext() as show:
