@@ -97,6 +97,8 @@ class GenerateCommand(SamplingFlags):
     """number of new tokens before which no end-of-sequence token is generated"""
     allow_long_prompt: bool = False
     """read prompts, and write answers, longer than the context that the model was trained on; the text may be poor"""
+    checkpoint: str = "latest"
+    """for runs: latest, best (by validation during training), or the step of a checkpoint"""
     with_cot: bool = False
     """for runs: generate the chain of thought before the answer"""
     jacobi_tolerance: OptionalFloat = None
@@ -118,6 +120,8 @@ class GenerateCommand(SamplingFlags):
     def run(self) -> int:
         """Generate; the text goes to standard output, the statistics to standard error."""
         self.validate()
+        if self.checkpoint != "latest":
+            return replace(self, model=str(self.find_step()), checkpoint="latest").run()
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
         from laconic.experiment.load_run import read_run_method
         from laconic.experiment.text_models.compressor import is_compressor
@@ -140,6 +144,19 @@ class GenerateCommand(SamplingFlags):
         flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
         refuse_flags(flags, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
+
+    def find_step(self) -> Path:
+        """Return the folder of the checkpoint that a run is to answer with; raise `UsageError` (2) for another model."""
+        from laconic.evaluation.runs import resolve_step
+        from laconic.experiment.load_run import is_run_dir
+        from laconic.storage.run_dir import RunDirectory
+
+        folder = Path(self.model)
+        if not is_run_dir(folder):
+            raise UsageError(f"--checkpoint: {self.model} is not the directory of a run; remove --checkpoint")
+        step = resolve_step(folder, self.checkpoint)
+        assert step is not None
+        return RunDirectory(folder).step_path(step)
 
     @cached_property
     def is_language_model_run(self) -> bool:
