@@ -21,7 +21,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_output_path, check_system_message, print_json
+from laconic.cli.files import check_memories, check_new_file, check_system_message, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import (
     PromptRow,
@@ -34,7 +34,7 @@ from laconic.cli.generate_prompts import (
 )
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, status
-from laconic.errors import BusyError, UsageError
+from laconic.errors import UsageError
 from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class GenerateCommand(SamplingFlags):
         return self.generate_with_checkpoint(self.read_prompts())
 
     def find_step(self) -> Path:
-        """Return the folder of the checkpoint that a run is to answer with; raise `UsageError` (2) for another model."""
+        """Return the folder of the checkpoint that `--checkpoint` names; raise `UsageError` (2) if there is none."""
         from laconic.evaluation.runs import resolve_step
         from laconic.experiment.load_run import is_run_dir
         from laconic.storage.run_dir import RunDirectory
@@ -176,11 +176,9 @@ class GenerateCommand(SamplingFlags):
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
-            check_output_path("--output", self.output)
+            check_new_file("--output", self.output)
             if is_device_or_pipe(self.output):
                 raise UsageError(f"--output {self.output} is not a regular file; leave it out to print the rows")
-            if self.output.exists():
-                raise BusyError(f"--output {self.output} exists; delete it or choose another file")
         if self.max_tokens == 0 and not (self.learn and self.save_state is not None):
             raise UsageError("--max-tokens 0: only with --learn and --save-state, which then store what was read")
         check_minimum(0, max_tokens=self.max_tokens)
