@@ -161,6 +161,27 @@ def test_train_that_cannot_resume_leaves_the_recipe_of_the_run(run: RunCli) -> N
     assert run(*command, "train.steps=2")[0] == 0
 
 
+def test_train_replaces_no_recipe_of_the_user(run: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    text = "# why these values\n" + Path("tiny.toml").read_text()
+    (tmp_path / "mine/recipe.toml").write_text(text)
+    code, _, err = run("train", "mine/recipe.toml", "--out", "mine")
+    assert (code, "recipe.toml would be replaced" in err) == (73, True), err
+    assert (tmp_path / "mine/recipe.toml").read_text() == text
+
+
+def test_train_refuses_what_it_cannot_resume_before_the_rows_are_read(
+    run: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    monkeypatch.setattr("laconic.experiment.from_recipe.build.build_experiment", None)
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", "--resume", "step-7")
+    assert (code, "has no checkpoint of step 7; available: 1" in err) == (2, True), err
+    Path("my recipe.toml").write_text(Path("tiny.toml").read_text())
+    code, _, err = run("train", "my recipe.toml")
+    assert (code, "my recipe.toml: pass --out" in err) == (2, True), err
+
+
 def test_train_mentions_rows_left_out_of_validation(run: RunCli, tmp_path: Path) -> None:
     row = '{"question": "3 + %d =", "steps": ["1", "2"], "answer": "%s"}\n'
     (tmp_path / "rows.jsonl").write_text("".join(row % (n, n) for n in range(8)))
@@ -457,7 +478,8 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     recipe.write_text(text)
     Path("empty.jsonl").write_text(Path("rows.jsonl").read_text() * 5 + '{"question": ""}\n')
     code, _, err = run("generate", "runs/a", "--input", "empty.jsonl", "--output", "empty.out")
-    assert (code, "empty.jsonl:21 is empty; give a question" in err, Path("empty.out.part").exists()) == (2, True, False)
+    assert (code, "empty.jsonl:21 is empty; give a question" in err) == (2, True)
+    assert not Path("empty.out.part").exists()
     Path("chat.jsonl").write_text('{"prompt": "1 + 1 ="}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     code, _, err = run("generate", "runs/a", "--input", "chat.jsonl")
     assert (code, '--input: row 2 has "messages"; a run answers a "question"' in err) == (2, True)

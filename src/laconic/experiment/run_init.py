@@ -35,8 +35,9 @@ def init_run(
         environment: Versions and machine.
 
     Raises:
-        UsageError: If existing steps were trained with another recipe; the message lists the keys.
-        BusyError: If there are steps and `resume` is "never".
+        UsageError: If existing steps were trained with another recipe; the message lists the keys. If there is no step
+            to resume from.
+        BusyError: If there are steps and `resume` is "never", or the directory holds a recipe of the user's own.
     """
     notes = check_resume(run, recipe, resume)
     write_text_atomically(run.path / RECIPE_FILE, to_toml(recipe))
@@ -46,14 +47,16 @@ def init_run(
 
 def check_resume(run: RunDirectory, recipe: Recipe, resume: object = "auto") -> list[str]:
     """Return what `init_run` returns, and raise its errors; nothing is written."""
-    path = run.path / RECIPE_FILE
-    if run.step_numbers():
-        if resume == "never":
-            raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
-        return check_same_recipe(path, recipe) if path.exists() else []
-    if isinstance(resume, int):
-        run.get_step(resume)  # raises if it does not exist
-    return []
+    path, steps = run.path / RECIPE_FILE, run.step_numbers()
+    if steps and resume == "never":
+        raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
+    if isinstance(resume, int) and resume not in steps:
+        run.get_step(resume)  # raises
+    if not path.exists():
+        return []
+    if not steps and not (run.path / ENVIRONMENT_FILE).exists():  # laconic writes both
+        raise BusyError(f"{path} would be replaced by the complete recipe of the run; choose another --out")
+    return check_same_recipe(path, recipe) if steps else []
 
 
 def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:

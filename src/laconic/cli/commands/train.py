@@ -120,11 +120,16 @@ class TrainCommand:
             yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
 
     def default_run_dir(self) -> Path:
-        """Return runs/NAME, NAME being that of the recipe's file."""
+        """Return runs/NAME, NAME being that of the recipe's file; raise `UsageError` (2) if it does not name a run."""
+        from laconic.storage.run_dir import check_name
+
         name = Path(str(self.recipe)).stem
         if name == "recipe":
             raise UsageError(f"{self.recipe}: pass --out; the file name recipe.toml does not name a run")
-        return Path("runs") / name
+        try:
+            return Path("runs") / check_name(name)
+        except UsageError as error:
+            raise UsageError(f"{self.recipe}: pass --out, the directory of the run: {error}") from None
 
     def train_run(self, recipe: "Recipe", out: Path, stop: StopSignal) -> dict[str, Any]:
         """Train one run to its end and return its result as JSON."""
