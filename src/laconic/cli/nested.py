@@ -13,7 +13,7 @@ import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
-from laconic.cli.files import check_output_path, check_replaceable
+from laconic.cli.files import check_memories, check_output_path, check_replaceable
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
@@ -159,6 +159,7 @@ def validate_generate(command: GenerateCommand) -> None:
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files given; a model with fast weights takes one state")
+    check_memories(command.memory)
     if command.save_state is None:
         return
     if not command.learn:

@@ -21,7 +21,14 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
+from laconic.cli.files import (
+    check_file,
+    check_memories,
+    check_output_path,
+    check_replaceable,
+    check_text_format,
+    print_json,
+)
 from laconic.console import log_message, pluralize, progress, status
 from laconic.errors import BusyError, InputError, UsageError, translate_os_errors
 from laconic.storage.temporary import is_device_or_pipe
@@ -189,6 +196,7 @@ class CompressCommand:
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
         if self.source != "-":
             check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
+        check_memories([] if self.memory is None else [self.memory])
         check_replaceable("--out", self.out)
         check_output_path("--out", self.out)
         if (self.save_every is not None or self.resume) and is_device_or_pipe(self.out):
