@@ -88,9 +88,9 @@ class RunDirectory:
 
         The directory may be one that the user has other files in; `steps` is laconic's own.
         """
-        own = self.path.glob(f".tmp-*-{'[0-9a-f]' * len(uuid.uuid4().hex)}")
+        temporary = self.path.glob(f".tmp-*-{'[0-9a-f]' * len(uuid.uuid4().hex)}")
         with translate_os_errors(self.path):
-            for path in (*own, *self.steps_folder.glob(".tmp-*"), *self.steps_folder.glob(".trash-*")):
+            for path in (*temporary, *self.steps_folder.glob(".tmp-*"), *self.steps_folder.glob(".trash-*")):
                 atomic.remove_path(path)
             metrics = self.path / "metrics.jsonl"
             if metrics.exists():
