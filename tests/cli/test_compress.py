@@ -195,6 +195,12 @@ def test_compress_total_vectors_and_resume(run: RunCli, monkeypatch: pytest.Monk
     assert torch.equal(SummaryMemory.load("a.safetensors").vectors, SummaryMemory.load("b.safetensors").vectors)
 
 
+def test_compress_deletes_no_part_file_that_it_did_not_write(run: RunCli) -> None:
+    Path("x.safetensors.part").write_text("notes")
+    assert run("compress", "run", "book.txt", "--out", "x.safetensors")[0] == 0
+    assert Path("x.safetensors.part").read_text() == "notes"
+
+
 @pytest.fixture
 def book(run: RunCli) -> str:
     assert run("compress", "run", "book.txt", "--out", "book.safetensors")[0] == 0

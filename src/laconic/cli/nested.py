@@ -82,7 +82,7 @@ def compress_text(command: CompressCommand) -> int:
     earlier = spread_documents(documents, len(job.documents))
     texts = [[*row, *new] for row, new in zip(earlier, job.documents, strict=True)]
     model.save(job.done, command.out, texts, parse_dtype(command.dtype))
-    command.partial_path.unlink(missing_ok=True)
+    command.remove_partial()
     chunk_sizes = model.model.hope_config.chunk_sizes
     dtype = model.model.token_embedding.weight.dtype
     cost = compute_state_cost(job.done, chunk_sizes, model.model.config, dtype, job.tokens)

@@ -185,7 +185,7 @@ class CompressCommand:
         dtype = parse_dtype(self.dtype)
         memory = memory if dtype is None else memory.to(dtype=dtype)
         memory.save(self.out)
-        self.partial_path.unlink(missing_ok=True)
+        self.remove_partial()
         decoder = compressor.decoder
         cost = compute_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
         self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
@@ -211,6 +211,11 @@ class CompressCommand:
     @property
     def partial_path(self) -> Path:
         return self.out.with_name(f"{self.out.name}.part")
+
+    def remove_partial(self) -> None:
+        """Delete OUT.part if it is of this command; without --save-every and --resume it is another file."""
+        if self.save_every is not None or self.resume:
+            self.partial_path.unlink(missing_ok=True)
 
     def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:
         """Return everything except the text that determines the result."""
