@@ -50,7 +50,6 @@ def case_to_json(case: ParityCase) -> dict[str, Any]:
         "given": case.pass_positions,
         "cuts": case.piece_sizes,
         "covers": case.covered_inputs,
-        "note": case.note,
     }
 
 

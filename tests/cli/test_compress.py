@@ -195,6 +195,12 @@ def test_compress_total_vectors_and_resume(run: RunCli, monkeypatch: pytest.Monk
     assert torch.equal(SummaryMemory.load("a.safetensors").vectors, SummaryMemory.load("b.safetensors").vectors)
 
 
+def test_compress_deletes_no_part_file_that_it_did_not_write(run: RunCli) -> None:
+    Path("x.safetensors.part").write_text("notes")
+    assert run("compress", "run", "book.txt", "--out", "x.safetensors")[0] == 0
+    assert Path("x.safetensors.part").read_text() == "notes"
+
+
 @pytest.fixture
 def book(run: RunCli) -> str:
     assert run("compress", "run", "book.txt", "--out", "book.safetensors")[0] == 0
@@ -271,7 +277,7 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
         (2, "1.5", ["book.txt", "--quantile", "1.5"]),
         (2, "0.0", ["book.txt", "--threshold", "0"]),
         (2, "1, 2, 3, 4", ["book.txt", "--vectors", "0"]),
-        (2, "num_vectors", ["book.txt", "--vectors", "2", "--total-vectors", "9"]),
+        (2, "vectors per segment and vectors per text", ["book.txt", "--vectors", "2", "--total-vectors", "9"]),
         (2, "0", ["book.txt", "--total-vectors", "0"]),
         (2, "0", ["book.txt", "--segment-tokens", "0"]),
         (

@@ -162,16 +162,18 @@ def test_generate_rows_continue_after_an_interruption(
     assert "3 of 5 rows are done" in stopped.err
     part = tmp_path / "answers.jsonl.part"
     part.write_text(part.read_text() + '{"prompt": "Row 3", "gener')  # a torn line
+    torn = part.read_text()
     other = run_cli(*command, "--output", output, "--temperature", 1)
     assert other.code == 2
     assert "was begun with other rows, flags or weights" in other.err
     assert run_cli(*command, "--output", output, "--quantize", "int8").code == 2
-    content = part.read_text()
+    assert part.read_text() == torn, "a file of another command stays as it is"
+    content = torn.rpartition("\n")[0] + "\n"
     part.write_text(content.replace("Row 1", "Row 7"))
     changed = run_cli(*command, "--output", output)
     assert changed.code == 76
     assert "answers.jsonl.part:3: was changed" in changed.err
-    part.write_text(content)
+    part.write_text(torn)
     assert run_cli(*command, "--output", output).code == 0
     assert output.read_text() == whole
     assert not part.exists()

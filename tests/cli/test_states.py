@@ -332,7 +332,15 @@ def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, m
     Path("bad.safetensors").write_bytes(content)
     refused(run, 76, "bad.safetensors is damaged", "generate", "hope", *arguments, "bad.safetensors")
     refused(run, 76, "bad.safetensors is damaged", "inspect", "bad.safetensors")
-    refused(run, 66, "no gone.safetensors in ", "generate", "hope", *arguments, "gone.safetensors")
+    refused(
+        run,
+        66,
+        "no file gone.safetensors; give one that laconic compress wrote",
+        "generate",
+        "hope",
+        *arguments,
+        "gone.safetensors",
+    )
 
 
 def test_state_file_checks_tokenizer(place: Path, me: str) -> None:

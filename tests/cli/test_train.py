@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import laconic
 from laconic.cli import generate_batch
 from laconic.cli.commands import train as train_command
 from laconic.cli.commands.train import describe_size, normalise_args, outcome_to_json
@@ -149,6 +150,36 @@ def test_train_resumes_with_another_validation(run: RunCli) -> None:
     assert weights("runs/a", 4) == weights("runs/whole", 4)
     assert load_run("runs/a", CPU, 2).recipe.validation.max_tokens == 5  # type: ignore[union-attr]
     assert resolve_step(Path("runs/a"), "best") == 4  # the metric of step 2 was measured with other answers
+
+
+def test_train_that_cannot_resume_leaves_the_recipe_of_the_run(run: RunCli) -> None:
+    command = ("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant")
+    assert run(*command, "train.steps=1")[0] == 0
+    before = Path("runs/a/recipe.toml").read_text()
+    assert run(*command, "train.steps=3", "train.best_metric=unknown")[0] == 2
+    assert Path("runs/a/recipe.toml").read_text() == before
+    assert run(*command, "train.steps=2")[0] == 0
+
+
+def test_train_replaces_no_recipe_of_the_user(run: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    text = "# why these values\n" + Path("tiny.toml").read_text()
+    (tmp_path / "mine/recipe.toml").write_text(text)
+    code, _, err = run("train", "mine/recipe.toml", "--out", "mine")
+    assert (code, "recipe.toml would be replaced" in err) == (73, True), err
+    assert (tmp_path / "mine/recipe.toml").read_text() == text
+
+
+def test_train_refuses_what_it_cannot_resume_before_the_rows_are_read(
+    run: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    monkeypatch.setattr("laconic.experiment.from_recipe.build.build_experiment", None)
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", "--resume", "step-7")
+    assert (code, "has no checkpoint of step 7; available: 1" in err) == (2, True), err
+    Path("my recipe.toml").write_text(Path("tiny.toml").read_text())
+    code, _, err = run("train", "my recipe.toml")
+    assert (code, "my recipe.toml: pass --out" in err) == (2, True), err
 
 
 def test_train_mentions_rows_left_out_of_validation(run: RunCli, tmp_path: Path) -> None:
@@ -447,10 +478,39 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     recipe.write_text(text)
     Path("empty.jsonl").write_text(Path("rows.jsonl").read_text() * 5 + '{"question": ""}\n')
     code, _, err = run("generate", "runs/a", "--input", "empty.jsonl", "--output", "empty.out")
-    assert (code, "question 21" in err, Path("empty.out.part").exists()) == (66, True, False)
+    assert (code, "empty.jsonl:21 is empty; give a question" in err) == (2, True)
+    assert not Path("empty.out.part").exists()
     Path("chat.jsonl").write_text('{"prompt": "1 + 1 ="}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     code, _, err = run("generate", "runs/a", "--input", "chat.jsonl")
     assert (code, '--input: row 2 has "messages"; a run answers a "question"' in err) == (2, True)
+
+
+def test_generate_refuses_an_empty_question_before_the_run_is_loaded(
+    run: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    monkeypatch.setattr(laconic, "load", None)
+    code, _, err = run("generate", "runs/a", "1 + 1 =", "")
+    assert (code, err) == (2, "laconic: prompt 2 is empty; give a question\n")
+
+
+def test_generate_answers_with_a_checkpoint(run: RunCli) -> None:
+    keys = ("train.steps=2", "train.save_every=1", "train.validate_every=1", "train.best_metric=accuracy")
+    assert run("train", "tiny.toml", "--out", "runs/a", *keys)[0] == 0
+    question = ("1 + 1 =", "--max-tokens", 2, "--format", "json")
+    steps = {
+        name: json.loads(run("generate", "runs/a", *question, "--checkpoint", name)[1])["step"]
+        for name in ("latest", "best", "1", "2")
+    }
+    assert steps == {"latest": 2, "best": resolve_step(Path("runs/a"), "best"), "1": 1, "2": 2}
+    for model, name, message in (
+        ("runs/a", "7", "has no checkpoint of step 7; available: 1, 2"),
+        ("runs/a", "first", "--checkpoint first: not available in runs/a; give latest, best or a number"),
+        ("stories260k", "1", "--checkpoint: stories260k is not the directory of a run"),
+        ("runs/a/steps/step-000007", "latest", "has no checkpoint of step 7; available: 1, 2"),
+    ):
+        code, _, err = run("generate", model, *question, "--checkpoint", name)
+        assert (code, message in err) == (2, True), err
 
 
 @pytest.mark.medium

@@ -67,6 +67,11 @@ def test_kv_compression_config_keeps_as_many_slots_as_the_decimal_share(num_toke
     assert KVCompressionConfig(keep=1 / 3).num_slots(9) == 3
 
 
+@pytest.mark.parametrize(("num_tokens", "expected"), [(7, 7), (100, 64), (512, 64), (520, 65), (8000, 1000)])
+def test_kv_compression_config_keeps_enough_of_a_short_document_by_default(num_tokens: int, expected: int) -> None:
+    assert KVCompressionConfig().num_slots(num_tokens) == expected
+
+
 def test_compress_kv_window_is_the_text_without_its_middle() -> None:
     """StreamingLLM: sinks and newest tokens, at their own positions."""
     memory = compress_kv(make_decoder(), document(30), KVCompressionConfig("window", slots=10))

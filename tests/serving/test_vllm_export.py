@@ -292,6 +292,8 @@ def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path
     result = run_cli(*command, "--reader", run, "--dry-run")
     assert (result.code, "--dry-run: only with --push" in result.err) == (2, True)
     assert not file.exists()
+    result = run_cli(*command[:-1], tmp_path / "a.txt", "--reader", run)
+    assert (result.code, "a.txt exists; delete it or choose another file" in result.err) == (73, True)
     (tmp_path / "cut.mem").write_bytes(memory.read_bytes()[:900])
     result = run_cli("export", tmp_path / "cut.mem", *command[2:], "--reader", run)
     assert (result.code, "damaged" in result.err) == (76, True)

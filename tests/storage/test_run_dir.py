@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -284,11 +285,12 @@ def test_lock_removes_leftovers(tmp_path: Path) -> None:
     for name in (".tmp-step-000002-x", ".trash-step-000000-y"):
         (run.steps_folder / name).mkdir()
         (run.steps_folder / name / "a").write_text("1")
-    (run.path / ".tmp-z").write_text("1")
+    for name in (f".tmp-latest-{uuid.uuid4().hex}", ".tmp-of-the-user"):
+        (run.path / name).write_text("1")
     (run.path / "metrics.jsonl").write_text('{"a":1}\n{"b":')
     with run.lock():
         pass
-    assert sorted(p.name for p in run.path.rglob("*") if p.name.startswith(".")) == []
+    assert sorted(p.name for p in run.path.rglob("*") if p.name.startswith(".")) == [".tmp-of-the-user"]
     assert (run.path / "metrics.jsonl").read_text() == '{"a":1}\n'
 
 

@@ -64,6 +64,13 @@ def check_output_path(flag: str, path: Path) -> None:
         raise DiskError(f"{path.parent}: not writable ({error.strerror}); choose another folder") from None
 
 
+def check_new_file(flag: str, path: Path) -> None:
+    """Raise `BusyError` (73) if a flag names an existing file, and as `check_output_path`; devices are written into."""
+    check_output_path(flag, path)
+    if path.exists() and not is_device_or_pipe(path):
+        raise BusyError(f"{flag} {path} exists; delete it or choose another file")
+
+
 def check_text_format(path: Path) -> None:
     """Raise `InputError` (66) for a PDF, which is no text; note that the tags of HTML are text too."""
     if not path.is_file():  # a pipe is read once

@@ -28,7 +28,7 @@ def answer_prompts(command: "GenerateCommand") -> int:
     assert recipe is not None
     columns = recipe.data.columns
     rows = command.read_plain_prompts(question_column=columns.get("question", "question"))
-    check_are_texts(rows)
+    check_are_questions(rows)
     flags = {"stop_string": command.stop_string, "min_tokens": command.min_tokens or None, "logprobs": command.logprobs}
     refuse_flags(flags, "not available for a run that answers questions")
     command.refuse_checkpoint_flags()
@@ -57,11 +57,13 @@ def answer_prompts(command: "GenerateCommand") -> int:
     return 0
 
 
-def check_are_texts(rows: Sequence[PromptRow]) -> None:
-    """Raise `UsageError` (2) for chat messages, which a run does not reply to."""
-    number = next((number for number, row in enumerate(rows, 1) if row.text is None), None)
-    if number is not None:
-        raise UsageError(f'--input: row {number} has "messages"; a run answers a "question" or "prompt"')
+def check_are_questions(rows: Sequence[PromptRow]) -> None:
+    """Raise `UsageError` (2) for chat messages, which a run does not reply to, and for an empty question."""
+    for number, row in enumerate(rows, 1):
+        if row.text is None:
+            raise UsageError(f'--input: row {number} has "messages"; a run answers a "question" or "prompt"')
+        if not row.text:
+            raise UsageError(f"{row.name} is empty; give a question")
 
 
 def check_have_no_documents(rows: Sequence[PromptRow], column: str) -> None:

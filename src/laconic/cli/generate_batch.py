@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -177,17 +178,17 @@ class PartialOutput:
             if not path.exists():
                 write_text_atomically(path, f"{key}\n")
                 return
-            truncate_partial_line(path)
             with path.open(encoding="utf-8", errors="replace") as file:
                 self.read(file)
+            truncate_partial_line(path)
 
     def read(self, file: TextIO) -> None:
-        """Check the key and the rows of an open file; count the rows."""
+        """Check the key and the rows of an open file; count the rows, without a partial one at the end."""
         if file.readline() != f"{self.digest}\n":
             raise UsageError(
                 f"{self.path} was begun with other rows, flags or weights; repeat that command or delete the file"
             )
-        for number, line in enumerate(file, 2):
+        for number, line in enumerate(takewhile(lambda line: line.endswith("\n"), file), 2):
             digest, _, row = line.rstrip("\n").partition(" ")
             self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
             if digest != self.digest:

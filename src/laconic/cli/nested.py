@@ -13,7 +13,7 @@ import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
-from laconic.cli.files import check_output_path, check_replaceable
+from laconic.cli.files import check_memories, check_output_path, check_replaceable
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
@@ -82,7 +82,7 @@ def compress_text(command: CompressCommand) -> int:
     earlier = spread_documents(documents, len(job.documents))
     texts = [[*row, *new] for row, new in zip(earlier, job.documents, strict=True)]
     model.save(job.done, command.out, texts, parse_dtype(command.dtype))
-    command.partial_path.unlink(missing_ok=True)
+    command.remove_partial()
     chunk_sizes = model.model.hope_config.chunk_sizes
     dtype = model.model.token_embedding.weight.dtype
     cost = compute_state_cost(job.done, chunk_sizes, model.model.config, dtype, job.tokens)
@@ -159,6 +159,7 @@ def validate_generate(command: GenerateCommand) -> None:
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files given; a model with fast weights takes one state")
+    check_memories(command.memory)
     if command.save_state is None:
         return
     if not command.learn:

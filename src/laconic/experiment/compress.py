@@ -58,11 +58,18 @@ class SummaryLength:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        options = ("stop_rule", "num_vectors", "total_vectors", "quantile", "threshold")
-        present = [name for name in options if getattr(self, name) is not None]
+        labels = {
+            "stop_rule": "a stop rule",
+            "num_vectors": "vectors per segment",
+            "total_vectors": "vectors per text",
+            "quantile": "a quantile",
+            "threshold": "a threshold",
+        }
+        present = [name for name in labels if getattr(self, name) is not None]
         parameter = [name for name in ("quantile", "threshold") if name == self.stop_rule]
         if len(present) > 1 and present != ["stop_rule", *parameter]:
-            raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the number of vectors")
+            settings = " and ".join(labels[name] for name in present)
+            raise UsageError(f"{settings}: give only one of them, to choose the number of vectors")
         if self.stop_rule not in (None, *STOP_HEAD_RULES):
             raise UsageError(f"stop_rule {self.stop_rule!r} is unknown; use one of {', '.join(STOP_HEAD_RULES)}")
         for name in ("num_vectors", "total_vectors", "seed"):

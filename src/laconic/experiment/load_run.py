@@ -83,7 +83,9 @@ class RunStep(NamedTuple):
 
 
 def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
-    """Return the run that a path names, which may be exported or the folder of one step; None for another path.
+    """Return the run that a path names, which may be exported or the folder of a step; None for another path.
+
+    Whether there is such a step shows when it is loaded.
 
     Raises:
         UsageError: For a step folder together with another step.
@@ -92,7 +94,7 @@ def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
     if is_run_dir(folder) or is_export(folder):
         return RunStep(folder, step)
     match, run = STEP_PATTERN.fullmatch(folder.name), folder.parent.parent
-    if match is None or not folder.is_dir() or not is_run_dir(run):
+    if match is None or not is_run_dir(run):
         return None
     if step not in (None, int(match[1])):
         raise UsageError(f"step {step}: {path} is the checkpoint of step {int(match[1])}; remove step, or load {run}")

@@ -35,19 +35,28 @@ def init_run(
         environment: Versions and machine.
 
     Raises:
-        UsageError: If existing steps were trained with another recipe; the message lists the keys.
-        BusyError: If there are steps and `resume` is "never".
+        UsageError: If existing steps were trained with another recipe; the message lists the keys. If there is no step
+            to resume from.
+        BusyError: If there are steps and `resume` is "never", or the directory holds a recipe of the user's own.
     """
-    path, notes = run.path / RECIPE_FILE, list[str]()
-    if run.step_numbers():
-        if resume == "never":
-            raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
-        notes = check_same_recipe(path, recipe) if path.exists() else []
-    elif isinstance(resume, int):
-        run.get_step(resume)  # raises if it does not exist
-    write_text_atomically(path, to_toml(recipe))
+    notes = check_resume(run, recipe, resume)
+    write_text_atomically(run.path / RECIPE_FILE, to_toml(recipe))
     write_text_atomically(run.path / ENVIRONMENT_FILE, to_canonical_json(dict(environment)) + "\n")
     return notes
+
+
+def check_resume(run: RunDirectory, recipe: Recipe, resume: object = "auto") -> list[str]:
+    """Return what `init_run` returns, and raise its errors; nothing is written."""
+    path, steps = run.path / RECIPE_FILE, run.step_numbers()
+    if steps and resume == "never":
+        raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
+    if isinstance(resume, int) and resume not in steps:
+        run.get_step(resume)  # raises
+    if not path.exists():
+        return []
+    if not steps and not (run.path / ENVIRONMENT_FILE).exists():  # laconic writes both
+        raise BusyError(f"{path} would be replaced by the complete recipe of the run; choose another --out")
+    return check_same_recipe(path, recipe) if steps else []
 
 
 def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:

@@ -84,11 +84,14 @@ class RunDirectory:
                 self._is_locked = False
 
     def remove_leftovers(self) -> None:
-        """Delete temporary folders and the partial last line of metrics.jsonl."""
+        """Delete temporary folders and the partial last line of metrics.jsonl.
+
+        The directory may be one that the user has other files in; `steps` is laconic's own.
+        """
+        temporary = self.path.glob(f".tmp-*-{'[0-9a-f]' * len(uuid.uuid4().hex)}")
         with translate_os_errors(self.path):
-            for folder in (self.path, self.steps_folder):
-                for path in (*folder.glob(".tmp-*"), *folder.glob(".trash-*")):
-                    atomic.remove_path(path)
+            for path in (*temporary, *self.steps_folder.glob(".tmp-*"), *self.steps_folder.glob(".trash-*")):
+                atomic.remove_path(path)
             metrics = self.path / "metrics.jsonl"
             if metrics.exists():
                 truncate_partial_line(metrics)

@@ -82,7 +82,6 @@ def case_from_json(data: Mapping[str, Any]) -> ParityCase:
         pass_positions=data["given"],
         piece_sizes=tuple(data["cuts"]),
         covered_inputs=tuple(data["covers"]),
-        note=data["note"],
     )
 
 

@@ -32,7 +32,6 @@ class BundleInput(BundleModel):
     pass_positions: bool = Field(alias="given")
     cuts: list[PositiveInt]
     covers: list[str]
-    note: str
 
 
 class BundleStage(BundleModel):

@@ -171,10 +171,10 @@ def position_cases(builder: InputBuilder) -> list[ParityCase]:
     last = max(Pmax - T, 0)
     far = FAR_START if rope is not None and rope.kind not in LENGTH_DEPENDENT_ROPE else last
 
-    def case_at(name: str, start: int, note: str = "", covered: tuple[str, ...] = ()) -> ParityCase:
+    def case_at(name: str, start: int, covered: tuple[str, ...] = ()) -> ParityCase:
         ids = builder.random_ids(2, T)
         positions = positions_from(start, 2, T)
-        return ParityCase(name, ids, positions=positions, pass_positions=True, note=note, covered_inputs=covered)
+        return ParityCase(name, ids, positions=positions, pass_positions=True, covered_inputs=covered)
 
     cases = [case_at("I2", far), case_at("I14", last)]
     if rope is None:
@@ -182,8 +182,8 @@ def position_cases(builder: InputBuilder) -> list[ParityCase]:
     switch = Pmax if rope.kind == "dynamic" else rope.pretrained_positions
     return [
         *cases,
-        ParityCase("I15", builder.random_ids(2, T), note=f"{rope.kind}, before {switch:,}"),
-        case_at("I15 long", switch + switch // 2, f"{rope.kind}, after {switch:,}", ("I15",)),
+        ParityCase("I15", builder.random_ids(2, T)),
+        case_at("I15 long", switch + switch // 2, ("I15",)),
     ]
 
 

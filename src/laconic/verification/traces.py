@@ -41,7 +41,6 @@ class ParityCase:
         warmup_tokens: Unrelated tokens to read first and discard.
         extra_tokens: Tokens to read after each piece and crop off the cache again.
         covered_inputs: The required inputs (I1 to I17) that this case covers; default: its name.
-        note: Text for the report.
     """
 
     name: str
@@ -56,7 +55,6 @@ class ParityCase:
     warmup_tokens: int = 0
     extra_tokens: int = 0
     covered_inputs: tuple[str, ...] = ()
-    note: str = ""
 
     def __post_init__(self) -> None:
         if not self.covered_inputs:

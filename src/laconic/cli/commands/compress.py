@@ -21,7 +21,14 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
+from laconic.cli.files import (
+    check_file,
+    check_memories,
+    check_output_path,
+    check_replaceable,
+    check_text_format,
+    print_json,
+)
 from laconic.console import log_message, pluralize, progress, status
 from laconic.errors import BusyError, InputError, UsageError, translate_os_errors
 from laconic.storage.temporary import is_device_or_pipe
@@ -87,7 +94,7 @@ class CompressCommand:
     ] = None
     """plain model: score that chooses the keys and values to keep (default: kvzip, which reads the text twice)"""
     keep: OptionalFloat = None
-    """plain model: share of the keys and values to keep (default: 0.125)"""
+    """plain model: share of the keys and values to keep (default: 0.125, of a short text 64 tokens)"""
     slots: OptionalInt = None
     """plain model: number of tokens to keep per KV head, on average"""
     max_loss: OptionalFloat = None
@@ -178,7 +185,7 @@ class CompressCommand:
         dtype = parse_dtype(self.dtype)
         memory = memory if dtype is None else memory.to(dtype=dtype)
         memory.save(self.out)
-        self.partial_path.unlink(missing_ok=True)
+        self.remove_partial()
         decoder = compressor.decoder
         cost = compute_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
         self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
@@ -189,6 +196,7 @@ class CompressCommand:
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
         if self.source != "-":
             check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
+        check_memories([] if self.memory is None else [self.memory])
         check_replaceable("--out", self.out)
         check_output_path("--out", self.out)
         if (self.save_every is not None or self.resume) and is_device_or_pipe(self.out):
@@ -203,6 +211,11 @@ class CompressCommand:
     @property
     def partial_path(self) -> Path:
         return self.out.with_name(f"{self.out.name}.part")
+
+    def remove_partial(self) -> None:
+        """Delete OUT.part if it is of this command; without --save-every and --resume it is another file."""
+        if self.save_every is not None or self.resume:
+            self.partial_path.unlink(missing_ok=True)
 
     def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:
         """Return everything except the text that determines the result."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalDtype, OptionalPath, OptionalStr, parse_dtype, refuse_flags
-from laconic.cli.files import write_file
+from laconic.cli.files import check_new_file, write_file
 from laconic.console import log_message, status
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 
@@ -193,10 +193,11 @@ class ExportCommand:
             raise UsageError(f"{self.model} holds keys and values, which vLLM does not take; use summary vectors")
         if not is_compressor(self.reader):
             raise UsageError(f"--reader {self.reader}: not an AutoCompressor, which alone reads summary vectors")
+        check_new_file("--out", self.out)
         with status(f"loading {self.reader}"):
             compressor = load_compressor(self.reader)
             embeds = compressor.prompt_embeddings(compressor.load_memory(self.model), self.prompt)
-        atomic.write_file_atomically(
+        atomic.write_named_file(
             self.out, lambda new: atomic.save_tensors(new, {"prompt_embeds": embeds}, {}), embeds.nbytes
         )
         log_message(f"wrote {self.out}: prompt_embeds of {len(embeds)} positions")

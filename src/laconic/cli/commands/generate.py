@@ -21,7 +21,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_output_path, check_system_message, print_json
+from laconic.cli.files import check_memories, check_new_file, check_system_message, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import (
     PromptRow,
@@ -34,7 +34,7 @@ from laconic.cli.generate_prompts import (
 )
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, status
-from laconic.errors import BusyError, UsageError
+from laconic.errors import UsageError
 from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class GenerateCommand(SamplingFlags):
     """number of new tokens before which no end-of-sequence token is generated"""
     allow_long_prompt: bool = False
     """read prompts, and write answers, longer than the context that the model was trained on; the text may be poor"""
+    checkpoint: str = "latest"
+    """for runs: latest, best (by validation during training), or the step of a checkpoint"""
     with_cot: bool = False
     """for runs: generate the chain of thought before the answer"""
     jacobi_tolerance: OptionalFloat = None
@@ -118,6 +120,8 @@ class GenerateCommand(SamplingFlags):
     def run(self) -> int:
         """Generate; the text goes to standard output, the statistics to standard error."""
         self.validate()
+        if self.checkpoint != "latest":
+            return replace(self, model=str(self.find_step()), checkpoint="latest").run()
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
         from laconic.experiment.load_run import read_run_method
         from laconic.experiment.text_models.compressor import is_compressor
@@ -141,6 +145,19 @@ class GenerateCommand(SamplingFlags):
         refuse_flags(flags, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
 
+    def find_step(self) -> Path:
+        """Return the folder of the checkpoint that `--checkpoint` names; raise `UsageError` (2) if there is none."""
+        from laconic.evaluation.runs import resolve_step
+        from laconic.experiment.load_run import is_run_dir
+        from laconic.storage.run_dir import RunDirectory
+
+        folder = Path(self.model)
+        if not is_run_dir(folder):
+            raise UsageError(f"--checkpoint: {self.model} is not the directory of a run; remove --checkpoint")
+        step = resolve_step(folder, self.checkpoint)
+        assert step is not None
+        return RunDirectory(folder).step_path(step)
+
     @cached_property
     def is_language_model_run(self) -> bool:
         """Whether the model is a run of method lm, which continues texts as a checkpoint does."""
@@ -159,11 +176,9 @@ class GenerateCommand(SamplingFlags):
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
-            check_output_path("--output", self.output)
+            check_new_file("--output", self.output)
             if is_device_or_pipe(self.output):
                 raise UsageError(f"--output {self.output} is not a regular file; leave it out to print the rows")
-            if self.output.exists():
-                raise BusyError(f"--output {self.output} exists; delete it or choose another file")
         if self.max_tokens == 0 and not (self.learn and self.save_state is not None):
             raise UsageError("--max-tokens 0: only with --learn and --save-state, which then store what was read")
         check_minimum(0, max_tokens=self.max_tokens)

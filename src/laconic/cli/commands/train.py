@@ -120,18 +120,23 @@ class TrainCommand:
             yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
 
     def default_run_dir(self) -> Path:
-        """Return runs/NAME, NAME being that of the recipe's file."""
+        """Return runs/NAME, NAME being that of the recipe's file; raise `UsageError` (2) if it does not name a run."""
+        from laconic.storage.run_dir import check_name
+
         name = Path(str(self.recipe)).stem
         if name == "recipe":
             raise UsageError(f"{self.recipe}: pass --out; the file name recipe.toml does not name a run")
-        return Path("runs") / name
+        try:
+            return Path("runs") / check_name(name)
+        except UsageError as error:
+            raise UsageError(f"{self.recipe}: pass --out, the directory of the run: {error}") from None
 
     def train_run(self, recipe: "Recipe", out: Path, stop: StopSignal) -> dict[str, Any]:
         """Train one run to its end and return its result as JSON."""
         with stop.preemptible():
             from laconic.evaluation.validation import build_validation
             from laconic.experiment.from_recipe.build import build_experiment
-            from laconic.experiment.run_init import check_same_rows, init_run
+            from laconic.experiment.run_init import check_resume, check_same_rows, init_run
             from laconic.storage.run_dir import RunDirectory
             from laconic.training.distributed import init_ranks
             from laconic.training.loop import train
@@ -145,10 +150,11 @@ class TrainCommand:
                 progress(f"preparing {out.name},") if is_main else contextlib.nullcontext() as show,
             ):
                 environment = describe_environment(str(device), ranks.world_size)
-                notes = ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
+                ranks.run_on_rank_zero(lambda: check_resume(run, recipe, resume))  # before the rows are read
                 built = build_experiment(recipe, device, show)
                 ranks.run_on_rank_zero(lambda: check_same_rows(run, recipe, built.fingerprints["data"]))
                 validate = build_validation(recipe, built.parts, built.method, device, ranks)
+                notes = ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
             for text in (*notes, *built.notes, *(validate.notes if validate else ())) if is_main else ():
                 log_note(text)
             with progress(f"training {out.name},") if is_main else contextlib.nullcontext() as show:

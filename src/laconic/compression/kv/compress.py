@@ -38,13 +38,16 @@ from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import get_movable_rope
 
 DEFAULT_KEEP = 0.125
+MIN_DEFAULT_SLOTS = 64  # an eighth of 512 tokens, the shortest texts on which the default was measured
 ROUNDING_SLACK = 1e-6  # of a slot, so that 0.29 of 100 tokens, 28.999999999999996 in floating point, are 29
 PROMPT_SHARE = 1 / 4  # share of the context that max_loss leaves for prompts after a document of several windows
 
 
 @dataclass(frozen=True)
 class KVCompressionConfig:
-    """Options of `compress_kv`. Give at most one of `keep`, `slots` and `max_loss`; by default an eighth is kept.
+    """Options of `compress_kv`. Give at most one of `keep`, `slots` and `max_loss`.
+
+    By default an eighth of the tokens is kept, of a short document 64.
 
     Args:
         method: Score that ranks the keys: kvzip, snapkv, rkv, h2o, expected, knorm, window or random.
@@ -100,15 +103,15 @@ class KVCompressionConfig:
             raise UsageError(f"num_sinks {self.num_sinks}: give 0 or more")
 
     def num_slots(self, num_tokens: int) -> int:
-        """Return how many of a document's tokens to keep, for `keep` and `slots`.
+        """Return how many of a document's tokens to keep, for `keep`, `slots` and the default.
 
         Args:
             num_tokens: Length of the document.
         """
         if self.slots is not None:
             return min(self.slots, num_tokens)
-        share = DEFAULT_KEEP if self.keep is None else self.keep
-        return max(1, math.floor(num_tokens * share + ROUNDING_SLACK))
+        share, least = (DEFAULT_KEEP, MIN_DEFAULT_SLOTS) if self.keep is None else (self.keep, 1)
+        return min(num_tokens, max(least, math.floor(num_tokens * share + ROUNDING_SLACK)))
 
 
 DEFAULT_CONFIG = KVCompressionConfig()
