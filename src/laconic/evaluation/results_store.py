@@ -109,8 +109,8 @@ class EvalJob:
     `evaluate` returns the items of each of the given units of work; a unit is usually one item. It is called with
     `batch_size` units on each rank, in this `order`, but records are stored in order of the units. If
     `reports_fraction` is set, it takes a second argument: a function to call with the fraction of these units that is
-    done. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks beside them, and
-    `source` is data that a report on the results needs besides.
+    done. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks that are stored beside
+    them, and `source` is data that timing the results needs.
 
     A stored evaluation with other metadata under the same name is refused, unless only the name of the run differs,
     because runs may be renamed and copied.
@@ -132,11 +132,12 @@ class EvalJob:
 
 
 class StoredEvaluation(NamedTuple):
-    """A committed evaluation: its folder, its metadata and its summary figures."""
+    """A committed evaluation: its folder, its metadata, its summary figures, and remarks beside them."""
 
     folder: Path
     metadata: EvalMetadata
     figures: Mapping[str, Any]
+    notes: Sequence[str]
 
 
 def folder_safe_name(name: str) -> str:
@@ -253,7 +254,7 @@ def load_items(folder: Path) -> list[EvalItem]:
 
 
 def load_stored(folder: Path) -> StoredEvaluation:
-    """Load the metadata and the summary figures of a committed evaluation.
+    """Load the metadata, the summary figures and the notes of a committed evaluation.
 
     Raises:
         CorruptArtifactError: A file is missing or was changed.
@@ -264,9 +265,11 @@ def load_stored(folder: Path) -> StoredEvaluation:
         raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")
     manifest.verify_folder(folder, "evaluation")
     file = str(folder / RESULT_FILE)
-    metadata = validate_json(EvalMetadata, result["metadata"], file, REMOVE_HINT)
     return StoredEvaluation(
-        folder, metadata, validate_json(dict[str, Any], result.get("figures"), f"{file}: figures", REMOVE_HINT)
+        folder,
+        validate_json(EvalMetadata, result["metadata"], file, REMOVE_HINT),
+        validate_json(dict[str, Any], result.get("figures"), f"{file}: figures", REMOVE_HINT),
+        validate_json(list[str], result.get("notes", []), f"{file}: notes", REMOVE_HINT),
     )
 
 
@@ -339,7 +342,8 @@ def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_fil
         files = manifest.ManifestWriter(new)
         for name, content in {**extra_files, RECORDS_FILE: text}.items():
             files.add_text(name, content)
-        files.add_json(RESULT_FILE, {"schema": SCHEMA, "metadata": metadata, "figures": figures})
+        result = {"schema": SCHEMA, "metadata": metadata, "figures": figures, "notes": job.notes}
+        files.add_json(RESULT_FILE, result)
         files.finish("evaluation", 0, {"metadata": hash_json(metadata)})
 
     write_folder_atomically(folder, write, len(text))

@@ -81,7 +81,7 @@ class AuditSuite:
         for result in results["audit"]:
             audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed)
             blocks = [f"Verdict: {audit.verdict.text}", render_table(build_audit_table(audit))]
-            blocks += [render_list([*explain_columns(audit), *list_caveats(audit), STORED_CAVEAT])]
+            blocks += [render_list([*explain_columns(audit), *result.notes, *list_caveats(audit), STORED_CAVEAT])]
             sections.append(PageSection(f"Audit of {result.run} on {result.task}", blocks))
         return sections
 

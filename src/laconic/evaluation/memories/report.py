@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
-from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_table
+from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_list, render_table
 from laconic.evaluation.report.plots import has_matplotlib, render_plot
 from laconic.evaluation.statistics import percentile_interval, resample_weights
 from laconic.evaluation.suite import RunResult
@@ -211,12 +211,14 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
 
 def build_sections(results: Sequence[RunResult]) -> list[PageSection]:
     """Return one section for each set of documents: a plot and a table."""
-    return [
+    notes = list(dict.fromkeys(note for result in results for note in result.notes))
+    sections = [
         PageSection(
             comparison.title, [LEGEND, plot_comparison(comparison), render_table(build_comparison_table(comparison))]
         )
         for comparison in compare_results(results)
     ]
+    return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]
 
 
 def list_shared_tasks(comparison: Comparison) -> list[str]:

@@ -32,8 +32,6 @@ from laconic.evaluation.tables import (
     format_percent,
 )
 
-UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
-
 
 @dataclass(frozen=True)
 class ReasoningRow:
@@ -151,7 +149,7 @@ class ReasoningTable:
 
 
 def build_rows(result: RunResult, latency: Latency | None = None) -> list[ReasoningRow]:
-    """Return the row of a run on a set; a second row has the changed questions only, where the set marks them."""
+    """Return the row of a run on a set; a second row has GSM-Hard's changed questions only, where some are not."""
     info, condition = result.info, result.variant.get("condition", "")
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
@@ -162,20 +160,12 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     row = ReasoningRow(
         result.task, result.run, condition, result.seeds, results, False, papers, latency, info["allow_contamination"]
     )
-    examples = result.source.examples if result.source else ()
-    subset = changed_subset(row, [not example.metadata.get(UNCHANGED_FLAG, False) for example in examples])
-    return [row] if subset is None else [row, subset]
-
-
-def changed_subset(row: ReasoningRow, is_changed: Sequence[bool]) -> ReasoningRow | None:
-    """Return the row on GSM-Hard's changed questions only; None where all are changed, or none."""
-    if all(is_changed) or not any(is_changed):
-        return None
-    results = [
-        replace(result, records=tuple(r for r, keep in zip(result.records, is_changed, strict=True) if keep))
-        for result in row.results
-    ]
-    return ReasoningRow(f"{row.dataset}, changed", row.run, row.condition, row.seeds, tuple(results), is_subset=True)
+    unchanged = set(result.figures[0].get("unchanged", ()))
+    changed = [replace(x, records=tuple(r for r in x.records if r.id not in unchanged)) for x in results]
+    if not unchanged or not changed[0].records:
+        return [row]
+    title = f"{result.task}, changed"
+    return [row, ReasoningRow(title, result.run, condition, result.seeds, tuple(changed), is_subset=True)]
 
 
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
