@@ -211,8 +211,7 @@ def partial_folder(folder: Path) -> Path:
     return folder.with_name(f".partial-{folder.name}")
 
 
-def to_records(metadata: EvalMetadata, items: Sequence[EvalItem]) -> list[EvalRecord]:
-    m = metadata
+def to_records(m: EvalMetadata, items: Sequence[EvalItem]) -> list[EvalRecord]:
     return [
         EvalRecord(m.task, m.run, m.seed, m.step, item.id, condition, metrics)
         for item in items
@@ -273,16 +272,11 @@ def load_stored(folder: Path) -> StoredEvaluation:
     )
 
 
-def list_evaluations(folder: Path, kind: EvalKind | None = None) -> list[StoredEvaluation]:
-    """List the committed evaluations in a run's `evaluations` folder, of one kind or all."""
-    files = sorted(folder.glob(f"{kind or ''}*/{RESULT_FILE}"))
-    return [load_stored(file.parent) for file in files if not file.parent.name.startswith(".")]
-
-
 def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], StoredEvaluation]:
-    """Return one evaluation per task and variant: of the latest step, the one with the most items."""
+    """Return one evaluation per task and variant in `evaluations`: of the latest step, the one with the most items."""
     latest: dict[tuple[Any, ...], StoredEvaluation] = {}
-    for stored in list_evaluations(folder, kind):
+    for file in sorted(folder.glob(f"{kind}*/{RESULT_FILE}")):
+        stored = load_stored(file.parent)
         metadata = stored.metadata
         current = latest.get(metadata.group)
         if metadata.kind == kind and (current is None or metadata.sort_key > current.metadata.sort_key):

@@ -1,6 +1,6 @@
 """Runs on question sets: accuracy and paired comparisons; as a table and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -90,7 +90,7 @@ class ReasoningRow:
 
 
 class RunComparison(NamedTuple):
-    """A run minus the baseline on one set; `mcnemar_p` is the p-value of single runs, None for several seeds."""
+    """A run minus the baseline on one set."""
 
     dataset: str
     run: str
@@ -98,7 +98,11 @@ class RunComparison(NamedTuple):
     difference: Difference
     is_significant: bool
     text: str
-    mcnemar_p: float | None
+
+    @property
+    def mcnemar_p(self) -> float | None:
+        """The p-value of single runs, None for several seeds."""
+        return self.difference.p if self.difference.num_seeds == 1 else None
 
 
 @dataclass(frozen=True)
@@ -171,18 +175,21 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
     """Compare every run as trained with the baseline on every set, with Holm's correction over all."""
     trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
-    compared: list[tuple[str, str, Difference]] = []
-    for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline):
-        for name in table.datasets:
-            if {(name, run), (name, table.baseline)} <= trained.keys():
-                a, b = pair_seeds(trained[name, run], trained[name, str(table.baseline)])
-                compared.append((name, run, compare_answers(a, b)))
-    significant = statistics.find_significant([difference for _, _, difference in compared])
-    rows: list[RunComparison] = []
-    for (name, run, d), is_clear in zip(compared, significant, strict=True):
-        text, p = statistics.describe_difference(d, is_clear), d.p if d.num_seeds == 1 else None
-        rows.append(RunComparison(name, run, str(table.baseline), d, is_clear, text, p))
-    return rows
+    pairs = [
+        (trained[name, run], trained[name, str(table.baseline)])
+        for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
+        for name in table.datasets
+        if {(name, run), (name, table.baseline)} <= trained.keys()
+    ]
+    tests = zip(pairs, compare_rows(pairs), strict=True)
+    return [RunComparison(a.dataset, a.run, b.run, *test) for (a, b), test in tests]
+
+
+def compare_rows(pairs: Sequence[tuple[ReasoningRow, ReasoningRow]]) -> list[tuple[Difference, bool, str]]:
+    """Return each first row minus the second, if that is significant after Holm's correction over all, and in words."""
+    differences = [compare_answers(*pair_seeds(a, b)) for a, b in pairs]
+    significant = statistics.find_significant(differences)
+    return [(d, x, statistics.describe_difference(d, x)) for d, x in zip(differences, significant, strict=True)]
 
 
 def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatrix]:
@@ -268,22 +275,21 @@ def list_caveats(table: ReasoningTable) -> list[str]:
             caveats.append(f"{row.dataset}: some timed questions were also warm-up questions: it has too few others")
         rows = table.rows_of(row.dataset)
         cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
-        if row.condition or row.is_subset or cot is None:
-            continue
-        passes, cot_passes = sum(row.mean_passes), sum(cot.mean_passes)
-        positions, cot_positions = row.mean_cache_positions[1], cot.mean_cache_positions[1]
-        if positions >= cot_positions:
-            only = "; only passes are saved" if passes < cot_passes else ""
-            caveats.append(
-                f"{row.dataset}: the cache of {row.run} is not shorter: {format_count(positions)} positions, "
-                f"{format_count(cot_positions)} {COT_CONDITION}{only}"
-            )
-        if passes >= cot_passes:
-            caveats.append(
-                f"{row.dataset}: {row.run} saves no passes: {format_count(passes)} per question, "
-                f"{format_count(cot_passes)} {COT_CONDITION}"
-            )
+        if not (row.condition or row.is_subset or cot is None):
+            caveats += [f"{row.dataset}: {text}" for text in compare_costs(row, cot, row.run)]
     return list(dict.fromkeys(caveats))
+
+
+def compare_costs(row: ReasoningRow, cot: ReasoningRow, name: str) -> Iterator[str]:
+    """Yield which costs the row of that name does not save against answers with the chain written out."""
+    passes, cot_passes = sum(row.mean_passes), sum(cot.mean_passes)
+    positions, cot_positions = row.mean_cache_positions[1], cot.mean_cache_positions[1]
+    if positions >= cot_positions:
+        only = "; only passes are saved" if passes < cot_passes else ""
+        counts = f"{format_count(positions)} positions, {format_count(cot_positions)} {COT_CONDITION}"
+        yield f"the cache of {name} is not shorter: {counts}{only}"
+    if passes >= cot_passes:
+        yield f"{name} saves no passes: {format_count(passes)} per question, {format_count(cot_passes)} {COT_CONDITION}"
 
 
 def table_to_json(table: ReasoningTable) -> dict[str, Any]:
