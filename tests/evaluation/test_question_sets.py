@@ -119,5 +119,10 @@ def test_load_question_set_mentions_rows_left_out(run: Any, tmp_path: Path) -> N
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     built = run()
     built.parts.decoder.config.max_position_embeddings = 60
-    notes = load_question_set(built, str(tmp_path / "own.jsonl"), CODI).notes
+    file = tmp_path / "own.jsonl"
+    notes = load_question_set(built, str(file), CODI).notes
     assert [note.partition(": ")[2] for note in notes] == ['1 of 3 rows left out: 1 too long (on_too_long = "drop")']
+    file.write_text(json.dumps(rows[0] | {"document": "a text"}) + "\n")
+    assert load_question_set(built, str(file), CODI).notes == (
+        "own: run does not read the documents that questions are about",
+    )

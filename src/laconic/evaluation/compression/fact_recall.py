@@ -101,5 +101,4 @@ def recall_summary(items: Sequence[EvalItem]) -> dict[str, Any]:
     return {
         "by_facts": {name: recall_by_facts(items, name) for name in conditions},
         "correlation": {name: length_fact_correlation(items, name) for name in conditions},
-        "gap": soft_hard_gap(items),
     }

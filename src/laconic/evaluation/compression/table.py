@@ -107,10 +107,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         **result.info,
         "seeds": list(result.seeds),
         "documents": len(seeds[0]),
-        "conditions": [
-            gain._asdict() | {"perplexity": math.exp(gain.nll.mean), "bucket_tokens": BUCKET_TOKENS}
-            for _, gain in gain_rows(result)
-        ],
+        "conditions": [gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for _, gain in gain_rows(result)],
         "bucket_tokens": BUCKET_TOKENS,
         "nll_by_position": {name: nll_by_position(seeds, name) for name in conditions},
         "gap": soft_hard_gap(items),

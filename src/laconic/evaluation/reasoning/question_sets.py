@@ -127,6 +127,8 @@ def encode_questions(
     order = sorted(range(len(encoded)), key=lambda i: -lengths[i])
     is_text = any(answer_matching.parse_gold_decimal(example.answer) is None for example in encoded)
     notes = [f"{name}: {line}" for line in source.counts.describe_left_out()]
+    if source.counts.num_documents and not run.recipe.reads_documents:
+        notes.append(f"{name}: {describe_folder(run.folder)} does not read the documents that questions are about")
     return QuestionSet(name, source, encoded, protocol, order, max(lengths), is_text, tuple(notes))
 
 
