@@ -21,7 +21,7 @@ from laconic.evaluation.reasoning.table import (
     ReasoningTable,
     compare_to_baseline,
 )
-from laconic.evaluation.report.paper_figures import PaperFigure
+from laconic.evaluation.report.papers import PaperFigure
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import to_rich
 from tests.evaluation.answers import result, row

@@ -18,7 +18,7 @@ from laconic.evaluation.paired_proportions import compare_answers, describe_test
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency
 from laconic.evaluation.reasoning.run import COT_CONDITION
-from laconic.evaluation.report.paper_figures import PaperFigure, find_paper_figures, format_paper_figures
+from laconic.evaluation.report.papers import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import (
