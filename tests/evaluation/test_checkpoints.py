@@ -104,15 +104,15 @@ def test_prepare_checkpoint_keeps_prompts_apart(rows: Path) -> None:
 def test_format_example_in_a_chat() -> None:
     shot = ReasoningExample("shot", "1 + 1?", ("1+1=2",), "2")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    asked = ReasoningExample("asked", "2 + 2?", (), "4", {"messages": messages})
-    formatted = format_example(asked, CheckpointPrompt("chat", 1), [shot], "The answer is:")
+    example = ReasoningExample("last", "2 + 2?", (), "4", {"messages": messages})
+    formatted = format_example(example, CheckpointPrompt("chat", 1), [shot], "The answer is:")
     assert [turn["role"] for turn in formatted.metadata["messages"]] == ["system", "user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("style", ["chat", "plain"])
 def test_format_example_with_a_document(style: PromptStyle) -> None:
-    asked = ReasoningExample("asked", "Who?", (), "Rex", document="A dog named Rex.")
-    formatted = format_example(asked, CheckpointPrompt(style), (), "The answer is:")
+    example = ReasoningExample("last", "Who?", (), "Rex", document="A dog named Rex.")
+    formatted = format_example(example, CheckpointPrompt(style), (), "The answer is:")
     text = formatted.question if style == "plain" else formatted.metadata["messages"][0]["content"]
     assert "A dog named Rex.\n\nWho?" in text
     assert formatted.document is None

@@ -156,11 +156,11 @@ def load_checkpoint_run(folder: Path, device: torch.device) -> LoadedRun:
 
 
 def load_shots(
-    prompt: CheckpointPrompt, task: str, config: DataConfig, asked: Sequence[ReasoningExample]
+    prompt: CheckpointPrompt, task: str, config: DataConfig, excluded: Sequence[ReasoningExample]
 ) -> list[ReasoningExample]:
     """Load the solved examples of a task, from `shots_from` or its training split: the first with a chain.
 
-    If no example has a chain, the first of all. Questions that are `asked` are left out.
+    If no example has a chain, the first of all. The questions of `excluded` examples, which are asked, are left out.
 
     Raises:
         UsageError: The task has no training split; `shots_from` is needed.
@@ -178,7 +178,7 @@ def load_shots(
         examples = read_examples(source, config).examples
     else:
         examples = load_examples(source, "train", config).examples
-    questions = {example.question for example in asked}
+    questions = {example.question for example in excluded}
     others = [example for example in examples if example.question not in questions]
     solved = [example for example in others if example.steps] or others
     if len(solved) < prompt.shots:

@@ -110,7 +110,7 @@ class EvalJob:
     `batch_size` units on each rank, in this `order`, but records are stored in order of the units. If
     `reports_fraction` is set, it takes a second argument: a function to call with the fraction of these units that is
     done. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks that are stored beside
-    them, and `source` is data that timing the results needs.
+    them, and `source` is data that a report needs besides.
 
     A stored evaluation with other metadata under the same name is refused, unless only the name of the run differs,
     because runs may be renamed and copied.
