@@ -191,7 +191,8 @@ def run_resumable(
                     progress("", num_before + int(fraction * num_units), job.num_units)
 
             units = job.evaluate_units(rank_indices, report) if rank_indices else []
-            parts = ranks.all_gather([_format_unit(job.metadata, items) for items in units])
+            unit_records = [list(map(asdict, to_records(job.metadata, items))) for items in units]
+            parts = ranks.all_gather([f"{to_canonical_json(unit)}\n" for unit in unit_records])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
             for line in new:
                 digest = hash_line(digest, line)
@@ -282,10 +283,6 @@ def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], St
         if metadata.kind == kind and (current is None or metadata.sort_key > current.metadata.sort_key):
             latest[metadata.group] = stored
     return latest
-
-
-def _format_unit(metadata: EvalMetadata, items: Sequence[EvalItem]) -> str:
-    return to_canonical_json([asdict(record) for record in to_records(metadata, items)]) + "\n"
 
 
 def _identity(metadata: Mapping[str, Any]) -> str:

@@ -211,13 +211,11 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
 
 def build_sections(results: Sequence[RunResult]) -> list[PageSection]:
     """Return one section for each set of documents: a plot and a table."""
-    notes = list(dict.fromkeys(note for result in results for note in result.notes))
     sections = [
-        PageSection(
-            comparison.title, [LEGEND, plot_comparison(comparison), render_table(build_comparison_table(comparison))]
-        )
-        for comparison in compare_results(results)
+        PageSection(x.title, [LEGEND, plot_comparison(x), render_table(build_comparison_table(x))])
+        for x in compare_results(results)
     ]
+    notes = list(dict.fromkeys(note for result in results for note in result.notes))
     return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]
 
 
