@@ -11,7 +11,16 @@ import pytest
 import torch
 
 import laconic
-from laconic.evaluation.checkpoints import is_checkpoint, load_checkpoint_run, prepare_checkpoint, read_prompt
+from laconic.batches import ReasoningExample
+from laconic.evaluation.checkpoints import (
+    CheckpointPrompt,
+    PromptStyle,
+    format_example,
+    is_checkpoint,
+    load_checkpoint_run,
+    prepare_checkpoint,
+    read_prompt,
+)
 from laconic.evaluation.class_incremental import run as class_incremental
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.models.checkpoints.weights import find_checkpoint
@@ -23,7 +32,7 @@ ROWS = [
     {"question": f"Tom has {a} apples and gets {b}. How many?", "steps": [f"{a}+{b}={a + b}"], "answer": str(a + b)}
     for a, b in ((1, 2), (3, 4), (5, 6))
 ]
-SHOT = "Question: Tom has 1 apples and gets 2. How many?\nAnswer: 1+2=3\nThe answer is: 3\n\n"
+SHOT = "Question: Tom has 5 apples and gets 6. How many?\nAnswer: 5+6=11\nThe answer is: 11\n\n"  # the row not asked
 
 
 @pytest.fixture
@@ -68,8 +77,8 @@ def test_evaluate_checkpoint_chat_asks_with_the_template(rows: Path, tmp_path: P
     assert run_cli("evaluate", folder, *flags).code == 0
     model = laconic.load(folder)
     turns = [
-        {"role": "user", "content": ROWS[0]["question"]},
-        {"role": "assistant", "content": "1+2=3\nThe answer is: 3"},
+        {"role": "user", "content": ROWS[1]["question"]},
+        {"role": "assistant", "content": "3+4=7\nThe answer is: 7"},
         {"role": "user", "content": ROWS[0]["question"]},
     ]
     ids = model.tokenizer.encode(model.tokenizer.apply_chat_template(turns), add_special_tokens=False)
@@ -90,6 +99,23 @@ def test_prepare_checkpoint_keeps_prompts_apart(rows: Path) -> None:
     assert is_checkpoint("stories260k")
     assert not is_checkpoint(one)
     assert not is_checkpoint(rows.parent)
+
+
+def test_format_example_in_a_chat() -> None:
+    shot = ReasoningExample("shot", "1 + 1?", ("1+1=2",), "2")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    example = ReasoningExample("last", "2 + 2?", (), "4", {"messages": messages})
+    formatted = format_example(example, CheckpointPrompt("chat", 1), [shot], "The answer is:")
+    assert [turn["role"] for turn in formatted.metadata["messages"]] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("style", ["chat", "plain"])
+def test_format_example_with_a_document(style: PromptStyle) -> None:
+    example = ReasoningExample("last", "Who?", (), "Rex", document="A dog named Rex.")
+    formatted = format_example(example, CheckpointPrompt(style), (), "The answer is:")
+    text = formatted.question if style == "plain" else formatted.metadata["messages"][0]["content"]
+    assert "A dog named Rex.\n\nWho?" in text
+    assert formatted.document is None
 
 
 @pytest.mark.medium
@@ -120,7 +146,7 @@ def test_evaluate_checkpoint_refusals(rows: Path, run_cli: RunCli) -> None:
     shots = run_cli("evaluate", "stories260k", "--tasks", rows, "--shots", 2)
     assert (shots.code, "--shots-from" in shots.err) == (2, True)
     many = run_cli("evaluate", "stories260k", "--tasks", rows, "--shots", 9, "--shots-from", rows)
-    assert (many.code, "has 3 examples" in many.err) == (66, True)
+    assert (many.code, "has 0 examples that are not asked" in many.err) == (66, True)
 
 
 def test_evaluate_checkpoint_on_classes(rows: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from laconic.batches import PassCounts, ReasoningBatch
-from laconic.errors import InputError
 from laconic.evaluation.inspection.logit_lens import apply_logit_lens, lcs_ratio, share_in_chain, top_token_ids
 from laconic.latent.rollout import LatentRollout, PassRecord
 
@@ -85,8 +84,3 @@ def test_top_token_ids_row_by_row() -> None:
     assert top_token_ids(thought(), head) == ((2, 4),)
     result = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__)
     assert (result.top_tokens, result.lcs_ratio) == (("c", "e"), pytest.approx(1 / 3))
-
-
-def test_apply_logit_lens_refuses_two_questions() -> None:
-    with pytest.raises(InputError, match="one question"):
-        apply_logit_lens(thought(), batch(2), head, WORDS.__getitem__)

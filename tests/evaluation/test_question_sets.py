@@ -101,10 +101,28 @@ def test_check_unique_titles(run: Any, tmp_path: Path) -> None:
             check_unique_titles(recipe, names, "run")
 
 
+def test_load_question_set_for_a_model_keeps_the_plain_questions(run: Any, tmp_path: Path) -> None:
+    rows = [{"question": f" {n}  more? ", "answer": answer, "steps": []} for n, answer in enumerate(("3", "no"))]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "checkpoint.json").write_text('{"style":"plain"}')
+    built = run()
+    built.folder = tmp_path
+    questions = load_question_set(built, str(tmp_path / "own.jsonl"), TEXT)
+    assert [example.question for example in questions.examples] == [" 0  more? ", " 1  more? "]
+    batch: Any = questions.source.batch([0], 0, 0)
+    assert "Question:  0  more? \nAnswer:" in built.parts.tokenizer.decode(batch.question_ids[0].tolist())
+    assert questions.has_text_answers, "some answers are texts, not the first"
+
+
 def test_load_question_set_mentions_rows_left_out(run: Any, tmp_path: Path) -> None:
     rows = [{"question": "1 + 2? " * n, "answer": "3", "steps": []} for n in (1, 1, 9)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     built = run()
     built.parts.decoder.config.max_position_embeddings = 60
-    notes = load_question_set(built, str(tmp_path / "own.jsonl"), CODI).notes
+    file = tmp_path / "own.jsonl"
+    notes = load_question_set(built, str(file), CODI).notes
     assert [note.partition(": ")[2] for note in notes] == ['1 of 3 rows left out: 1 too long (on_too_long = "drop")']
+    file.write_text(json.dumps(rows[0] | {"document": "a text"}) + "\n")
+    assert load_question_set(built, str(file), CODI).notes == (
+        "own: run does not read the documents that questions are about",
+    )

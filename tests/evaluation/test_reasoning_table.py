@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,16 +19,26 @@ from laconic.evaluation.reasoning.table import (
     COT_CONDITION,
     ReasoningRow,
     ReasoningTable,
-    changed_subset,
     compare_to_baseline,
 )
-from laconic.evaluation.report.paper_figures import PaperFigure
+from laconic.evaluation.report.papers import PaperFigure
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import to_rich
 from tests.evaluation.answers import result, row
 
 A, B = np.arange(200) < 120, np.arange(200) < 90
 THREE = np.stack([A, np.arange(200) < 124, np.arange(200) < 116])
+
+
+def stored_result(
+    run: str, right: np.ndarray, task: str = "test", condition: str = "", unchanged: Sequence[str] = ()
+) -> RunResult:
+    answers = result(right)
+    info = {"paper_table": None, "table_row": None, "allow_contamination": False, "differences": []}
+    variant = {"protocol": "codi"} | ({"condition": condition} if condition else {})
+    items = [record.to_item("") for record in answers.records]
+    figures = ({"protocol": "codi", "bytes_per_position": answers.bytes_per_position, "unchanged": unchanged},)
+    return RunResult(run, task, (0,), (items,), info, variant, None if len(right) == 200 else len(right), (), figures)
 
 
 def printed(outcome: ReasoningTable) -> str:
@@ -92,17 +103,13 @@ def test_compare_to_baseline_pairs_equal_seeds() -> None:
     assert not compare_to_baseline(ReasoningTable([row("a", "x", A), row("b", "y", B)], "y"))
 
 
-def test_changed_subset_has_the_changed_questions_only() -> None:
-    hard = row("gsm-hard", "x", A)
-    part = changed_subset(hard, [i >= 50 for i in range(200)])
-    assert part is not None
-    assert (part.dataset, part.is_subset, part.accuracy.mean, part.accuracy.num_items) == (
-        "gsm-hard, changed",
-        True,
-        70 / 150,
-        150,
-    )
-    assert changed_subset(hard, [True] * 200) is changed_subset(hard, [False] * 200) is None
+@pytest.mark.parametrize(("num_unchanged", "sizes"), [(0, [200]), (50, [200, 150]), (200, [200])])
+def test_build_rows_of_a_stored_result_has_the_changed_questions_apart(num_unchanged: int, sizes: list[int]) -> None:
+    unchanged = [f"q{i}" for i in range(num_unchanged)]
+    rows = table.build_rows(stored_result("x", A, "gsm-hard", unchanged=unchanged))
+    assert [row.accuracy.num_items for row in rows] == sizes
+    if len(rows) > 1:
+        assert (rows[1].dataset, rows[1].is_subset, rows[1].accuracy.mean) == ("gsm-hard, changed", True, 70 / 150)
 
 
 def test_list_caveats_says_where_neither_cache_nor_passes_are_saved() -> None:
@@ -144,15 +151,9 @@ def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
 
 
 def test_build_sections_separates_results_on_the_first_questions_of_a_set() -> None:
-    def stored(run: str, num_questions: int, condition: str = "") -> RunResult:
-        answers = result(A[:num_questions])
-        info = {"paper_table": None, "table_row": None, "allow_contamination": False}
-        variant = {"protocol": "codi"} | ({"condition": condition} if condition else {})
-        items = [record.to_item("") for record in answers.records]
-        figures = ({"protocol": "codi", "bytes_per_position": answers.bytes_per_position},)
-        return RunResult(run, "test", (0,), (items,), info, variant, None if num_questions == 200 else 50, (), figures)
-
-    results = [stored("x", 50, "0 iterations"), stored("x", 200), stored("y", 200), stored("z", 50)]
+    cut = [stored_result(run, A[:50], condition=condition) for run, condition in (("x", "0 iterations"), ("z", ""))]
+    cut[1] = replace(cut[1], notes=("the context ends",), info={**cut[1].info, "differences": ["train.steps"]})
+    results = [cut[0], stored_result("x", A), stored_result("y", A), cut[1]]
     sections = ReasoningSuite().build_sections({"reasoning": results}, ["x", "y", "z"])
     assert [section.title for section in sections if "test" in section.title] == [
         "test: 200 questions (codi)",
@@ -162,6 +163,9 @@ def test_build_sections_separates_results_on_the_first_questions_of_a_set() -> N
     names = ("x", "x, 0 iterations", "y", "z")
     assert [name for name in names if f">{name}<" in full] == ["x", "y"]
     assert [name for name in names if f">{name}<" in part] == ["x, 0 iterations", "z"]
+    notes = str(sections[-1].blocks[-1])
+    assert "the context ends" in notes
+    assert "z differs from None, None, in train.steps" in notes
 
 
 def test_table_to_json_holds_what_the_table_does() -> None:

@@ -23,7 +23,6 @@ from laconic.evaluation.results_store import (
     EvalMetadata,
     group_items,
     latest_evaluations,
-    list_evaluations,
     load_items,
     partial_folder,
     run_resumable,
@@ -217,29 +216,28 @@ def test_latest_evaluations_takes_the_latest_step_with_the_most_items(tmp_path: 
     other = replace(METADATA, step=50, variant={"protocol": "c"})
     for metadata in (*versions, other):
         run(Squares(), tmp_path, metadata)
-    assert len(list_evaluations(tmp_path)) == 4
     result = [x.metadata for x in latest_evaluations(tmp_path, "streams").values()]
     assert sorted(result, key=lambda item: item.step) == [other, versions[2]]
     assert not latest_evaluations(tmp_path, "reasoning")
 
 
-def test_list_evaluations_refuses_changed_folders(tmp_path: Path) -> None:
+def test_latest_evaluations_refuses_changed_folders(tmp_path: Path) -> None:
     run(Squares(), tmp_path)
     file = next(tmp_path.glob(f"*/{RESULT_FILE}"))
     content = file.read_bytes()
     for position in range(0, len(content), 7):
         file.write_bytes(content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
         with pytest.raises((CorruptArtifactError, InputError)):
-            list_evaluations(tmp_path)
+            latest_evaluations(tmp_path, "streams")
     file.write_bytes(content)
-    assert len(list_evaluations(tmp_path)) == 1
+    assert len(latest_evaluations(tmp_path, "streams")) == 1
 
 
-def test_list_evaluations_refuses_folders_of_another_version(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / RESULT_FILE).write_text("{}")
+def test_latest_evaluations_refuses_folders_of_another_version(tmp_path: Path) -> None:
+    (tmp_path / "streams-old").mkdir()
+    (tmp_path / "streams-old" / RESULT_FILE).write_text("{}")
     with pytest.raises(InputError, match="incompatible version"):
-        list_evaluations(tmp_path)
+        latest_evaluations(tmp_path, "streams")
 
 
 @pytest.mark.parametrize(

@@ -151,15 +151,17 @@ def test_build_terminal_table_separates_controls() -> None:
 def test_list_caveats_come_from_the_figures() -> None:
     caveats = runs_table.list_caveats(built(3))
     assert any(text.startswith("That KaVa is better than random: no difference shown") for text in caveats)
-    assert not any("No passes are saved" in text or "cache is not shorter" in text for text in caveats)
+    assert not any("saves no passes" in text or "is not shorter" in text for text in caveats)
     page = built(3)
     for answer_passes, is_listed in ((5, False), (4, True)):
         chain = row("test", "chain", right(0.99, 3), seeds=(0, 1, 2), passes=PassCounts(1, 0, 0, answer_passes), end=51)
         caveats = runs_table.list_caveats(
             replace(page, results=[replace(page.results[0], row=chain), *page.results[1:]])
         )
-        assert ("No passes are saved: KaVa takes 5 per question, the chain 5." in caveats) is is_listed
-        assert "The cache is not shorter: 52 positions at the end, 51 with the chain." in caveats
+        assert ("Costs: KaVa saves no passes: 5 per question, 5 with CoT." in caveats) is is_listed
+        assert any(
+            text.startswith("Costs: the cache of KaVa is not shorter: 52 positions, 51 with CoT") for text in caveats
+        )
 
 
 def test_compare_to_focus_uses_common_seeds() -> None:

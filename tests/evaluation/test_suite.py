@@ -77,6 +77,7 @@ def test_evaluate_runs_and_load_results(tmp_path: Path, tiny_recipe: Path) -> No
     folder = tmp_path / "kava/seed-0/evaluations/streams-norms-2-step-1-limit-5"
     assert {path.name for path in folder.iterdir()} >= {"records.jsonl", "result.json", "recipe.toml"}
     (stored,) = load_results(suite, request.runs)["streams"]
+    assert stored.notes == result.notes
     assert stored.items_by_seed == result.items_by_seed == evaluate_runs(suite, request)["streams"][0].items_by_seed
     report = suite.report(request, results)
     assert report.blocks[0].rows == [["kava", "5"]]  # pyright: ignore

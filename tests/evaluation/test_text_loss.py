@@ -7,11 +7,15 @@ import pytest
 import torch
 
 import laconic
-from laconic.evaluation.text_loss import load_excerpts
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.suite import EvalRequest, RunResult
+from laconic.evaluation.text_loss import TextLossSuite, load_excerpts
+from laconic.training.signals import StopSignal
 from tests.conftest import RunCli, needs
 
 SECTIONS = [f"Once upon a time there was a {animal}. It had a big red ball and a friend. " * 12 for animal in "ab"]
 TOKENS = 48
+DATA = {"data": "animals"}
 
 
 @pytest.fixture
@@ -43,6 +47,19 @@ def test_evaluate_loss_equals_transformers(texts: Path, run_cli: RunCli) -> None
     assert int8["run"] == "stories260k-int8-plain-0-shot"
     assert int8["difference"]["mean"] == pytest.approx(int8["nats"]["mean"] - expected, abs=1e-5)
     assert 0 < abs(int8["difference"]["mean"]) < 0.05
+
+
+def test_losses_on_other_windows_are_not_compared() -> None:
+    results = [
+        RunResult(
+            run, "loss", (0,), [[EvalItem("w", {"text": {"nats": 1.0, "correct": 0.5}})]], variant=DATA, source=ids
+        )
+        for run, ids in (("a", {"w": [1, 2]}), ("b", {"w": [1, 2]}), ("c", {"w": [3, 2]}))
+    ]
+    request = EvalRequest(["a", "c"], ["loss"], torch.device("cpu"), StopSignal(), baseline="b")
+    report = TextLossSuite().report(request, {"loss": [results[0], results[2], results[1]]})
+    assert [row["difference"] is None for row in report.data["results"]] == [False, True, True]
+    assert [note.partition(":")[0] for note in report.data["notes"]] == ["c is not compared with b"]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,8 @@ def prepare_checkpoint(
     title = "-".join(filter(None, [title, quantize, prompt.style, f"{shots}-shot"]))
     results = cache_dir() / "evaluations" / key / title
     if not (results / RECIPE_FILE).is_file():
-        data = {"path": NO_FILE, "chain_steps": "all", "format": "chat" if prompt.style == "chat" else "codi"}
+        row_format = "chat" if prompt.style == "chat" else "codi"
+        data = {"path": NO_FILE, "chain_steps": "all", "format": row_format, "on_too_long": "drop"}
         recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
         results.mkdir(parents=True, exist_ok=True)
         marker = fields | {"model": name}
@@ -154,10 +155,12 @@ def load_checkpoint_run(folder: Path, device: torch.device) -> LoadedRun:
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
 
 
-def load_shots(prompt: CheckpointPrompt, task: str, config: DataConfig) -> list[ReasoningExample]:
+def load_shots(
+    prompt: CheckpointPrompt, task: str, config: DataConfig, excluded: Sequence[ReasoningExample]
+) -> list[ReasoningExample]:
     """Load the solved examples of a task, from `shots_from` or its training split: the first with a chain.
 
-    If no example has a chain, the first of all.
+    If no example has a chain, the first of all. The questions of `excluded` examples, which are asked, are left out.
 
     Raises:
         UsageError: The task has no training split; `shots_from` is needed.
@@ -175,26 +178,39 @@ def load_shots(prompt: CheckpointPrompt, task: str, config: DataConfig) -> list[
         examples = read_examples(source, config).examples
     else:
         examples = load_examples(source, "train", config).examples
-    solved = [example for example in examples if example.steps] or list(examples)
+    questions = {example.question for example in excluded}
+    others = [example for example in examples if example.question not in questions]
+    solved = [example for example in others if example.steps] or others
     if len(solved) < prompt.shots:
-        raise InputError(f"--shots {prompt.shots}: {source} has {len(solved)} examples; lower it")
+        raise InputError(f"--shots {prompt.shots}: {source} has {len(solved)} examples that are not asked; lower it")
     return solved[: prompt.shots]
 
 
 def format_example(
     example: ReasoningExample, prompt: CheckpointPrompt, shots: Sequence[ReasoningExample], answer_prompt: str
 ) -> ReasoningExample:
-    """Put a question after the solved examples, as messages or as one text."""
+    """Put a question after the solved examples, as messages or as one text.
+
+    A system message stays the first; the document that a question is about becomes a part of it.
+    """
     if prompt.style == "chat":
         turns = [
             {"role": role, "content": content}
             for shot in shots
-            for role, content in (("user", shot.question), ("assistant", write_solution(shot, answer_prompt)))
+            for role, content in (("user", write_question(shot)), ("assistant", write_solution(shot, answer_prompt)))
         ]
-        question = example.metadata.get("messages") or [{"role": "user", "content": example.question}]
-        return replace(example, metadata={**example.metadata, "messages": [*turns, *question]})
-    parts = [f"{QUESTION} {shot.question}\n{ANSWER} {write_solution(shot, answer_prompt)}" for shot in shots]
-    return replace(example, question="\n\n".join([*parts, f"{QUESTION} {example.question}\n{ANSWER}"]))
+        question = example.metadata.get("messages") or [{"role": "user", "content": write_question(example)}]
+        n = int(question[0]["role"] == "system")
+        messages = [*question[:n], *turns, *question[n:]]
+        return replace(example, document=None, metadata={**example.metadata, "messages": messages})
+    parts = [f"{QUESTION} {write_question(shot)}\n{ANSWER} {write_solution(shot, answer_prompt)}" for shot in shots]
+    text = "\n\n".join([*parts, f"{QUESTION} {write_question(example)}\n{ANSWER}"])
+    return replace(example, document=None, question=text)
+
+
+def write_question(example: ReasoningExample) -> str:
+    """Return a question, after the document that it is about if there is one."""
+    return "\n\n".join(filter(None, (example.document, example.question)))
 
 
 def write_solution(example: ReasoningExample, answer_prompt: str) -> str:

@@ -1,5 +1,6 @@
 """Labelled texts for classification, and their order as demonstrations in a context."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,18 @@ def load_labelled_texts(path: str | Path) -> list[LabelledText]:
     if len(labels) < 2:
         raise InputError(f"{Path(path).name}: fewer than two different labels; give two or more")
     return rows
+
+
+def normalise_text(text: str) -> str:
+    """Return the words of a text for comparison, or the text if it has none, such as an emoji."""
+    return find_words(text) or text.strip()
+
+
+def find_words(text: str) -> str:
+    """Return a text in lower case, with single spaces for all but letters, their marks, digits and "_"."""
+    composed = unicodedata.normalize("NFC", text.lower())
+    words = "".join(c if c == "_" or unicodedata.category(c)[0] in "LMN" else " " for c in composed)
+    return " ".join(words.split())
 
 
 def order_demonstrations(rows: Sequence[LabelledText], seed: int, *, balanced: bool = False) -> list[LabelledText]:

@@ -109,8 +109,8 @@ class EvalJob:
     `evaluate` returns the items of each of the given units of work; a unit is usually one item. It is called with
     `batch_size` units on each rank, in this `order`, but records are stored in order of the units. If
     `reports_fraction` is set, it takes a second argument: a function to call with the fraction of these units that is
-    done. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks beside them, and
-    `source` is data that a report on the results needs besides.
+    done. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks that are stored beside
+    them, and `source` is data that a report needs besides.
 
     A stored evaluation with other metadata under the same name is refused, unless only the name of the run differs,
     because runs may be renamed and copied.
@@ -132,11 +132,12 @@ class EvalJob:
 
 
 class StoredEvaluation(NamedTuple):
-    """A committed evaluation: its folder, its metadata and its summary figures."""
+    """A committed evaluation: its folder, its metadata, its summary figures, and remarks beside them."""
 
     folder: Path
     metadata: EvalMetadata
     figures: Mapping[str, Any]
+    notes: Sequence[str]
 
 
 def folder_safe_name(name: str) -> str:
@@ -190,7 +191,8 @@ def run_resumable(
                     progress("", num_before + int(fraction * num_units), job.num_units)
 
             units = job.evaluate_units(rank_indices, report) if rank_indices else []
-            parts = ranks.all_gather([_format_unit(job.metadata, items) for items in units])
+            unit_records = [list(map(asdict, to_records(job.metadata, items))) for items in units]
+            parts = ranks.all_gather([f"{to_canonical_json(unit)}\n" for unit in unit_records])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
             for line in new:
                 digest = hash_line(digest, line)
@@ -210,8 +212,7 @@ def partial_folder(folder: Path) -> Path:
     return folder.with_name(f".partial-{folder.name}")
 
 
-def to_records(metadata: EvalMetadata, items: Sequence[EvalItem]) -> list[EvalRecord]:
-    m = metadata
+def to_records(m: EvalMetadata, items: Sequence[EvalItem]) -> list[EvalRecord]:
     return [
         EvalRecord(m.task, m.run, m.seed, m.step, item.id, condition, metrics)
         for item in items
@@ -253,7 +254,7 @@ def load_items(folder: Path) -> list[EvalItem]:
 
 
 def load_stored(folder: Path) -> StoredEvaluation:
-    """Load the metadata and the summary figures of a committed evaluation.
+    """Load the metadata, the summary figures and the notes of a committed evaluation.
 
     Raises:
         CorruptArtifactError: A file is missing or was changed.
@@ -264,31 +265,24 @@ def load_stored(folder: Path) -> StoredEvaluation:
         raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")
     manifest.verify_folder(folder, "evaluation")
     file = str(folder / RESULT_FILE)
-    metadata = validate_json(EvalMetadata, result["metadata"], file, REMOVE_HINT)
     return StoredEvaluation(
-        folder, metadata, validate_json(dict[str, Any], result.get("figures"), f"{file}: figures", REMOVE_HINT)
+        folder,
+        validate_json(EvalMetadata, result["metadata"], file, REMOVE_HINT),
+        validate_json(dict[str, Any], result.get("figures"), f"{file}: figures", REMOVE_HINT),
+        validate_json(list[str], result.get("notes", []), f"{file}: notes", REMOVE_HINT),
     )
 
 
-def list_evaluations(folder: Path, kind: EvalKind | None = None) -> list[StoredEvaluation]:
-    """List the committed evaluations in a run's `evaluations` folder, of one kind or all."""
-    files = sorted(folder.glob(f"{kind or ''}*/{RESULT_FILE}"))
-    return [load_stored(file.parent) for file in files if not file.parent.name.startswith(".")]
-
-
 def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], StoredEvaluation]:
-    """Return one evaluation per task and variant: of the latest step, the one with the most items."""
+    """Return one evaluation per task and variant in `evaluations`: of the latest step, the one with the most items."""
     latest: dict[tuple[Any, ...], StoredEvaluation] = {}
-    for stored in list_evaluations(folder, kind):
+    for file in sorted(folder.glob(f"{kind}*/{RESULT_FILE}")):
+        stored = load_stored(file.parent)
         metadata = stored.metadata
         current = latest.get(metadata.group)
         if metadata.kind == kind and (current is None or metadata.sort_key > current.metadata.sort_key):
             latest[metadata.group] = stored
     return latest
-
-
-def _format_unit(metadata: EvalMetadata, items: Sequence[EvalItem]) -> str:
-    return to_canonical_json([asdict(record) for record in to_records(metadata, items)]) + "\n"
 
 
 def _identity(metadata: Mapping[str, Any]) -> str:
@@ -339,7 +333,8 @@ def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_fil
         files = manifest.ManifestWriter(new)
         for name, content in {**extra_files, RECORDS_FILE: text}.items():
             files.add_text(name, content)
-        files.add_json(RESULT_FILE, {"schema": SCHEMA, "metadata": metadata, "figures": figures})
+        result = {"schema": SCHEMA, "metadata": metadata, "figures": figures, "notes": job.notes}
+        files.add_json(RESULT_FILE, result)
         files.finish("evaluation", 0, {"metadata": hash_json(metadata)})
 
     write_folder_atomically(folder, write, len(text))

@@ -131,7 +131,7 @@ class RunResult:
 
     `info` has properties of the run, as the suite describes its recipe; `variant` the options of the evaluation;
     `limit` the number of items, where the task was cut to its first ones; `figures` the stored summary figures of each
-    seed. Notes of the jobs and the first job's data, `source`, are empty for results that were loaded.
+    seed. The first job's data, `source`, is None for results that were loaded.
     """
 
     run: str
@@ -158,11 +158,10 @@ class RunResult:
 
 
 class SeedResult(NamedTuple):
-    """The stored evaluation of one seed, and the notes and the source of its job if it has just been evaluated."""
+    """The stored evaluation of one seed, and the source of its job if it has just been evaluated."""
 
     stored: StoredEvaluation
     items: list[EvalItem]
-    notes: tuple[str, ...] = ()
     source: Any = None
 
 
@@ -258,7 +257,7 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
                     stored = load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
-                    per_group.setdefault(group, []).append(SeedResult(stored, items, job.notes, job.source))
+                    per_group.setdefault(group, []).append(SeedResult(stored, items, job.source))
         for group, seeds in per_group.items():
             results[group[0]].append(merge_seeds(title, info, seeds))
     return results
@@ -366,6 +365,6 @@ def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[SeedResult]
         metadata[0].limit,
         tuple(m.step for m in metadata),
         [seed.stored.figures for seed in seeds],
-        tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
+        tuple(dict.fromkeys(note for seed in seeds for note in seed.stored.notes)),
         seeds[0].source,
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from laconic.console import print_rich
 from laconic.evaluation.statistics import Estimate
 
-MIN_SEEDS = 3  # fewer seeds give no standard deviation beside an accuracy
+MIN_SEEDS = 3  # fewer seeds give no standard deviation beside a mean
 WIDTH_WITHOUT_TERMINAL = 240
 
 
@@ -72,9 +72,7 @@ def format_percent(share: float) -> str:
 
 def format_accuracy(estimate: Estimate) -> str:
     """Format an accuracy; with three seeds or more, its standard deviation follows."""
-    if estimate.sd is not None and estimate.num_seeds >= MIN_SEEDS:
-        return f"{format_percent(estimate.mean)} ± {format_percent(estimate.sd)} %"
-    return f"{format_percent(estimate.mean)} %"
+    return f"{format_percent(estimate.mean)}{format_spread(estimate, format_percent)} %"
 
 
 def format_interval(estimate: Estimate) -> str:
@@ -83,8 +81,13 @@ def format_interval(estimate: Estimate) -> str:
 
 
 def format_mean(estimate: Estimate) -> str:
-    """Format a mean of nats with its standard deviation over seeds."""
-    return f"{estimate.mean:.4f}" + ("" if estimate.sd is None else f" ± {estimate.sd:.4f}")
+    """Format a mean of nats; with three seeds or more, its standard deviation follows."""
+    return f"{estimate.mean:.4f}{format_spread(estimate, '{:.4f}'.format)}"
+
+
+def format_spread(estimate: Estimate, format: Callable[[float], str]) -> str:
+    """Format the standard deviation over seeds after a mean; empty for fewer than three seeds."""
+    return "" if estimate.sd is None or estimate.num_seeds < MIN_SEEDS else f" ± {format(estimate.sd)}"
 
 
 def format_with_error(text: str, standard_error: float, digits: int) -> str:

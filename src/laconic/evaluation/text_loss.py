@@ -94,7 +94,7 @@ class TextLossSuite:
                 items.append([EvalItem(name, {CONDITION: metrics})])
             return items
 
-        yield EvalJob(metadata, len(excerpts), evaluate)
+        yield EvalJob(metadata, len(excerpts), evaluate, source=excerpts)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return a table of all models, with differences from the baseline if there is one."""
@@ -102,7 +102,13 @@ class TextLossSuite:
         if request.baseline is not None:
             baseline = results["loss"][request.paths.index(request.baseline)]
         rows = compare_losses(results["loss"], baseline)
-        return EvalReport([build_table(COLUMNS, rows)], {"schema": 1, "results": figures_to_json(rows)})
+        notes = [
+            f"{result.run} is not compared with {baseline.run}: they have other windows, by tokenizer or context"
+            for result in results["loss"]
+            if baseline is not None and result.source != baseline.source
+        ]
+        data = {"schema": 1, "results": figures_to_json(rows), "notes": notes}
+        return EvalReport([build_table(COLUMNS, rows), *notes], data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         rows = compare_losses(results["loss"], None)
@@ -131,12 +137,12 @@ def load_excerpts(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int |
 
 
 def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> list[LossRow]:
-    """Return a row for each model; differences are paired by window."""
+    """Return a row for each model; differences are paired by window, where both models have the same windows."""
     rows: list[LossRow] = []
     for result in results:
         nats, correct = (metric_per_window(result, metric) for metric in ("nats", "correct"))
         difference = None
-        if baseline is not None and baseline is not result:
+        if baseline is not None and baseline is not result and baseline.source == result.source:
             difference = paired_difference(nats, metric_per_window(baseline, "nats"))
         accuracy = sum(correct) / len(correct)
         rows.append(LossRow(result.run, result.variant["data"], estimate_mean(nats), accuracy, difference))

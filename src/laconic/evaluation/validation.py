@@ -67,8 +67,7 @@ def build_validation(
         return correct
 
     def compute_accuracy(with_cot: bool) -> float:
-        indices = len(rows.examples)
-        correct = (ranks or Ranks()).map_indices(indices, lambda chosen: answer_rows(chosen, with_cot))
+        correct = (ranks or Ranks()).map_indices(len(rows.examples), lambda chosen: answer_rows(chosen, with_cot))
         return sum(correct) / len(correct)
 
     def validate(epoch: int) -> Mapping[str, float]:

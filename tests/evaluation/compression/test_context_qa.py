@@ -23,6 +23,8 @@ from laconic.evaluation.suite import RunResult
         ("", ("cat",), (0, 0, 0)),
         ("cat and dog", ("cat", "dog"), (0, 1 / 2, 1)),
         ("the", ("an",), (1, 1, 0)),
+        ("snake_case", ("snakecase",), (1, 1, 0)),  # as the script of SQuAD
+        ("का", ("कि",), (0, 0, 0)),  # vowel signs are not punctuation
     ],
 )
 def test_answer_metrics(prediction: str, answers: tuple[str, ...], expected: tuple[float, float, float]) -> None:

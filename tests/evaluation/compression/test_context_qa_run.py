@@ -124,6 +124,15 @@ def test_split_demonstrations_takes_validation_from_training_rows() -> None:
     assert {row.split for row in test_rows["test"]} == {"test"}
 
 
+def test_split_demonstrations_leaves_out_texts_to_label() -> None:
+    every = [row._replace(split="test" if i % 2 else "train") for i, row in enumerate(rows(20))]
+    tested = context_qa_run.split_demonstrations(every, 3)[1]["test"][0]
+    again = tested._replace(text=f"{tested.text.upper()}!", split="train")
+    demonstrations, test_rows = context_qa_run.split_demonstrations([*every, again], 3)
+    assert tested in test_rows["test"]
+    assert again not in demonstrations
+
+
 @pytest.mark.parametrize(
     ("labelled", "message"),
     [

@@ -111,7 +111,7 @@ def test_report_page_contains_the_figures() -> None:
     html = render([book_result(2), recall_result()])
     text = to_text(html)
     for expected in (
-        "test stop compressed 6 2.00 2.0 2.2750 ± 0.0000 9.73 30.8 % +0.9750 0.0076 43.3 %",
+        "test stop compressed 6 2.00 2.0 2.2750 9.73 30.8 % +0.9750 0.0076 43.3 %",
         "untrained none",
         "AutoCompressor-2.7B",
         "F=2 51.3 % correct, N 2.00; correlation of N with F 1.000",

@@ -1,6 +1,7 @@
 """Shares of the full text's gain, and the Pareto front."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -49,6 +50,16 @@ def test_compare_results_puts_methods_of_the_same_documents_on_one_front() -> No
     assert on_front == {**expected, "fit 0.125": False}, "fit was measured on one document only"
     assert comparison.points[-1].shares["needles"].mean == 1.0
     assert comparison.tasks == ["needles"]
+
+
+def test_compare_results_resamples_documents_and_not_their_seeds() -> None:
+    contexts = {"no context": (4.0, 0.0), "full text": (1.0, 64.0), "summary vectors": (2.0, 8.0)}
+    one = build_result("baselines", contexts)
+    cast(Any, one.items_by_seed[0][0].conditions["summary vectors"])["needles"]["nats"] = 3.0
+    four = replace(one, seeds=(0, 1, 2, 3), items_by_seed=[*one.items_by_seed] * 4)
+    (a,), (b,) = compare_results([one]), compare_results([four])
+    assert [p.shares for p in a.points] == [p.shares for p in b.points]
+    assert [row[1] for row in build_comparison_table(b).rows] == ["2", "2", "2"]
 
 
 def test_build_comparison_table_rounds_small_losses_to_zero() -> None:

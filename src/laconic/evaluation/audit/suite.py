@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.errors import UsageError
@@ -34,7 +33,7 @@ STORED_CAVEAT = (  # of a stored audit, which has no controls
 )
 
 
-class AuditSuite:
+class AuditSuite(ReasoningSuite):
     """The audit of the first run, with the others as controls; `laconic audit` uses it, no task of evaluate does."""
 
     kinds: Sequence[EvalKind] = ("audit", "reasoning")
@@ -50,11 +49,7 @@ class AuditSuite:
             if recipe.method in DOCUMENT_METHODS:
                 name = describe_folder(folder)
                 raise UsageError(f"{name}: method {recipe.method} reads documents; give a run that answers questions")
-        ReasoningSuite().check(request, recipes)
-
-    def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return method and dtype, and how the recipe differs from the paper's row that it names."""
-        return ReasoningSuite().describe(recipe)
+        super().check(request, recipes)
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         """Yield the audit of a seed of the first run, or the answers of a control as `laconic evaluate` stores them."""
@@ -81,7 +76,7 @@ class AuditSuite:
         for result in results["audit"]:
             audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed)
             blocks = [f"Verdict: {audit.verdict.text}", render_table(build_audit_table(audit))]
-            blocks += [render_list([*explain_columns(audit), *list_caveats(audit), STORED_CAVEAT])]
+            blocks += [render_list([*explain_columns(audit), *result.notes, *list_caveats(audit), STORED_CAVEAT])]
             sections.append(PageSection(f"Audit of {result.run} on {result.task}", blocks))
         return sections
 

@@ -4,7 +4,6 @@ CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 202
 `utterance → label`. Training rows whose text is also held out are dropped, because the published splits overlap.
 """
 
-import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from laconic.data.strict_jsonl import read_rows
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
-from laconic.evaluation.labelled_texts import LabelledText, parse_labelled_text
+from laconic.evaluation.labelled_texts import LabelledText, find_words, normalise_text, parse_labelled_text
 
 ARROW, LINE_END = "→", "\n"
 RowFilter = Callable[[Sequence[LabelledText]], list[LabelledText]]
@@ -147,21 +146,9 @@ def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
     return rows
 
 
-def normalise_text(text: str) -> str:
-    """Return the words of a text for comparison, or the text if it has none, such as an emoji."""
-    return find_words(text) or text.strip()
-
-
 def label_to_text(label: str) -> str:
     """Return the words of a published label, without underscores and punctuation."""
     return find_words(label.replace("_", " "))
-
-
-def find_words(text: str) -> str:
-    """Return a text in lower case, with single spaces for all but letters, their marks, digits and "_"."""
-    composed = unicodedata.normalize("NFC", text.lower())
-    words = "".join(c if c == "_" or unicodedata.category(c)[0] in "LMN" else " " for c in composed)
-    return " ".join(words.split())
 
 
 def deduplicate_splits(rows: Sequence[LabelledText], name: str, num_published: int | None = None) -> IntentRows:

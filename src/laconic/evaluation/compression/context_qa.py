@@ -5,6 +5,7 @@ or text; its context size is the number of vectors or tokens of that.
 """
 
 import re
+import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -21,8 +22,8 @@ Items = Sequence[EvalItem]
 
 def normalize_words(text: str) -> list[str]:
     """Split text into lower-case words without articles and punctuation, as SQuAD does."""
-    plain = re.sub(r"[^\w\s]", "", text.lower())
-    return [word for word in plain.split() if word not in ("a", "an", "the")]
+    plain = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
 def answer_match(prediction: str, answers: Sequence[str]) -> float:

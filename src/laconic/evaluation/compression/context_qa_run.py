@@ -16,7 +16,12 @@ from laconic.compression.segment import build_memory_prompt, read_segment
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
-from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, order_demonstrations
+from laconic.evaluation.labelled_texts import (
+    LabelledText,
+    load_labelled_texts,
+    normalise_text,
+    order_demonstrations,
+)
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.load_run import LoadedRun
@@ -302,7 +307,8 @@ def split_demonstrations(
 ) -> tuple[list[LabelledText], dict[str, list[LabelledText]]]:
     """Split texts into demonstrations, and `limit` texts to label for validation and for testing.
 
-    A split that no row names is taken from the training rows. The result is the same every time.
+    A split that no row names is taken from the training rows. Demonstrations whose text is to be labelled are left out.
+    The result is the same every time.
 
     Raises:
         InputError: If there are no demonstrations, or no texts of a split.
@@ -319,6 +325,8 @@ def split_demonstrations(
         test_rows[split] = sample(split, limit)
         if not test_rows[split]:
             test_rows[split], train = train[:n], train[n:]
+    held_out = {normalise_text(row.text) for some in test_rows.values() for row in some}
+    train = [row for row in train if normalise_text(row.text) not in held_out]
     counts = [len(train), *map(len, test_rows.values())]
     if not all(counts):
         raise InputError(

@@ -4,7 +4,7 @@ Symbols: F facts of a document, N its number of vectors, E[N] the mean under the
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,13 +93,3 @@ def soft_hard_gap(items: Sequence[EvalItem]) -> SoftHardGap | None:
         float(sampled.mean()),
         float(sampled.std(ddof=1) / np.sqrt(len(sampled))) if len(sampled) > 1 else float("nan"),
     )
-
-
-def recall_summary(items: Sequence[EvalItem]) -> dict[str, Any]:
-    """Return the figures that fact recall adds to a result."""
-    conditions = [name for name, metrics in items[0].conditions.items() if metrics["vectors_per_segment"]]
-    return {
-        "by_facts": {name: recall_by_facts(items, name) for name in conditions},
-        "correlation": {name: length_fact_correlation(items, name) for name in conditions},
-        "gap": soft_hard_gap(items),
-    }

@@ -13,7 +13,7 @@ from laconic.evaluation.compression.plots import plot_pareto, plot_positions
 from laconic.evaluation.compression.table import LEGEND, build_gain_table, document_keys, format_recall, is_recall
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import PagePlot, PageSection
-from laconic.evaluation.report.paper_tables import render_papers
+from laconic.evaluation.report.papers import render_papers
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_signed, format_with_error

@@ -10,7 +10,6 @@ from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
 from laconic.evaluation.compression.fact_recall import (
     length_fact_correlation,
     recall_by_facts,
-    recall_summary,
     soft_hard_gap,
 )
 from laconic.evaluation.compression.perplexity import (
@@ -107,15 +106,17 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         **result.info,
         "seeds": list(result.seeds),
         "documents": len(seeds[0]),
-        "conditions": [
-            gain._asdict() | {"perplexity": math.exp(gain.nll.mean), "bucket_tokens": BUCKET_TOKENS}
-            for _, gain in gain_rows(result)
-        ],
+        "conditions": [gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for _, gain in gain_rows(result)],
         "bucket_tokens": BUCKET_TOKENS,
         "nll_by_position": {name: nll_by_position(seeds, name) for name in conditions},
         "gap": soft_hard_gap(items),
     }
-    return figures_to_json(data | ({"recall": recall_summary(items)} if is_recall(result) else {}))
+    if is_recall(result):
+        with_vectors = [name for name in conditions if items[0].conditions[name]["vectors_per_segment"]]
+        by_facts = {name: recall_by_facts(items, name) for name in with_vectors}
+        correlation = {name: length_fact_correlation(items, name) for name in with_vectors}
+        data["recall"] = {"by_facts": by_facts, "correlation": correlation}
+    return figures_to_json(data)
 
 
 def build_gain_table(results: Sequence[RunResult]) -> Table:

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.batches import ReasoningBatch
-from laconic.errors import InputError
 from laconic.latent.rollout import LatentRollout
 
 LogitHead = Callable[[Tensor], Tensor]
@@ -56,13 +55,7 @@ class LogitLens:
 def apply_logit_lens(
     rollout: LatentRollout, batch: ReasoningBatch, logits: LogitHead, decode_token: Callable[[int], str], top: int = 5
 ) -> LogitLens:
-    """Apply the output head to the latents of the one question of a batch, for the `top` most likely tokens of each.
-
-    Raises:
-        InputError: The batch has another number of questions than one.
-    """
-    if batch.B != 1:
-        raise InputError(f"the logit lens takes one question, got {batch.B}")
+    """Apply the output head to the latents of the one question of a batch, for the `top` most likely tokens of each."""
 
     def find_guesses(hidden_states: Float[Tensor, "1 M D"]) -> tuple[tuple[TokenGuess, ...], ...]:
         states = torch.cat([rollout.begin_hidden[:, None], hidden_states], 1)

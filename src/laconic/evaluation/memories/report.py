@@ -1,13 +1,14 @@
 """The comparison of compressed memories: share of the full text's gain, sizes, and the Pareto front."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
-from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_table
+from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_list, render_table
 from laconic.evaluation.report.plots import has_matplotlib, render_plot
 from laconic.evaluation.statistics import percentile_interval, resample_weights
 from laconic.evaluation.suite import RunResult
@@ -28,7 +29,7 @@ LEGEND = (
     "measured on all documents, none has a larger share with a cache in use of the same size or a smaller one."
 )
 PLOT_SIZE = (13.0, 7.0)
-ContextMetrics = dict[str, dict[tuple[int, str], Mapping[str, Any]]]  # by context, then by seed and document
+ContextMetrics = dict[str, dict[str, list[Mapping[str, Any]]]]  # of each seed, by context and document
 LOWEST_SHARE = -30  # in percent, that is plotted
 
 
@@ -43,12 +44,13 @@ class Share(NamedTuple):
 class MemoryPoint(NamedTuple):
     """A context on the documents that it was evaluated on; `method` is its name without the size.
 
-    Shares are given by task, where the full text gains something.
+    The metrics are of all documents and seeds. Shares are given by task, where the full text gains something.
     """
 
     run: str
     name: str
     method: str
+    num_documents: int
     metrics: Sequence[Mapping[str, Any]]
     shares: Mapping[str, Share]
 
@@ -97,10 +99,9 @@ def compare_results(results: Sequence[RunResult]) -> list[Comparison]:
     groups: dict[tuple[str, str], dict[str, ContextMetrics]] = {}
     for result in results:
         contexts = groups.setdefault((result.variant["data"], result.variant["tokens"]), {}).setdefault(result.run, {})
-        for seed, items in zip(result.seeds, result.items_by_seed, strict=True):
-            for item in items:
-                for name, metrics in item.conditions.items():
-                    contexts.setdefault(name, {})[seed, item.id] = metrics
+        for item in result.pooled_items:
+            for name, metrics in item.conditions.items():
+                contexts.setdefault(name, {}).setdefault(item.id, []).append(metrics)
     return [
         Comparison(
             f"Compressed memories: {data}, documents of up to {int(tokens):,} tokens",
@@ -116,7 +117,7 @@ def compare_results(results: Sequence[RunResult]) -> list[Comparison]:
 def build_points(run: str, contexts: ContextMetrics) -> list[MemoryPoint]:
     """Return the points of a run: the baselines first, then methods by name and size.
 
-    A context is compared with the baselines on the documents that it has.
+    A context is compared with the baselines on the documents that it has; a document counts with its mean over seeds.
     """
     none, full = contexts[NO_CONTEXT], contexts[FULL_TEXT]
     order = {NO_CONTEXT: 0, FULL_TEXT: 1, LAST_TOKENS: 2}
@@ -125,12 +126,14 @@ def build_points(run: str, contexts: ContextMetrics) -> list[MemoryPoint]:
         method = name.rstrip("0123456789.").rstrip()
         shares = dict[str, Share]()
         for task in TASK_TITLES:
-            documents = [d for d, metrics in by_document.items() if task in metrics and d in none]
+            documents = [d for d, metrics in by_document.items() if task in metrics[0] and d in none]
             if documents:
-                nats = ([group[d][task]["nats"] for d in documents] for group in (none, by_document, full))
+                groups = (none, by_document, full)
+                nats = ([fmean(metrics[task]["nats"] for metrics in group[d]) for d in documents] for group in groups)
                 share = estimate_share(*nats)
                 shares |= {} if share is None else {task: share}
-        points.append(MemoryPoint(run, name, method, list(by_document.values()), shares))
+        metrics = [x for of_document in by_document.values() for x in of_document]
+        points.append(MemoryPoint(run, name, method, len(by_document), metrics, shares))
     return sorted(points, key=lambda point: (order.get(point.method, 3), point.method, point.mean_size("positions")))
 
 
@@ -139,10 +142,10 @@ def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], task: str) ->
 
     Contexts of a model whose full text gains nothing have no share, and do not count.
     """
-    if len(point.metrics) < max(len(p.metrics) for p in points):
+    if point.num_documents < max(p.num_documents for p in points):
         return False
     size, share = point.mean_size("used_bytes"), point.shares[task].mean
-    same = [p for p in points if len(p.metrics) == len(point.metrics) and task in p.shares]
+    same = [p for p in points if p.num_documents == point.num_documents and task in p.shares]
     others = [(p.mean_size("used_bytes"), p.shares[task].mean) for p in same]
     return not any((a < size and b >= share) or (a <= size and b > share) for a, b in others)
 
@@ -167,7 +170,7 @@ def build_comparison_table(comparison: Comparison) -> Table:
     columns = [
         *([Column("model", lambda p: p.run, is_text=True)] if len(runs) > 1 else []),
         Column("memory", lambda p: p.name, is_text=True),
-        Column("documents", lambda p: str(len(p.metrics))),
+        Column("documents", lambda p: str(p.num_documents)),
         Column("positions", lambda p: f"{p.mean_size('positions'):.0f}"),
         Column("file, MB", lambda p: f"{p.mean_size('file_bytes') / 1e6:.2f}"),
         Column("in use, MB", lambda p: f"{p.mean_size('used_bytes') / 1e6:.2f}"),
@@ -208,12 +211,12 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
 
 def build_sections(results: Sequence[RunResult]) -> list[PageSection]:
     """Return one section for each set of documents: a plot and a table."""
-    return [
-        PageSection(
-            comparison.title, [LEGEND, plot_comparison(comparison), render_table(build_comparison_table(comparison))]
-        )
-        for comparison in compare_results(results)
+    sections = [
+        PageSection(x.title, [LEGEND, plot_comparison(x), render_table(build_comparison_table(x))])
+        for x in compare_results(results)
     ]
+    notes = list(dict.fromkeys(note for result in results for note in result.notes))
+    return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]
 
 
 def list_shared_tasks(comparison: Comparison) -> list[str]:
@@ -239,7 +242,7 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
             {
                 "run": point.run,
                 "name": point.name,
-                "documents": len(point.metrics),
+                "documents": point.num_documents,
                 **{field: point.mean_size(field) for field in ("positions", "file_bytes", "used_bytes")},
                 "tasks": {
                     task: {

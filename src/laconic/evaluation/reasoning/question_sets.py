@@ -73,11 +73,9 @@ def load_question_set(
     else:
         read = load_examples(path, "valid" if name == "valid" else "test", data_config, limit)
     answer_matching.check_gold(protocol, read.examples, path)
-    examples, prompt = read.examples, read_prompt(run.folder)
-    if prompt is not None:
-        shots = load_shots(prompt, path, data_config)
-        examples = [format_example(example, prompt, shots, data.answer_prompt) for example in examples]
-    return encode_questions(run, set_title(path), examples, protocol, data_config, with_chains)
+    prompt = read_prompt(run.folder)
+    shots = [] if prompt is None else load_shots(prompt, path, data_config, read.examples)
+    return encode_questions(run, set_title(path), read.examples, protocol, data_config, with_chains, shots)
 
 
 def single_question(
@@ -104,16 +102,20 @@ def encode_questions(
     protocol: AnswerProtocol,
     data_config: DataConfig,
     with_chains: bool,
+    shots: Sequence[ReasoningExample] = (),
 ) -> QuestionSet:
-    """Encode examples with a run's tokenizer, their questions in the protocol's form."""
+    """Encode examples with a run's tokenizer, their questions in the protocol's form, for a model in its prompt's."""
     formatted = [
         replace(
             example, question=protocol.format_question(example.question), steps=example.steps if with_chains else ()
         )
         for example in examples
     ]
+    prompts, prompt = formatted, read_prompt(run.folder)
+    if prompt is not None:
+        prompts = [format_example(example, prompt, shots, run.recipe.data.answer_prompt) for example in formatted]
     source = ReasoningDataset(
-        formatted if with_chains else [replace(example, answer=PLACEHOLDER_ANSWER) for example in formatted],
+        prompts if with_chains else [replace(example, answer=PLACEHOLDER_ANSWER) for example in prompts],
         run.parts.tokenizer,
         data_config,
         max_positions=run.parts.decoder.config.max_position_embeddings,
@@ -123,8 +125,10 @@ def encode_questions(
     encoded = [example for example in formatted if example.id in encoded_ids]
     lengths = [len(source.get_row(i).question_ids) for i in range(len(source))]
     order = sorted(range(len(encoded)), key=lambda i: -lengths[i])
-    is_text = answer_matching.parse_gold_decimal(encoded[0].answer) is None
+    is_text = any(answer_matching.parse_gold_decimal(example.answer) is None for example in encoded)
     notes = [f"{name}: {line}" for line in source.counts.describe_left_out()]
+    if source.counts.num_documents and not run.recipe.reads_documents:
+        notes.append(f"{name}: {describe_folder(run.folder)} does not read the documents that questions are about")
     return QuestionSet(name, source, encoded, protocol, order, max(lengths), is_text, tuple(notes))
 
 

@@ -36,6 +36,7 @@ from laconic.latent.thoughts import LatentThoughts
 from laconic.storage import manifest
 
 COT_CONDITION = "with CoT"
+UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,11 @@ def build_question_job(
             f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
         )
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
-    cache_bytes = count_cache_bytes(run.parts.decoder, 1)
+    figures: dict[str, Any] = {
+        "protocol": protocol.name,
+        "bytes_per_position": count_cache_bytes(run.parts.decoder, 1),
+        "unchanged": [example.id for example in examples if example.metadata.get(UNCHANGED_FLAG)],
+    }
     key = {"data": source.fingerprint, "gold": gold_hash(questions), "max_tokens": str(decoding.max_tokens)}
     variant = {"protocol": protocol.name} | ({"condition": condition.name} if condition.name else {})
 
@@ -173,7 +178,7 @@ def build_question_job(
         evaluate,
         batch_size,
         questions.order,
-        lambda _: {"protocol": protocol.name, "bytes_per_position": cache_bytes},
+        lambda _: figures,
         (*questions.notes, *budget_warnings(run, questions, condition)),
         questions,
         reports_fraction=True,

@@ -117,7 +117,9 @@ class ReasoningSuite:
         baseline = next((title for title, path in titles.items() if path == request.baseline), None)
         by_run = [list(same) for _, same in groupby(runs, key=lambda result: result.run)]
         facts = [*map(describe_seeds, by_run), *environment_facts(request.device)]
-        notes = dict.fromkeys(text for same in by_run for text in list_notes(request, same))
+        notes = dict.fromkeys(
+            text for same in by_run for text in (*list_notes(same), *list_request_notes(request, same))
+        )
         outcome = ReasoningTable(rows, baseline, facts, tuple(notes))
         blocks = (table.build_terminal_table(outcome), table.format_footnotes(outcome))
         return EvalReport(blocks, table.table_to_json(outcome))
@@ -138,9 +140,8 @@ class ReasoningSuite:
             if outcome.examples:
                 examples = render_table(build_examples_table(outcome.examples))
                 sections.append(PageSection(f"Examples ({protocol})", [EXAMPLES_NOTE, examples]))
-            sections[-1] = sections[-1]._replace(
-                blocks=[*sections[-1].blocks, render_list(table.list_caveats(outcome))]
-            )
+            notes = dict.fromkeys((*table.list_caveats(outcome), *list_notes(group)))
+            sections[-1] = sections[-1]._replace(blocks=[*sections[-1].blocks, render_list([*notes])])
         return sections
 
 
@@ -201,17 +202,22 @@ def greedy_system(request: EvalRequest, run: LoadedRun, result: RunResult) -> tu
     return answer_function(run, replace(decoding, sampling=answer_matching.GREEDY), condition), questions.source
 
 
-def list_notes(request: EvalRequest, results: Sequence[RunResult]) -> Iterator[str]:
-    """Yield what has to be said beside the figures of a run."""
-    run, info = results[0].run, results[0].info
+def list_notes(results: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what has to be said beside stored figures."""
     for result in results:
         yield from result.notes
+        if differences := result.info["differences"]:
+            row = f"{result.info['paper_table']}, {result.info['table_row']}"
+            yield f"{result.run} differs from {row}, in {', '.join(differences)}"
+
+
+def list_request_notes(request: EvalRequest, results: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what has to be said beside figures because of what was requested of a run."""
+    run, info = results[0].run, results[0].info
     if request.with_cot and not may_write_chain(info["method"]):
         yield f"{run}: method {info['method']} is evaluated as trained only, not {COT_CONDITION}"
     if request.latency and results[0].source.protocol.sampling != answer_matching.GREEDY:
         yield f"{run}: timings are of greedy decoding, accuracy of sampled answers"
-    if info["differences"]:
-        yield f"{run} differs from {info['paper_table']}, {info['table_row']}, in {', '.join(info['differences'])}"
 
 
 def describe_seeds(results: Sequence[RunResult]) -> tuple[str, str]:

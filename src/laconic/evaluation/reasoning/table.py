@@ -1,6 +1,6 @@
 """Runs on question sets: accuracy and paired comparisons; as a table and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -18,7 +18,7 @@ from laconic.evaluation.paired_proportions import compare_answers, describe_test
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency
 from laconic.evaluation.reasoning.run import COT_CONDITION
-from laconic.evaluation.report.paper_figures import PaperFigure, find_paper_figures, format_paper_figures
+from laconic.evaluation.report.papers import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import (
@@ -31,8 +31,6 @@ from laconic.evaluation.tables import (
     format_interval,
     format_percent,
 )
-
-UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class ReasoningRow:
 
 
 class RunComparison(NamedTuple):
-    """A run minus the baseline on one set; `mcnemar_p` is the p-value of single runs, None for several seeds."""
+    """A run minus the baseline on one set."""
 
     dataset: str
     run: str
@@ -100,7 +98,11 @@ class RunComparison(NamedTuple):
     difference: Difference
     is_significant: bool
     text: str
-    mcnemar_p: float | None
+
+    @property
+    def mcnemar_p(self) -> float | None:
+        """The p-value of single runs, None for several seeds."""
+        return self.difference.p if self.difference.num_seeds == 1 else None
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class ReasoningTable:
 
 
 def build_rows(result: RunResult, latency: Latency | None = None) -> list[ReasoningRow]:
-    """Return the row of a run on a set; a second row has the changed questions only, where the set marks them."""
+    """Return the row of a run on a set; a second row has GSM-Hard's changed questions only, where some are not."""
     info, condition = result.info, result.variant.get("condition", "")
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
@@ -162,37 +164,32 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     row = ReasoningRow(
         result.task, result.run, condition, result.seeds, results, False, papers, latency, info["allow_contamination"]
     )
-    examples = result.source.examples if result.source else ()
-    subset = changed_subset(row, [not example.metadata.get(UNCHANGED_FLAG, False) for example in examples])
-    return [row] if subset is None else [row, subset]
-
-
-def changed_subset(row: ReasoningRow, is_changed: Sequence[bool]) -> ReasoningRow | None:
-    """Return the row on GSM-Hard's changed questions only; None where all are changed, or none."""
-    if all(is_changed) or not any(is_changed):
-        return None
-    results = [
-        replace(result, records=tuple(r for r, keep in zip(result.records, is_changed, strict=True) if keep))
-        for result in row.results
-    ]
-    return ReasoningRow(f"{row.dataset}, changed", row.run, row.condition, row.seeds, tuple(results), is_subset=True)
+    unchanged = set(result.figures[0].get("unchanged", ()))
+    changed = [replace(x, records=tuple(r for r in x.records if r.id not in unchanged)) for x in results]
+    if not unchanged or not changed[0].records:
+        return [row]
+    title = f"{result.task}, changed"
+    return [row, ReasoningRow(title, result.run, condition, result.seeds, tuple(changed), is_subset=True)]
 
 
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
     """Compare every run as trained with the baseline on every set, with Holm's correction over all."""
     trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
-    compared: list[tuple[str, str, Difference]] = []
-    for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline):
-        for name in table.datasets:
-            if {(name, run), (name, table.baseline)} <= trained.keys():
-                a, b = pair_seeds(trained[name, run], trained[name, str(table.baseline)])
-                compared.append((name, run, compare_answers(a, b)))
-    significant = statistics.find_significant([difference for _, _, difference in compared])
-    rows: list[RunComparison] = []
-    for (name, run, d), is_clear in zip(compared, significant, strict=True):
-        text, p = statistics.describe_difference(d, is_clear), d.p if d.num_seeds == 1 else None
-        rows.append(RunComparison(name, run, str(table.baseline), d, is_clear, text, p))
-    return rows
+    pairs = [
+        (trained[name, run], trained[name, str(table.baseline)])
+        for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
+        for name in table.datasets
+        if {(name, run), (name, table.baseline)} <= trained.keys()
+    ]
+    tests = zip(pairs, compare_rows(pairs), strict=True)
+    return [RunComparison(a.dataset, a.run, b.run, *test) for (a, b), test in tests]
+
+
+def compare_rows(pairs: Sequence[tuple[ReasoningRow, ReasoningRow]]) -> list[tuple[Difference, bool, str]]:
+    """Return each first row minus the second, if that is significant after Holm's correction over all, and in words."""
+    differences = [compare_answers(*pair_seeds(a, b)) for a, b in pairs]
+    significant = statistics.find_significant(differences)
+    return [(d, x, statistics.describe_difference(d, x)) for d, x in zip(differences, significant, strict=True)]
 
 
 def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatrix]:
@@ -278,22 +275,21 @@ def list_caveats(table: ReasoningTable) -> list[str]:
             caveats.append(f"{row.dataset}: some timed questions were also warm-up questions: it has too few others")
         rows = table.rows_of(row.dataset)
         cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
-        if row.condition or row.is_subset or cot is None:
-            continue
-        passes, cot_passes = sum(row.mean_passes), sum(cot.mean_passes)
-        positions, cot_positions = row.mean_cache_positions[1], cot.mean_cache_positions[1]
-        if positions >= cot_positions:
-            only = "; only passes are saved" if passes < cot_passes else ""
-            caveats.append(
-                f"{row.dataset}: the cache of {row.run} is not shorter: {format_count(positions)} positions, "
-                f"{format_count(cot_positions)} {COT_CONDITION}{only}"
-            )
-        if passes >= cot_passes:
-            caveats.append(
-                f"{row.dataset}: {row.run} saves no passes: {format_count(passes)} per question, "
-                f"{format_count(cot_passes)} {COT_CONDITION}"
-            )
+        if not (row.condition or row.is_subset or cot is None):
+            caveats += [f"{row.dataset}: {text}" for text in compare_costs(row, cot, row.run)]
     return list(dict.fromkeys(caveats))
+
+
+def compare_costs(row: ReasoningRow, cot: ReasoningRow, name: str) -> Iterator[str]:
+    """Yield which costs the row of that name does not save against answers with the chain written out."""
+    passes, cot_passes = sum(row.mean_passes), sum(cot.mean_passes)
+    positions, cot_positions = row.mean_cache_positions[1], cot.mean_cache_positions[1]
+    if positions >= cot_positions:
+        only = "; only passes are saved" if passes < cot_passes else ""
+        counts = f"{format_count(positions)} positions, {format_count(cot_positions)} {COT_CONDITION}"
+        yield f"the cache of {name} is not shorter: {counts}{only}"
+    if passes >= cot_passes:
+        yield f"{name} saves no passes: {format_count(passes)} per question, {format_count(cot_passes)} {COT_CONDITION}"
 
 
 def table_to_json(table: ReasoningTable) -> dict[str, Any]:

@@ -8,11 +8,10 @@ import numpy as np
 
 from laconic.batches import PassCounts
 from laconic.console import pluralize
-from laconic.evaluation import statistics
 from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.paired_proportions import compare_answers, describe_test
-from laconic.evaluation.reasoning.table import ReasoningRow, pair_seeds
+from laconic.evaluation.paired_proportions import describe_test
+from laconic.evaluation.reasoning.table import ReasoningRow, compare_costs, compare_rows
 from laconic.evaluation.report.page import (
     NO_PLOTS,
     PagePlot,
@@ -117,9 +116,8 @@ def compare_to_focus(report: ComparisonReport) -> list[FocusComparison]:
     others = [result for result in report.results if result.name != report.focus]
     if focus is None:
         return []
-    differences = [compare_answers(*pair_seeds(focus.row, other.row)) for other in others]
-    rows = zip(others, differences, statistics.find_significant(differences), strict=True)
-    return [FocusComparison(x, d, is_clear, statistics.describe_difference(d, is_clear)) for x, d, is_clear in rows]
+    tests = compare_rows([(focus.row, other.row) for other in others])
+    return [FocusComparison(other, *test) for other, test in zip(others, tests, strict=True)]
 
 
 def format_passes(passes: Sequence[float]) -> str:
@@ -215,17 +213,7 @@ def list_caveats(report: ComparisonReport) -> list[str]:
         runs = "one run" if len(report.seeds) == 1 else f"{len(report.seeds)} runs"
         caveats.append(f"Seeds: {runs} of each. Intervals hold for these runs; another seed may fall outside them.")
     if focus and cot:
-        if focus.num_passes >= cot.num_passes:
-            caveats.append(
-                f"No passes are saved: {focus.title} takes {format_count(focus.num_passes)} per question, the chain "
-                f"{format_count(cot.num_passes)}."
-            )
-        end, cot_end = (result.row.mean_cache_positions[1] for result in (focus, cot))
-        if end >= cot_end:
-            caveats.append(
-                f"The cache is not shorter: {format_count(end)} positions at the end, {format_count(cot_end)} with the "
-                "chain."
-            )
+        caveats += [f"Costs: {text}." for text in compare_costs(focus.row, cot.row, focus.title)]
     for c in compare_to_focus(report):
         if not c.is_significant and c.other.is_control and focus:
             caveats.append(f"That {focus.title} is better than {c.other.title}: {c.text}.")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from laconic.evaluation.report.page import PagePlot, PageSection, render_list, render_plots, render_table
-from laconic.evaluation.report.paper_tables import render_papers
+from laconic.evaluation.report.papers import render_papers
 from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
 from laconic.evaluation.runs import seed_run_name, seed_runs, short_run_names
 from laconic.evaluation.streams.table import (

@@ -12,7 +12,15 @@ from laconic.evaluation.statistics import Estimate, ScoreMatrix
 from laconic.evaluation.streams.books import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.streams.metrics import OVERALL
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_mean, format_percent
+from laconic.evaluation.tables import (
+    Column,
+    Table,
+    build_table,
+    figures_to_json,
+    format_accuracy,
+    format_interval,
+    format_mean,
+)
 
 NLL_STREAMS = ("ppl", "books", "levels")  # scored by NLL; all others by shares
 # Conditions that the others are compared with: a fresh state, all levels, or a state that is reset.
@@ -50,16 +58,13 @@ class MetricRow(NamedTuple):
     @property
     def score(self) -> str:
         """The mean with its standard deviation over seeds."""
-        estimate = self.estimate
-        if is_nll(self.result):
-            return format_mean(estimate)
-        return f"{format_percent(estimate.mean)} %" + ("" if estimate.sd is None else f" ± {100 * estimate.sd:.1f}")
+        return (format_mean if is_nll(self.result) else format_accuracy)(self.estimate)
 
     @property
     def interval(self) -> str:
         """The 95 % interval."""
         low, high = self.estimate.low, self.estimate.high
-        return f"{low:.4f} to {high:.4f}" if is_nll(self.result) else f"{format_percent(low)} to {format_percent(high)}"
+        return f"{low:.4f} – {high:.4f}" if is_nll(self.result) else format_interval(self.estimate)
 
 
 PAGE_COLUMNS = (

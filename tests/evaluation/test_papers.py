@@ -2,7 +2,13 @@
 
 import tomllib
 
-from laconic.evaluation.report.paper_figures import find_paper_figures, format_paper_figures, load_paper_figures
+from laconic.evaluation.report.papers import (
+    find_paper_figures,
+    format_paper_figures,
+    load_paper_figures,
+    load_paper_tables,
+    render_papers,
+)
 from tests.conftest import REPO
 
 
@@ -38,3 +44,17 @@ def test_every_row_is_one_that_a_recipe_names() -> None:
     assert load_paper_figures().keys() <= named
     shares = [item.percent for sets in load_paper_figures().values() for result in sets.values() for item in result]
     assert all(0 < share <= 100 for share in shares)
+
+
+def test_paper_tables_are_complete() -> None:
+    tables = load_paper_tables()
+    assert {table["topic"] for table in tables} == {"tails", "labels", "retrieval", "ablations", "nested"}
+    for table in tables:
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}, table["title"]
+        assert "arXiv:" in table["source"] or table["source"].startswith(("NL ", "Ti "))
+
+
+def test_render_papers_selects_by_topic() -> None:
+    (labels,) = render_papers(["labels"])
+    assert "<details" in labels
+    assert len(render_papers(["tails", "labels"])) > 1

@@ -1,12 +1,17 @@
-"""Accuracy that papers report for the table rows that recipes reproduce, with a mark of its source."""
+"""What papers report: accuracies for the table rows that recipes reproduce, and tables beside the results of runs."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-DATA_FILE = Path(__file__).with_suffix(".toml")
+from markupsafe import Markup
+
+from laconic.evaluation.report.page import render_details, render_table
+from laconic.evaluation.tables import Table
+
+FIGURES_FILE, TABLES_FILE = (Path(__file__).with_name(f"paper_{name}.toml") for name in ("figures", "tables"))
 GSM8K_TEST_SETS = ("gsm8k-aug", "gsm8k-aug-nl")  # training sets whose test set is GSM8K's
 UNKNOWN_FIGURE = "not known"
 
@@ -24,10 +29,8 @@ PaperFigures = Mapping[tuple[str, str], Mapping[str, Sequence[PaperFigure]]]
 @cache
 def load_paper_figures() -> PaperFigures:
     """Load all figures, by (paper table, row) of a recipe and by data set."""
-    with DATA_FILE.open("rb") as file:
-        rows = tomllib.load(file)["row"]
     figures: dict[tuple[str, str], dict[str, list[PaperFigure]]] = {}
-    for row in rows:
+    for row in tomllib.loads(FIGURES_FILE.read_text(encoding="utf-8"))["row"]:
         by_dataset = figures.setdefault((row["recipe"][0], row["recipe"][1]), {})
         for figure in row["figures"]:
             by_dataset.setdefault(figure["set"], []).append(PaperFigure(figure["percent"], figure["mark"]))
@@ -46,3 +49,21 @@ def format_paper_figures(figures: Sequence[PaperFigure] | None) -> str:
     if figures is None:
         return "–"
     return " · ".join(f"{figure.percent:g} [{figure.source_mark}]" for figure in figures) or UNKNOWN_FIGURE
+
+
+@cache
+def load_paper_tables() -> list[dict[str, Any]]:
+    """Return title, source, topic, columns and rows of each table, and of some a description of sizes and data."""
+    return tomllib.loads(TABLES_FILE.read_text(encoding="utf-8"))["table"]
+
+
+def render_papers(topics: Sequence[str]) -> list[Markup]:
+    """Return the tables of some topics, folded."""
+    return [
+        render_details(
+            f"{table['title']} [{table['source']}]",
+            [*filter(None, [table.get("description")]), render_table(Table(table["columns"], table["rows"]))],
+        )
+        for table in load_paper_tables()
+        if table["topic"] in topics
+    ]
