@@ -220,7 +220,9 @@ class ExampleReader:
             reasons = "".join(f": {note}" for note in list(self.notes)[:1])
             raise InputError(f"{self.name}: contains no row{reasons}; {ACCEPTED_FIELDS}, one object per line")
         notes = format_notes(self.name, self.notes)
-        repeated = len(self.examples) - len({(example.question, example.document) for example in self.examples})
+        repeated = len(self.examples) - len(
+            {(e.question, e.document, str(e.metadata.get("messages"))) for e in self.examples}
+        )
         if repeated:
             notes.append(f"{self.name}: {repeated:,} questions are repeated")
         skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)
