@@ -298,7 +298,7 @@ def test_read_examples_of_squad(tmp_path: Path) -> None:
         ),
         ({"question": "What is 3+4?", "answer": "7", "solution": "3+4=7"}, 'set data.columns = { cot = "solution" }'),
         ({"question": "What is 3+4?", "answer": "Add them.\nThe answer is: 7"}, "answer: a whole solution"),
-        ({"question": "What is 3+4?", "answer": "Add them.\nSo \\boxed{7}."}, "answer: a whole solution"),
+        ({"question": "What is 3+4?", "answer": "Add them. So \\boxed{7}."}, "answer: a whole solution"),
         ({"question": "What is 3+4?", "answer": "Well. <think>3+4</think> 7"}, "answer: has a mark of thinking"),
         ({"question": "What is 3+4?", "answer": "7", "id": None, "context": None}, None),
     ],

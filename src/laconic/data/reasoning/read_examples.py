@@ -23,6 +23,7 @@ from laconic.data.reasoning.columns import (
     parse_icot_line,
     rename_columns,
     split_chain,
+    unbox_answer,
 )
 from laconic.data.reasoning.row_notes import describe_missing_columns, iter_notes
 from laconic.data.strict_jsonl import (
@@ -197,6 +198,8 @@ class ExampleReader:
         if self.columns == "conversations" and get_role(renamed["conversations"][-1]) == "user":
             self.notes["conversations: turns of the user after the last answer are left out"] += 1
         row = split_thinking(row)
+        if self.columns in ("standard", "math") or self.config.answer_type == "number":
+            row = unbox_answer(row)
         self.schema = self.schema or infer_schema(row, text, self.config)
         if "messages" in row and self.columns not in CONVERSATIONS:
             row = {key: value for key, value in row.items() if key != "messages"}
