@@ -43,6 +43,25 @@ def test_read_examples_of_parquet(tmp_path: Path) -> None:
     assert [e.id for e in read_examples(path, CONFIG, 1).examples] == ["rows.parquet:1"]
 
 
+def test_tables_with_nan_and_numbers_of_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Parquet file, and a folder of it as the library `datasets` reads it."""
+    needs("datasets")
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "set").mkdir(parents=True)
+    answers = pyarrow.array([0.1, -3.0, 2.5], pyarrow.float32())
+    columns = {"question": ["a?", "b?", "c?"], "answer": answers, "score": [1.0, float("nan"), None]}
+    parquet.write_table(pyarrow.table(columns), "own/set/train.parquet")
+    for read in (
+        read_examples("own/set/train.parquet", CONFIG),
+        load_examples("own/set", "train", CONFIG),
+    ):
+        assert [example.answer for example in read.examples] == ["0.1", "-3", "2.5"]
+        assert [example.metadata["score"] for example in read.examples] == [1.0, None, None]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -1,11 +1,14 @@
 """Read Parquet files and data sets of the Hugging Face Hub, with the libraries of the extra `hf`."""
 
 import logging
+import math
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from laconic.console import status
 from laconic.data.reasoning.catalog import find_dataset, suggest_dataset
@@ -48,7 +51,7 @@ def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
         while True:
             with translate_parquet_errors(f"{name}: damaged after row {num_read:,}"):
                 batch = next(batches, None)
-                rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
+                rows = [] if batch is None else to_rows(batch)
             if batch is None:
                 return
             num_read += len(rows)
@@ -104,16 +107,24 @@ def load_hub_split(
         raise InputError(f"cannot load {repo} from {origin}: {first_error_line(error)}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
     labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
-    rows = (row for batch in dataset.iter(BATCH_ROWS) for row in columns_to_rows(batch))
+    rows = (row for table in dataset.with_format("arrow").iter(BATCH_ROWS) for row in to_rows(table))
     if class_names and labels:
         rows = (row | {key: kind.int2str(row[key]) for key, kind in labels.items()} for row in rows)
     return TableRows(len(dataset), rows)
 
 
-def columns_to_rows(columns: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch that is stored by column."""
-    for values in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, values, strict=True))
+def to_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of an Arrow table, with None for NaN, and numbers of 32 bits as the decimals they come from."""
+    import pyarrow
+
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for field in table.schema:
+        if pyarrow.types.is_floating(field.type):
+            to_float = (lambda x: float(str(np.float32(x)))) if field.type == pyarrow.float32() else float
+            for row in rows:
+                x = row[field.name]
+                row[field.name] = None if x is None or math.isnan(x) else to_float(x)
+    return rows
 
 
 def unquote(names: str) -> str:

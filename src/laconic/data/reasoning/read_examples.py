@@ -94,7 +94,7 @@ def scan_examples(file: Path, config: DataConfig, max_rows: int | None = None) -
     refuse_csv(file)
     reader = ExampleReader(file.name, config, max_rows)
     with gc_disabled(), translate_os_errors(file), file.open("rb") as stream:
-        if file.suffix == ".parquet":
+        if file.suffix.lower() == ".parquet":
             reader.read_table(read_parquet(file).rows)
             reader.hash = hashlib.file_digest(stream, "sha256")
         else:
