@@ -172,6 +172,7 @@ def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
                 {"conversations": [{**turn, "role": None} for turn in turns], "system": "Be brief."},
                 {"conversations": [{"from": turn["role"], "value": turn["content"]} for turn in (USER, THINKING)],
                  "system": "Be brief."},
+                {"conversations": [turns[0], turns[1] | {"from": "chatgpt"}], "system": "Be brief."},
                 {"conversations": [SYSTEM, USER, THINKING], "system": "Be brief."}):  # fmt: skip
         (example,) = read(tmp_path, row, format="chat")
         assert (example.question, example.steps) == ("What is 3 + 4?", ("3 + 4 = 7", "Done."))

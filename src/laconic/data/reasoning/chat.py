@@ -21,6 +21,7 @@ Row = dict[str, Any]
 SHAREGPT_ROLES: Mapping[str, str] = {
     "human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant",
     "tool": "tool", "observation": "tool", "function_call": "assistant",
+    **dict.fromkeys(("chatgpt", "bing", "bard"), "assistant"),
 }  # fmt: skip
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message, as servers write them
