@@ -281,14 +281,17 @@ def test_encode_example_chat_tools_of_parquet_have_no_keys_of_other_rows(tmp_pat
 
     names = ("x", "y")
     tools = [{"type": "function", "function": {"name": "f", "properties": {name: {"type": "int"}}}} for name in names]
-    rows = [{"messages": [USER, REPLY], "tools": [tool]} for tool in tools]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {name: 1}}} for name in names]
+    messages = [[USER, {"role": "assistant", "content": "", "tool_calls": [call]}, USER] for call in calls]
+    rows = [{"messages": [*m, REPLY], "tools": [tool]} for m, tool in zip(messages, tools, strict=True)]
     table, file = pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(table, file)
     examples = read_examples(file, DataConfig(path=str(file), format="chat")).examples
     assert examples[0].metadata["tools"][0]["function"]["properties"] == {"x": {"type": "int"}, "y": None}
     tokenizer = load_tokenizer(QWEN)
-    for example, tool in zip(examples, tools, strict=True):
-        prompt = tokenizer.apply_chat_template([USER], tools=[tool])
+    for example, m, tool in zip(examples, messages, tools, strict=True):
+        assert example.metadata["messages"] == m
+        prompt = tokenizer.apply_chat_template(m, tools=[tool])
         assert tokenizer.decode(list(encode_example(example, tokenizer, CHAT).question_ids), False) == prompt
 
 
