@@ -62,6 +62,18 @@ def test_tables_with_nan_and_numbers_of_32_bits(tmp_path: Path, monkeypatch: pyt
         assert [example.metadata["score"] for example in read.examples] == [1.0, None, None]
 
 
+def test_load_hub_split_decodes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("datasets")
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "set").mkdir(parents=True)
+    values = [{"a": 1}, ["b"], 3]
+    features = datasets.Features({"x": datasets.Json()})
+    datasets.Dataset.from_list([{"x": x} for x in values], features=features).to_parquet("own/set/train.parquet")
+    assert [row["x"] for row in load_hub_split("own/set", None, "train", None).rows] == values
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -51,11 +51,11 @@ def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
         while True:
             with translate_parquet_errors(f"{name}: damaged after row {num_read:,}"):
                 batch = next(batches, None)
-                rows = [] if batch is None else to_rows(batch)
+                rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
             if batch is None:
                 return
             num_read += len(rows)
-            yield from rows
+            yield from clean_floats(rows, batch.schema)
 
 
 @contextmanager
@@ -107,18 +107,23 @@ def load_hub_split(
         raise InputError(f"cannot load {repo} from {origin}: {first_error_line(error)}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
     labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
-    rows = (row for table in dataset.with_format("arrow").iter(BATCH_ROWS) for row in to_rows(table))
+    batches = map(columns_to_rows, dataset.iter(BATCH_ROWS))
+    rows = (row for batch in batches for row in clean_floats(batch, dataset.features.arrow_schema))
     if class_names and labels:
         rows = (row | {key: kind.int2str(row[key]) for key, kind in labels.items()} for row in rows)
     return TableRows(len(dataset), rows)
 
 
-def to_rows(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of an Arrow table, with None for NaN, and numbers of 32 bits as the decimals they come from."""
+def columns_to_rows(columns: Any) -> list[dict[str, Any]]:
+    """Return the rows of a batch that is stored by column."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def clean_floats(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:
+    """Replace NaN by None, and numbers of 32 bits by the shortest decimals that are rounded to them, in place."""
     import pyarrow
 
-    rows: list[dict[str, Any]] = table.to_pylist()
-    for field in table.schema:
+    for field in schema:
         if pyarrow.types.is_floating(field.type):
             to_float = (lambda x: float(str(np.float32(x)))) if field.type == pyarrow.float32() else float
             for row in rows:
