@@ -10,7 +10,7 @@ import pytest
 
 from laconic.config.data import DataConfig, TextConfig
 from laconic.data.documents.load import load_hub_documents
-from laconic.data.parquet_and_hub import iter_parquet_rows, load_hub_split
+from laconic.data.parquet_and_hub import iter_parquet_rows, load_hub_split, read_parquet
 from laconic.data.reasoning.catalog import find_dataset, parse_hub_name
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
@@ -62,16 +62,21 @@ def test_tables_with_nan_and_numbers_of_32_bits(tmp_path: Path, monkeypatch: pyt
         assert [example.metadata["score"] for example in read.examples] == [1.0, None, None]
 
 
-def test_load_hub_split_decodes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_with_json_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("datasets")
-    import datasets
+    from datasets import Dataset, Features, Json, List, Value
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "set").mkdir(parents=True)
-    values = [{"a": 1}, ["b"], 3]
-    features = datasets.Features({"x": datasets.Json()})
-    datasets.Dataset.from_list([{"x": x} for x in values], features=features).to_parquet("own/set/train.parquet")
-    assert [row["x"] for row in load_hub_split("own/set", None, "train", None).rows] == values
+    features = Features({"messages": List({"role": Value("string"), "content": Value("string"), "tool_calls": Json()})})
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
+    messages = [
+        {"role": "user", "content": "?", "tool_calls": None},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+    Dataset.from_list([{"messages": messages}], features=features).to_parquet("own/set/train.parquet")
+    assert list(load_hub_split("own/set", None, "train", None).rows) == [{"messages": messages}]
+    assert list(read_parquet(Path("own/set/train.parquet")).rows) == [{"messages": messages}]
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,21 @@ def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
         while True:
             with translate_parquet_errors(f"{name}: damaged after row {num_read:,}"):
                 batch = next(batches, None)
-                rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
+                rows = [] if batch is None else decode_json_columns(batch.to_pylist(), batch.schema)
             if batch is None:
                 return
             num_read += len(rows)
             yield from clean_floats(rows, batch.schema)
+
+
+def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:
+    """Return rows in which the texts of JSON columns, as the library `datasets` writes them, are replaced by values."""
+    if "arrow.json" not in str(schema):
+        return rows
+    import datasets
+
+    features = datasets.Features.from_arrow_schema(schema)
+    return [features.decode_example(row) for row in rows]
 
 
 @contextmanager
