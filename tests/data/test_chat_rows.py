@@ -11,11 +11,12 @@ import torch
 from laconic.batches import IGNORE_INDEX
 from laconic.config.data import DataConfig
 from laconic.data.audit import audit_examples, scan_file
-from laconic.data.reasoning.dataset import ReasoningDataset, encode_example
+from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer, load_tokenizer
 from laconic.errors import InputError
 from tests.conftest import needs, shared_dir
+from tests.encoding import encode_example
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
