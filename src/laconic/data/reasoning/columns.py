@@ -133,13 +133,13 @@ def convert_math(row: Row) -> Row | None:
 
 def iter_boxes(text: str) -> Iterator[tuple[int, int, int, int]]:
     """Yield start and end of each `\\boxed{}` that is closed, and start and end of its content."""
-    opened: list[re.Match[str]] = []
+    open_braces: list[re.Match[str]] = []
     for mark in BOX_MARK.finditer(text):
         if mark["word"]:
             yield *mark.span(), *mark.span("word")
         elif mark[0].endswith("{") and mark[0] != r"\{":
-            opened.append(mark)
-        elif mark[0] == "}" and opened and (opening := opened.pop())[0] != "{":
+            open_braces.append(mark)
+        elif mark[0] == "}" and open_braces and (opening := open_braces.pop())[0] != "{":
             yield opening.start(), mark.end(), opening.end(), mark.start()
 
 
@@ -152,8 +152,8 @@ def find_boxed(solution: str) -> str | None:
 def unbox_answer(row: Row) -> Row:
     """Replace an answer that is nothing but a box, with or without marks of mathematics, by its content."""
     answer = row["answer"] if isinstance(row.get("answer"), str) else ""
-    spans = [(start, end) for start, end, _, _ in iter_boxes(answer)]
-    is_box = any(MATH_MARKS.fullmatch(answer, 0, start) and MATH_MARKS.fullmatch(answer, end) for start, end in spans)
+    start, end, _, _ = min(iter_boxes(answer), default=(0, 0, 0, 0))  # the first, which may be around others
+    is_box = end and MATH_MARKS.fullmatch(answer, 0, start) and MATH_MARKS.fullmatch(answer, end)
     boxed = find_boxed(answer) if is_box else None
     return row if boxed is None else row | {"answer": normalise_number(boxed)}
 
