@@ -309,6 +309,11 @@ def test_read_examples_notes_what_it_leaves_out(tmp_path: Path, row: dict[str, A
     assert note is None or note in notes[0]
 
 
+def test_read_examples_of_a_long_answer_is_fast(tmp_path: Path) -> None:
+    row = {"question": "What is 3+4?", "answer": "Add them, it is 7.\n" * 10**5}
+    assert len(read_examples(written(tmp_path, row), CONFIG).examples) == 1
+
+
 @pytest.mark.parametrize(
     "row",
     [
