@@ -471,7 +471,15 @@ def test_load_notes_an_answer_prompt_by_format(kava: Path) -> None:
     for name, is_unused in (("pccot", False), ("codi", False), ("coconut", True), ("icot", True)):
         notes = load_recipe(kava, [f"data.format={name}", "data.answer_prompt=So"])[1]
         assert any("data.answer_prompt: not used" in note for note in notes) == is_unused, name
-        assert load_recipe(kava, [f"data.format={name}"])[1] == []
+        notes = load_recipe(kava, [f"data.format={name}"])[1]
+        assert [note.partition(":")[0] for note in notes] == ["distillation.hidden_weight"] * is_unused
+
+
+@pytest.mark.parametrize("answer_type", ["number", "text"])
+def test_load_notes_chat_replies_at_which_nothing_is_distilled(kava: Path, answer_type: str) -> None:
+    edit(kava, ('source = "digits"\nformat = "digits"', 'path = "a.jsonl"\nformat = "chat"'))
+    notes = load_recipe(kava, [f"data.answer_type={answer_type}"])[1]
+    assert any("distillation.hidden_weight: not used" in note for note in notes) == (answer_type == "text")
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,15 @@ def test_get_dataset_by_name_or_repository(query: str, name: str) -> None:
         ("gsm8k-agu", r"gsm8k-agu; did you mean gsm8k-aug\?$"),
         ("GSM8K:test", r"GSM8K; did you mean gsm8k\?$"),
         ("whynlp/gsm8kaug", r"did you mean whynlp/gsm8k-aug\?$"),
-        ("mathematics", r"^unknown data set mathematics; .* a file name ends in \.jsonl, \.json,"),
+        ("mathematics", r"^unknown data set mathematics; .* a file name ends in \.jsonl, \.ndjson,"),
+        ("rows.jsonl.gz", r"^rows\.jsonl\.gz: the name of a file of rows ends in .*; rename it, or unpack it first$"),
+        ("./own/set:train", r"^\./own/set is a folder; name a data set of several files FOLDER/NAME"),
     ],
 )
-def test_get_dataset_suggests_names(query: str, message: str) -> None:
+def test_get_dataset_suggests_names(query: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl.gz").touch()
+    (tmp_path / "own" / "set").mkdir(parents=True)
     assert find_dataset(query) is None
     with pytest.raises(InputError, match=message):
         get_dataset(query)

@@ -11,11 +11,12 @@ import torch
 from laconic.batches import IGNORE_INDEX
 from laconic.config.data import DataConfig
 from laconic.data.audit import audit_examples, scan_file
-from laconic.data.reasoning.dataset import ReasoningDataset, encode_example
+from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer, load_tokenizer
 from laconic.errors import InputError
 from tests.conftest import needs, shared_dir
+from tests.encoding import encode_example
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -172,6 +173,7 @@ def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
                 {"conversations": [{**turn, "role": None} for turn in turns], "system": "Be brief."},
                 {"conversations": [{"from": turn["role"], "value": turn["content"]} for turn in (USER, THINKING)],
                  "system": "Be brief."},
+                {"conversations": [turns[0], turns[1] | {"from": "chatgpt"}], "system": "Be brief."},
                 {"conversations": [SYSTEM, USER, THINKING], "system": "Be brief."}):  # fmt: skip
         (example,) = read(tmp_path, row, format="chat")
         assert (example.question, example.steps) == ("What is 3 + 4?", ("3 + 4 = 7", "Done."))
@@ -280,14 +282,17 @@ def test_encode_example_chat_tools_of_parquet_have_no_keys_of_other_rows(tmp_pat
 
     names = ("x", "y")
     tools = [{"type": "function", "function": {"name": "f", "properties": {name: {"type": "int"}}}} for name in names]
-    rows = [{"messages": [USER, REPLY], "tools": [tool]} for tool in tools]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {name: 1}}} for name in names]
+    messages = [[USER, {"role": "assistant", "content": "", "tool_calls": [call]}, USER] for call in calls]
+    rows = [{"messages": [*m, REPLY], "tools": [tool]} for m, tool in zip(messages, tools, strict=True)]
     table, file = pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(table, file)
     examples = read_examples(file, DataConfig(path=str(file), format="chat")).examples
     assert examples[0].metadata["tools"][0]["function"]["properties"] == {"x": {"type": "int"}, "y": None}
     tokenizer = load_tokenizer(QWEN)
-    for example, tool in zip(examples, tools, strict=True):
-        prompt = tokenizer.apply_chat_template([USER], tools=[tool])
+    for example, m, tool in zip(examples, messages, tools, strict=True):
+        assert example.metadata["messages"] == m
+        prompt = tokenizer.apply_chat_template(m, tools=[tool])
         assert tokenizer.decode(list(encode_example(example, tokenizer, CHAT).question_ids), False) == prompt
 
 

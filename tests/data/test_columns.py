@@ -10,9 +10,11 @@ from laconic.config.data import DataConfig
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
     detect_columns,
+    find_boxed,
     normalise_number,
     parse_icot_line,
     split_gsm8k_answer,
+    unbox_answer,
 )
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.strict_jsonl import RowError
@@ -206,3 +208,42 @@ def test_convert_instruction_of_hostile_and_mixed_rows(tmp_path: Path) -> None:
 
 def test_split_gsm8k_answer_of_a_long_text_is_fast() -> None:
     assert split_gsm8k_answer("#### 7" + " " * 10**6 + "x\ny") == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        (r"\boxed{18}", "18"),
+        (r"$\boxed{1,200}$.", "1200"),
+        (r"$$\boxed 7.0$$", "7"),
+        (r"\[ \boxed{\frac{1}{2}} \]" + "\n", r"\frac{1}{2}"),
+        (r"\(\boxed{\fbox{3}}\)", "3"),
+        (r"\\boxed{3}", None),
+        (r"x = \boxed{3}", None),
+        (r"\boxed{1}, \boxed{2}", None),
+        (r"\boxed{}", None),
+        ("18", None),
+        (18, None),
+    ],
+)
+def test_unbox_answer_of_a_box_alone(answer: object, content: str | None, tmp_path: Path) -> None:
+    row = {"question": "9+9?", "answer": answer}
+    assert unbox_answer(row) == row | ({} if content is None else {"answer": content})
+    if content is not None:
+        path = tmp_path / "rows.jsonl"
+        chat = {
+            "messages": [
+                {"role": role, "content": row[key]} for role, key in (("user", "question"), ("assistant", "answer"))
+            ]
+        }
+        for form, answer_type, expected in ((row, "text", content), (chat, "number", content), (chat, "text", answer)):
+            path.write_text(json.dumps(form) + "\n")
+            config = CONFIG.model_copy(update={"answer_type": answer_type})
+            assert read_examples(path, config).examples[0].answer == expected
+
+
+def test_find_boxed_of_many_boxes_is_fast() -> None:
+    marks = r"\boxed{" * 10**5
+    assert (find_boxed(marks), find_boxed(marks + "3" + "}" * 10**5)) == (None, "3")
+    spaces = {"answer": " " * 10**5 + r"\boxed 1" * 10**5}
+    assert unbox_answer(spaces) == spaces

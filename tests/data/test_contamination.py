@@ -182,6 +182,22 @@ def test_load_training_examples_compares_documents_if_they_are_read(
         load_training_examples(config)
 
 
+def test_conversations_are_the_same_if_all_their_messages_are() -> None:
+    def talk(id: str, *texts: str, system: str = "") -> ReasoningExample:
+        roles = ["system", *("user", "assistant") * len(texts)]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, (system, *texts), strict=False)]
+        return ReasoningExample(id, texts[-1], (), "So.", {"messages": messages})
+
+    about_cats = ("Tell me about cats.", "They are pets.", "continue")
+    cats, dogs = talk("cats", *about_cats), talk("dogs", "Tell me about dogs.", "They are pets.", "continue")
+    assert len(merge_deduplicated("ab", ([cats], [dogs]))[0]) == 2
+    assert check_overlap([cats], [dogs, talk("alone", "continue")]) == 0
+    with pytest.raises(InputError, match=r"\(again = cats\)"):
+        check_overlap([talk("again", *about_cats, system="Be brief.")], [cats])
+    with pytest.raises(InputError, match=r"\(again = alone\)"):
+        check_overlap([talk("again", "Continue?", system="Be brief.")], [talk("alone", "continue")])
+
+
 def test_merge_deduplicated_without_documents() -> None:
     one, two = ([ReasoningExample(name, "How many?", (), "3", {}, f"Text {name}.")] for name in ("a", "b"))
     assert [len(merge_deduplicated("ab", (one, two), read)[0]) for read in (True, False)] == [2, 1]

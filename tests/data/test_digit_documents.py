@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, DigitsConfig
-from laconic.data.reasoning.dataset import collate, encode_example
+from laconic.data.reasoning.dataset import collate
 from laconic.data.synthetic.digit_documents import (
     DOCUMENT_VOCABULARY,
     NAMES,
@@ -18,6 +18,7 @@ from laconic.data.synthetic.digit_documents import (
 )
 from laconic.data.synthetic.digits import VOCABULARY, DigitsDataset
 from laconic.interfaces import TrainingData
+from tests.encoding import encode_example
 
 TASK = DigitsConfig(num_operations=3, chain_style="equations", document_tokens=60)
 DATA = DataConfig(source="digits", format="digits", chain_steps="all", digits=TASK)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laconic.config.data import DataConfig, DigitsConfig, SplitName
-from laconic.data.reasoning.dataset import answer_prefix_ids, collate, encode_example
+from laconic.data.reasoning.dataset import answer_prefix_ids, collate
 from laconic.data.reasoning.read_examples import most_common_answer
 from laconic.data.synthetic.digits import (
     VOCABULARY,
@@ -21,6 +21,7 @@ from laconic.data.synthetic.digits import (
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError
 from laconic.interfaces import TrainingData
+from tests.encoding import encode_example
 
 PARTS: tuple[SplitName, ...] = ("test", "valid", "train")
 STYLES: list[dict[str, Any]] = [

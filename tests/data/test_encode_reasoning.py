@@ -14,11 +14,12 @@ from tokenizers import models, pre_tokenizers, processors
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
-from laconic.data.reasoning.dataset import answer_prefix_ids, encode_example
+from laconic.data.reasoning.dataset import answer_prefix_ids
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, find_eos_token_id
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import InputError
 from tests.conftest import shared_dir
+from tests.encoding import encode_example
 
 NAMES = ["gpt2", "gsm-bpe-2048", "gsm-bpe-4096", "stories260k"]
 FORMATS = ["pccot", "codi", "coconut", "icot"]

@@ -35,15 +35,16 @@ def names(data: DataConfig, part: SplitName) -> list[str]:
     return [document.name for document in load_documents(data, part)[0]]
 
 
-def test_read_documents_groups_by_book(tmp_path: Path) -> None:
-    documents, notes = read_documents(write(tmp_path / "a.jsonl", ROWS), TextConfig())
+@pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.ndjson"])
+def test_read_documents_groups_by_book(tmp_path: Path, name: str) -> None:
+    documents, notes = read_documents(write(tmp_path / name, ROWS), TextConfig())
     assert [(document.name, document.text) for document in documents] == [
         ("emma", "one\n\nthree"),
         ("dracula", "two"),
         ("alice", "four"),
     ]
     assert notes == []
-    assert [document.name for document in read_documents(str(tmp_path / "a.jsonl"), TextConfig(), 2)[0]] == [
+    assert [document.name for document in read_documents(str(tmp_path / name), TextConfig(), 2)[0]] == [
         "emma",
         "dracula",
     ]

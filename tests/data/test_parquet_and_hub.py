@@ -10,7 +10,7 @@ import pytest
 
 from laconic.config.data import DataConfig, TextConfig
 from laconic.data.documents.load import load_hub_documents
-from laconic.data.parquet_and_hub import iter_parquet_rows, load_hub_split
+from laconic.data.parquet_and_hub import iter_parquet_rows, load_hub_split, read_parquet
 from laconic.data.reasoning.catalog import find_dataset, parse_hub_name
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
@@ -41,6 +41,42 @@ def test_read_examples_of_parquet(tmp_path: Path) -> None:
     assert read.examples[0].metadata == {"level": 3}
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert [e.id for e in read_examples(path, CONFIG, 1).examples] == ["rows.parquet:1"]
+
+
+def test_tables_with_nan_and_numbers_of_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Parquet file, and a folder of it as the library `datasets` reads it."""
+    needs("datasets")
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "set").mkdir(parents=True)
+    answers = pyarrow.array([0.1, -3.0, 2.5], pyarrow.float32())
+    columns = {"question": ["a?", "b?", "c?"], "answer": answers, "score": [1.0, float("nan"), None]}
+    parquet.write_table(pyarrow.table(columns), "own/set/train.parquet")
+    for read in (
+        read_examples("own/set/train.parquet", CONFIG),
+        load_examples("own/set", "train", CONFIG),
+    ):
+        assert [example.answer for example in read.examples] == ["0.1", "-3", "2.5"]
+        assert [example.metadata["score"] for example in read.examples] == [1.0, None, None]
+
+
+def test_tables_with_json_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("datasets")
+    from datasets import Dataset, Features, Json, List, Value
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "set").mkdir(parents=True)
+    features = Features({"messages": List({"role": Value("string"), "content": Value("string"), "tool_calls": Json()})})
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
+    messages = [
+        {"role": "user", "content": "?", "tool_calls": None},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+    Dataset.from_list([{"messages": messages}], features=features).to_parquet("own/set/train.parquet")
+    assert list(load_hub_split("own/set", None, "train", None).rows) == [{"messages": messages}]
+    assert list(read_parquet(Path("own/set/train.parquet")).rows) == [{"messages": messages}]
 
 
 @pytest.mark.parametrize(

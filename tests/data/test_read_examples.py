@@ -298,7 +298,7 @@ def test_read_examples_of_squad(tmp_path: Path) -> None:
         ),
         ({"question": "What is 3+4?", "answer": "7", "solution": "3+4=7"}, 'set data.columns = { cot = "solution" }'),
         ({"question": "What is 3+4?", "answer": "Add them.\nThe answer is: 7"}, "answer: a whole solution"),
-        ({"question": "What is 3+4?", "answer": "Add them.\nSo \\boxed{7}."}, "answer: a whole solution"),
+        ({"question": "What is 3+4?", "answer": "Add them. So \\boxed{7}."}, "answer: a whole solution"),
         ({"question": "What is 3+4?", "answer": "Well. <think>3+4</think> 7"}, "answer: has a mark of thinking"),
         ({"question": "What is 3+4?", "answer": "7", "id": None, "context": None}, None),
     ],
@@ -307,6 +307,11 @@ def test_read_examples_notes_what_it_leaves_out(tmp_path: Path, row: dict[str, A
     notes = read_examples(written(tmp_path, row), CONFIG).notes
     assert len(notes) == (note is not None)
     assert note is None or note in notes[0]
+
+
+def test_read_examples_of_a_long_answer_is_fast(tmp_path: Path) -> None:
+    row = {"question": "What is 3+4?", "answer": "Add them, it is 7.\n" * 10**5}
+    assert len(read_examples(written(tmp_path, row), CONFIG).examples) == 1
 
 
 @pytest.mark.parametrize(

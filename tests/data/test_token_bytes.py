@@ -21,4 +21,6 @@ def test_token_byte_lengths_sum_to_the_text(text: str) -> None:
 def test_token_byte_lengths_of_special_tokens() -> None:
     plain = build_byte_tokenizer()
     assert token_byte_lengths(plain).tolist() == [1] * 256 + [0]
+    plain.backend.add_tokens(["<｜User｜>"])  # as DeepSeek's, which is text
+    assert token_byte_lengths(plain).tolist() == [1] * 256 + [0, len("<｜User｜>".encode())]
     assert token_byte_lengths(build_languages_tokenizer())[:6].tolist() == [0, 0, 0, 1, 1, 1]

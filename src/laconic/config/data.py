@@ -17,7 +17,7 @@ SplitName = Literal["test", "valid", "train"]
 RowFormat = Literal["pccot", "codi", "coconut", "icot", "chat", "digits"]
 FieldName = Literal["id", "question", "answer", "steps", "cot", "rationale", "document"]
 SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "continual_translation", "formal_languages")
-ROW_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")  # of data.name; any other entry names a data set
+ROW_FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".txt")  # of data.name; any other entry names a data set
 
 
 def as_tuple(value: Any) -> Any:
@@ -326,4 +326,4 @@ class DataConfig(ConfigModel):
 
 def is_row_file(name: str) -> bool:
     """Return whether an entry of data.name is a file of rows rather than the name of a set, by its suffix."""
-    return name.endswith(ROW_FILE_SUFFIXES)
+    return name.lower().endswith(ROW_FILE_SUFFIXES)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from laconic.config.data import SYNTHETIC_DOCUMENTS, DataConfig
 from laconic.config.nested import find_unused_learning_keys
-from laconic.config.recipe import FULL_CHAIN_METHODS, NEW_DECODER_KEYS, Recipe
+from laconic.config.recipe import COT_TEACHER_METHODS, FULL_CHAIN_METHODS, NEW_DECODER_KEYS, Recipe
 
 # Keys that need a value of another key of their table: (table, key, that key, its values, or None for any but 0).
 DEPENDENT_KEYS: tuple[tuple[str, str, str, tuple[object, ...] | None], ...] = (
@@ -36,6 +36,11 @@ def list_notes(recipe: Recipe, model_keys: Collection[str]) -> Iterator[str]:
         and (compression.length_policy == "classifier" or head.estimator == "reinforce")
     ):
         yield 'stop_head.cost_kind "ratio": not used by the classifier and by reinforce, which price each vector'
+    if recipe.method in COT_TEACHER_METHODS and recipe.distillation and recipe.distillation.hidden_weight:
+        data = recipe.data
+        if data.format in ("coconut", "icot") or (data.format == "chat" and data.answer_type == "text"):
+            format = f'data.format "{data.format}"' + (" and answers that are texts" if data.format == "chat" else "")
+            yield f"distillation.hidden_weight: not used with {format}, which have no token to distil before an answer"
     yield from list_data_notes(recipe.data, recipe.validation is not None)
     sizes = [f"model.{key}" for key in NEW_DECODER_KEYS if key in model_keys]
     if sizes and recipe.model.family is None:

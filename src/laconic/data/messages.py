@@ -15,7 +15,8 @@ Message = dict[str, Any]
 def check_messages(value: Any, name: str) -> list[Message]:
     """Return a list of messages with `role` and `content`; other keys are passed on to the chat template.
 
-    Content in OpenAI's list form is joined into one text.
+    Content in OpenAI's list form is joined into one text. Keys with null are left out: in Parquet, and in JSONL that
+    the library `datasets` writes, every object has the keys of all others.
 
     Raises:
         InputError: The value is not a non-empty list of messages with text.
@@ -23,7 +24,7 @@ def check_messages(value: Any, name: str) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise InputError(f'{name}: expected a list of messages such as [{{"role": "user", "content": "Hello"}}]')
     messages: list[Message] = []
-    for index, message in enumerate(value, 1):
+    for index, message in enumerate(drop_nulls(value), 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InputError(f'{name}: message {index} has no role; expected {{"role": …, "content": …}}')
         content = message.get("content")
@@ -36,6 +37,15 @@ def check_messages(value: Any, name: str) -> list[Message]:
             raise InputError(f"{name}: the content of message {index} ({message['role']}) is not text")
         messages.append({**message, "content": content})
     return messages
+
+
+def drop_nulls(value: Any) -> Any:
+    """Return a JSON value without keys whose value is null."""
+    if isinstance(value, list):
+        return [drop_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def add_system_message(messages: Sequence[Message], system: str | None) -> list[Message]:

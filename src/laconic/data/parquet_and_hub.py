@@ -1,11 +1,14 @@
 """Read Parquet files and data sets of the Hugging Face Hub, with the libraries of the extra `hf`."""
 
 import logging
+import math
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from laconic.console import status
 from laconic.data.reasoning.catalog import find_dataset, suggest_dataset
@@ -48,11 +51,21 @@ def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
         while True:
             with translate_parquet_errors(f"{name}: damaged after row {num_read:,}"):
                 batch = next(batches, None)
-                rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
+                rows = [] if batch is None else decode_json_columns(batch.to_pylist(), batch.schema)
             if batch is None:
                 return
             num_read += len(rows)
-            yield from rows
+            yield from clean_floats(rows, batch.schema)
+
+
+def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:
+    """Return rows in which the texts of JSON columns, as the library `datasets` writes them, are replaced by values."""
+    if "arrow.json" not in str(schema):
+        return rows
+    import datasets
+
+    features = datasets.Features.from_arrow_schema(schema)
+    return [features.decode_example(row) for row in rows]
 
 
 @contextmanager
@@ -104,16 +117,29 @@ def load_hub_split(
         raise InputError(f"cannot load {repo} from {origin}: {first_error_line(error)}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
     labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
-    rows = (row for batch in dataset.iter(BATCH_ROWS) for row in columns_to_rows(batch))
+    batches = map(columns_to_rows, dataset.iter(BATCH_ROWS))
+    rows = (row for batch in batches for row in clean_floats(batch, dataset.features.arrow_schema))
     if class_names and labels:
         rows = (row | {key: kind.int2str(row[key]) for key, kind in labels.items()} for row in rows)
     return TableRows(len(dataset), rows)
 
 
-def columns_to_rows(columns: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch that is stored by column."""
-    for values in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, values, strict=True))
+def columns_to_rows(columns: Any) -> list[dict[str, Any]]:
+    """Return the rows of a batch that is stored by column."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def clean_floats(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:
+    """Replace NaN by None, and numbers of 32 bits by the shortest decimals that are rounded to them, in place."""
+    import pyarrow
+
+    for field in schema:
+        if pyarrow.types.is_floating(field.type):
+            to_float = (lambda x: float(str(np.float32(x)))) if field.type == pyarrow.float32() else float
+            for row in rows:
+                x = row[field.name]
+                row[field.name] = None if x is None or math.isnan(x) else to_float(x)
+    return rows
 
 
 def unquote(names: str) -> str:

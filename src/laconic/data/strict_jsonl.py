@@ -106,7 +106,7 @@ def read_rows(
     """
     file = Path(path)
     check_data_file(file)
-    if file.suffix == ".parquet":
+    if file.suffix.lower() == ".parquet":
         return convert_rows(file.name, number_table_rows(read_parquet(file).rows), convert, max_rows, is_table=True), []
     with translate_os_errors(file), file.open("rb") as stream:
         return read_row_stream(stream, file.name, convert, max_rows, parse)

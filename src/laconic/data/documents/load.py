@@ -36,7 +36,7 @@ from laconic.data.strict_jsonl import (
 )
 from laconic.errors import InputError, UsageError, translate_os_errors
 
-ROW_FILES = (".jsonl", ".json", ".parquet")  # any other file is one text
+ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
 MIN_COMPARED_LENGTH = 200  # characters of a section
@@ -119,7 +119,7 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
     """Read the documents of a file.
 
     Args:
-        path: File of rows (`.jsonl`, `.json`, `.parquet`); any other file is one document.
+        path: File of rows (`.jsonl`, `.ndjson`, `.json`, `.parquet`); any other file is one document.
         config: Names of the fields.
         max_rows: Read only the first rows.
 
@@ -130,7 +130,7 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
         InputError: If the file does not exist, is empty, or has invalid rows or bytes.
     """
     file = Path(path)
-    if file.suffix in ROW_FILES:
+    if file.suffix.lower() in ROW_FILES:
         rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows, parse_document)
         return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
     check_data_file(file)

@@ -16,12 +16,15 @@ SENTENCEPIECE_SPACE = "\u2581"
 def token_byte_lengths(tokenizer: Tokenizer) -> Int[Tensor, " V"]:
     """Return the UTF-8 bytes of each token, 0 for special tokens; a prefix space counts as one."""
     backend = tokenizer.backend
-    special = {id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+    added = backend.get_added_tokens_decoder()
     is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)  # then each character is one byte
     lengths = torch.zeros(tokenizer.vocab_size, dtype=torch.long)
     for token, id in backend.get_vocab().items():
-        if id in special:
-            continue
-        text = token.replace(SENTENCEPIECE_SPACE, " ")
-        lengths[id] = len(token) if is_byte_level else 1 if BYTE_TOKEN.fullmatch(token) else len(text.encode())
+        if id in added:
+            lengths[id] = 0 if added[id].special else len(token.encode())
+        elif is_byte_level:
+            lengths[id] = len(token)
+        else:
+            text = token.replace(SENTENCEPIECE_SPACE, " ")
+            lengths[id] = 1 if BYTE_TOKEN.fullmatch(token) else len(text.encode())
     return lengths

@@ -128,6 +128,11 @@ def get_dataset(name: str) -> DatasetInfo:
     if info is None:
         refuse_csv(Path(base))
         suffixes = ", ".join(ROW_FILE_SUFFIXES)
+        if Path(base).is_dir():
+            hint = "name a data set of several files FOLDER/NAME, and run the command in the folder above"
+            raise InputError(f"{base} is a folder; {hint}")
+        if Path(base).is_file():
+            raise InputError(f"{base}: the name of a file of rows ends in {suffixes}; rename it, or unpack it first")
         hint = suggest_dataset(base) or f"`laconic data list` lists them; a file name ends in {suffixes}"
         raise InputError(f"unknown data set {base}; {hint}")
     return info

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from laconic.batches import ReasoningExample
-from laconic.data.messages import check_messages
+from laconic.data.messages import check_messages, drop_nulls
 from laconic.data.strict_jsonl import RowError, make_excerpt
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
@@ -21,6 +21,7 @@ Row = dict[str, Any]
 SHAREGPT_ROLES: Mapping[str, str] = {
     "human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant",
     "tool": "tool", "observation": "tool", "function_call": "assistant",
+    **dict.fromkeys(("chatgpt", "bing", "bard"), "assistant"),
 }  # fmt: skip
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message, as servers write them
@@ -102,7 +103,7 @@ def with_chain_field(row: Row) -> Row:
 def parse_tools(value: Any) -> list[Row]:
     """Return the schemas of a row's tools: a list of objects or of their JSON texts, its JSON text, or nothing.
 
-    Keys with null are left out of a list: in Parquet, every object has the keys of all others.
+    Keys with null are left out of a list, as of messages.
 
     Raises:
         InputError: They are something else.
@@ -124,15 +125,6 @@ def parse_if_text(value: Any) -> Any:
         return json.loads(value) if value.strip() else None
     except ValueError:
         return value
-
-
-def drop_nulls(value: Any) -> Any:
-    """Return a JSON value without keys whose value is null."""
-    if isinstance(value, list):
-        return [drop_nulls(item) for item in value]
-    if isinstance(value, dict):
-        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
-    return value
 
 
 def convert_prompt_completion(row: Row) -> Row:

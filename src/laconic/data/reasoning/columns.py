@@ -4,7 +4,7 @@ Rows of instructions, as of Alpaca and Dolly, are converted too; conversations a
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from laconic.config.data import FieldName
@@ -23,8 +23,12 @@ WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0*")
 NUMBER_TEXT = re.compile(
     r"[-+−]?\s?\$?\s?[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s?%?\.?"
 )  # with thousands separators, dollar or percent sign, and full stop
-BOXED = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:\{|(?P<word>-?\d+(?:[.,]\d+)*|[A-Za-z]\b))")  # \boxed 2, too
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escape, such as \{ or a line break before a brace
+BOX_MARK = re.compile(
+    r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:\{|(?P<word>-?\d+(?:[.,]\d+)*|[A-Za-z]\b))"  # \boxed 2, too
+    r"|\\(?!\\(?:boxed|fbox)).|[{}]",  # or an escape, such as \{ or a line break before a brace
+    re.DOTALL,
+)
+MATH_MARKS = re.compile(r"(?:[\s$.]|\\[()[\]])*")  # around a box: $, \( and \[, and a full stop
 INSTRUCTION_INPUTS = ("input", "context")  # of Alpaca and Dolly; read after the instruction
 
 
@@ -127,19 +131,31 @@ def convert_math(row: Row) -> Row | None:
     return rest | chain | {"question": row["problem"], "answer": answer}
 
 
+def iter_boxes(text: str) -> Iterator[tuple[int, int, int, int]]:
+    """Yield start and end of each `\\boxed{}` that is closed, and start and end of its content."""
+    open_braces: list[re.Match[str]] = []
+    for mark in BOX_MARK.finditer(text):
+        if mark["word"]:
+            yield *mark.span(), *mark.span("word")
+        elif mark[0].endswith("{") and mark[0] != r"\{":
+            open_braces.append(mark)
+        elif mark[0] == "}" and open_braces and (opening := open_braces.pop())[0] != "{":
+            yield opening.start(), mark.end(), opening.end(), mark.start()
+
+
 def find_boxed(solution: str) -> str | None:
     """Return what is inside the last `\\boxed{}` of a solution that is closed and not empty; None if there is none."""
-    for match in reversed(list(BOXED.finditer(solution))):
-        if match["word"]:
-            return match["word"]
-        depth = 1
-        for brace in BRACE.finditer(solution, match.end()):
-            depth += {"{": 1, "}": -1}.get(brace[0], 0)
-            if not depth:
-                break
-        if not depth and (boxed := solution[match.end() : brace.start()].strip()):
-            return boxed
-    return None
+    boxes = sorted(iter_boxes(solution), reverse=True)
+    return next((content for _, _, a, b in boxes if (content := solution[a:b].strip())), None)
+
+
+def unbox_answer(row: Row) -> Row:
+    """Replace an answer that is nothing but a box, with or without marks of mathematics, by its content."""
+    answer = row["answer"] if isinstance(row.get("answer"), str) else ""
+    start, end, _, _ = min(iter_boxes(answer), default=(0, 0, 0, 0))  # the first, which may be around others
+    is_box = end and MATH_MARKS.fullmatch(answer, 0, start) and MATH_MARKS.fullmatch(answer, end)
+    boxed = find_boxed(answer) if is_box else None
+    return row if boxed is None else row | {"answer": normalise_number(boxed)}
 
 
 def convert_instruction(row: Row) -> Row | None:

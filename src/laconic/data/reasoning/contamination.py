@@ -7,6 +7,7 @@ from typing import Any
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.reasoning.catalog import find_dataset, split_name
+from laconic.data.reasoning.chat import has_history
 from laconic.errors import InputError
 
 USUAL_VALIDATION_SET = "gsm8k-aug:valid"  # used by the papers to select checkpoints
@@ -39,9 +40,12 @@ def normalise_question(question: str) -> str:
 def identify_question(example: ReasoningExample, with_document: bool = True) -> str:
     """Return what makes a row the same as another: its normalised question, and the document that it is about.
 
-    Without documents, which most recipes do not read, rows with the same question are the same.
+    The question of a conversation is all of its messages but the system's: many end with "continue". Without documents,
+    which most recipes do not read, rows with the same question are the same.
     """
-    question = normalise_question(example.question)
+    messages = example.metadata["messages"] if has_history(example) else ()
+    texts = [message["content"] for message in messages if message["role"] != "system"]
+    question = normalise_question("\n".join(texts or [example.question]))
     if example.document is None or not with_document:
         return question
     return f"{question}\n{normalise_question(example.document)}"

@@ -22,10 +22,6 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
 
-def encode_example(example: ReasoningExample, tokenizer: Tokenizer, config: DataConfig) -> EncodedExample:
-    return ReasoningEncoder(tokenizer, config).encode_example(example)
-
-
 def answer_prefix_ids(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
     """Return the ids between the latent thoughts (or the question) and the answer at inference."""
     encoder = ReasoningEncoder(tokenizer, config)

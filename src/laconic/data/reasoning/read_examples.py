@@ -23,6 +23,7 @@ from laconic.data.reasoning.columns import (
     parse_icot_line,
     rename_columns,
     split_chain,
+    unbox_answer,
 )
 from laconic.data.reasoning.row_notes import describe_missing_columns, iter_notes
 from laconic.data.strict_jsonl import (
@@ -93,7 +94,7 @@ def scan_examples(file: Path, config: DataConfig, max_rows: int | None = None) -
     refuse_csv(file)
     reader = ExampleReader(file.name, config, max_rows)
     with gc_disabled(), translate_os_errors(file), file.open("rb") as stream:
-        if file.suffix == ".parquet":
+        if file.suffix.lower() == ".parquet":
             reader.read_table(read_parquet(file).rows)
             reader.hash = hashlib.file_digest(stream, "sha256")
         else:
@@ -197,6 +198,8 @@ class ExampleReader:
         if self.columns == "conversations" and get_role(renamed["conversations"][-1]) == "user":
             self.notes["conversations: turns of the user after the last answer are left out"] += 1
         row = split_thinking(row)
+        if self.columns in ("standard", "math") or self.config.answer_type == "number":
+            row = unbox_answer(row)
         self.schema = self.schema or infer_schema(row, text, self.config)
         if "messages" in row and self.columns not in CONVERSATIONS:
             row = {key: value for key, value in row.items() if key != "messages"}
@@ -220,7 +223,9 @@ class ExampleReader:
             reasons = "".join(f": {note}" for note in list(self.notes)[:1])
             raise InputError(f"{self.name}: contains no row{reasons}; {ACCEPTED_FIELDS}, one object per line")
         notes = format_notes(self.name, self.notes)
-        repeated = len(self.examples) - len({(example.question, example.document) for example in self.examples})
+        repeated = len(self.examples) - len(
+            {(e.question, e.document, str(e.metadata.get("messages"))) for e in self.examples}
+        )
         if repeated:
             notes.append(f"{self.name}: {repeated:,} questions are repeated")
         skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)

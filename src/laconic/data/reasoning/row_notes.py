@@ -35,7 +35,7 @@ UNCLEAR_CHAINS = (
     'steps: data.format "pccot" joins them without a separator, as in 3+4=77+1=8; write <<3+4=7>>, end a step with ; '
     'or a line end, or set data.format = "codi" (spaces) or "chat" (lines)'
 )
-WHOLE_SOLUTION = re.compile(r"\n.*(?:\\boxed\{|answer is\b)", re.DOTALL | re.IGNORECASE)
+WHOLE_SOLUTION = re.compile(r"\\boxed\{|\A[^\n]*\n.*answer is\b", re.DOTALL | re.IGNORECASE)
 THINKING_MARK = re.compile(r"</?think(?:ing)?>")
 
 
