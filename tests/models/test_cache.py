@@ -84,6 +84,7 @@ def test_cache_select_and_concat_rows_equal_batches(name: str, batch: EmbedBatch
         assert_close(decoder(more, selected).hidden_states[i], expected)
     assert cache.select_rows(list(range(B))).is_equal(cache)
     assert cache.select_rows(torch.arange(B) == rows[0]).is_equal(cache.select_rows([rows[0]]))
+    assert cache.select_rows(torch.tensor(rows, dtype=torch.uint16)).is_equal(cache.select_rows(rows))
     singles = [read_row_alone(decoder, batch, row).cache for row in rows]
     joined = KVCache.concat_rows(*singles)
     assert max(single.S for single in singles) == joined.S

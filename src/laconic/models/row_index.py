@@ -20,7 +20,8 @@ def build_row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
         if len(index) != B:
             raise ValueError(f"a mask of {len(index)} rows cannot select from {B}")
         return index.nonzero()[:, 0]
+    index = index.long()  # before the comparisons, which torch does not have for uint16 and uint32
     out_of_range = index[(index < 0) | (index >= B)]
     if len(out_of_range):
         raise ValueError(f"row {int(out_of_range[0])} does not exist; rows are 0 to {B - 1}")
-    return index.long()
+    return index
