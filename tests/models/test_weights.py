@@ -554,6 +554,7 @@ def test_save_copies_tokenizer_files_but_no_links_out_of_the_folder(tmp_path: Pa
     (tmp_path / "a" / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     (tmp_path / "a" / "notes.txt").write_text("no")
     (tmp_path / "a" / "model.py").write_text("no")
+    (tmp_path / "a" / "added_tokens.json").mkdir()
     decoder = Decoder.from_pretrained(tmp_path / "a")
     decoder.save_pretrained(tmp_path / "b")
     expected = {"generation_config.json", "vocab.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja"}

@@ -385,7 +385,7 @@ def save_weights(
         save_shards(target, sizes, lambda name: state[name].to(dtype or state[name].dtype), max_shard_bytes)
         if source_folder is None:
             return
-        for path in itertools.chain.from_iterable(map(source_folder.glob, COMPANION_FILES)):
+        for path in filter(Path.is_file, itertools.chain.from_iterable(map(source_folder.glob, COMPANION_FILES))):
             name = path.relative_to(source_folder)
             (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(file_names.resolve_inside(source_folder, str(name)), target / name)
