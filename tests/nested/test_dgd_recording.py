@@ -231,6 +231,18 @@ def test_record_inputs_of_a_second_model_with_the_same_parameters() -> None:
     assert torch.equal(train(record_inputs(second), optimizer), train(*build_pair()))
 
 
+def test_record_inputs_leaves_a_weight_that_another_model_shares_between_two_maps() -> None:
+    embedding, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    head.weight = embedding.weight
+    record_inputs(nn.Sequential(embedding, nn.Linear(4, 4), head))
+    untied = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+    untied[0].weight = embedding.weight
+    optimizer = DGD(DGD.build_param_groups(record_inputs(untied)), 0.3)
+    untied(torch.randint(7, (2, 3))).square().mean().backward()
+    optimizer.step()
+    assert type(untied[0]) is nn.Embedding and type(untied[1]) is not nn.Linear
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "settings",

@@ -232,7 +232,8 @@ def record_inputs(model: ModuleT) -> ModuleT:
             padding_idx = cast("int | None", getattr(module, "padding_idx", None))
             recording = InputStatistics(name, kind, p, bias, padding_idx)
             recording.attach()
-        for _, _, owner in owners[id(p)] if kind in ("linear", "embedding") else ():
+        is_recorded = kind in ("linear", "embedding") and kind == recording.kind  # of the first model with this weight
+        for _, _, owner in owners[id(p)] if is_recorded else ():
             owner.__class__ = RECORDED_TYPES.get(type(owner), type(owner))
             setattr(owner, "recording", recording)  # noqa: B010
     if not num_recorded:
