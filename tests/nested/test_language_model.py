@@ -160,6 +160,8 @@ def test_metrics_of_memories_do_not_depend_on_padding(build: Any) -> None:
     metrics = method(replace(padded, attention_mask=torch.arange(18)[None] < 9)).metrics
     names = [name for name in expected if name.startswith(("memory_", "projections_"))]
     assert_close([metrics[name] for name in names], [expected[name] for name in names])
+    no_tokens = replace(documents(ids), attention_mask=torch.zeros_like(ids, dtype=torch.bool))  # as on a rank
+    assert method(no_tokens).metrics.keys() == expected.keys()
 
 
 def test_metrics_level_sizes_are_relative_to_the_start() -> None:
