@@ -44,8 +44,9 @@ def memory_metrics(
     memories = [module for module in modules if isinstance(module, SelfTitans | Titans)]
     if not memories:
         return {}
-    has_tokens = attention_mask is not None and bool(attention_mask.any())  # else gates of padding, for equal metrics
-    valid = attention_mask if has_tokens else torch.ones_like(input_ids, dtype=torch.bool)
+    valid = torch.ones_like(input_ids, dtype=torch.bool)
+    if attention_mask is not None and bool(attention_mask.any()):  # else gates of padding, so that metrics are the same
+        valid = attention_mask
     row = int(valid.sum(1).argmax())
     longest, ids = select_rows(state, [row]), input_ids[row, valid[row]][None, -GATE_SAMPLE_TOKENS:]
     open_chunk = None if longest.open_chunk is None else empty_open_chunk(longest.layers, ids)
