@@ -138,8 +138,8 @@ def describe_caveats(run: LoadedRun, teacher_folder: Path) -> list[str]:
         caveats.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
     if load_recipe(teacher_folder / "recipe.toml")[0].data.digits.results_only_fraction:
         caveats.append(
-            "The model that latent methods start from was also trained on chains that contain only results, which is what "
-            "the latents have to learn."
+            "The model that latent methods start from was also trained on chains that contain only results, which is "
+            "what the latents have to learn."
         )
     if run.recipe.data.chain_steps == "all":
         caveats.append(
