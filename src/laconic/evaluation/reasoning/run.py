@@ -204,8 +204,8 @@ def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) 
 
 def gold_hash(questions: QuestionSet) -> str:
     """Return the SHA-256 of names, questions as they are asked, and gold answers."""
-    asked = questions.source.examples if isinstance(questions.source, ReasoningDataset) else questions.examples
-    pairs = zip(asked, questions.examples, strict=True)
+    prompts = questions.source.examples if isinstance(questions.source, ReasoningDataset) else questions.examples
+    pairs = zip(prompts, questions.examples, strict=True)
     return manifest.hash_json([[example.id, prompt.question, example.answer] for prompt, example in pairs])
 
 
