@@ -170,6 +170,25 @@ def test_train_replaces_no_recipe_of_the_user(run: RunCli, tmp_path: Path) -> No
     assert (tmp_path / "mine/recipe.toml").read_text() == text
 
 
+def test_train_that_was_killed_while_it_wrote_the_recipe_starts_again(
+    run: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        writes: list[str] = []
+
+        def write_first(path: Path, text: str) -> None:
+            writes.append(path.name)
+            if len(writes) > 1:
+                raise KeyboardInterrupt
+            atomic.write_text_atomically(path, text)
+
+        patch.setattr("laconic.experiment.run_init.write_text_atomically", write_first)
+        assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] != 0
+    assert len(writes) == 2
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")
+    assert code == 0, err
+
+
 def test_train_refuses_what_it_cannot_resume_before_the_rows_are_read(
     run: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

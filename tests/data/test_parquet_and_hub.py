@@ -79,6 +79,22 @@ def test_tables_with_json_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(read_parquet(Path("own/set/train.parquet")).rows) == [{"messages": messages}]
 
 
+def test_read_parquet_with_json_beside_types_that_datasets_does_not_know(tmp_path: Path) -> None:
+    needs("datasets")
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {
+        "question": ["1?", "2?"],
+        "tags": pyarrow.array(['{"a": 1}', "no JSON"], pyarrow.json_()),
+        "counts": pyarrow.array([[("a", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    first, second = read_parquet(tmp_path / "rows.parquet").rows
+    assert first == {"question": "1?", "tags": {"a": 1}, "counts": [("a", 1)]}
+    assert second == {"question": "2?", "tags": "no JSON", "counts": []}
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

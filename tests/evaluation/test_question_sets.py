@@ -13,7 +13,9 @@ from laconic.data.reasoning.answer_matching import CODI, TEXT
 from laconic.data.reasoning.load import load_examples
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.reasoning.question_sets import check_unique_titles, load_question_set, single_question
+from laconic.evaluation.reasoning.run import gold_hash
 from laconic.experiment.from_recipe import build_model
+from laconic.storage.manifest import hash_json
 
 
 @pytest.fixture
@@ -112,6 +114,16 @@ def test_load_question_set_for_a_model_keeps_the_plain_questions(run: Any, tmp_p
     batch: Any = questions.source.batch([0], 0, 0)
     assert "Question:  0  more? \nAnswer:" in built.parts.tokenizer.decode(batch.question_ids[0].tolist())
     assert questions.has_text_answers, "some answers are texts, not the first"
+
+
+def test_gold_hash_for_a_model_is_that_of_earlier_versions(run: Any, tmp_path: Path) -> None:
+    """Their question sets had the whole prompts; results that they stored are still read."""
+    built = run()
+    built.folder = tmp_path
+    (tmp_path / "checkpoint.json").write_text('{"style":"plain"}')
+    (tmp_path / "own.jsonl").write_text('{"id": "a", "question": "1+2?", "answer": "3"}\n')
+    questions = load_question_set(built, str(tmp_path / "own.jsonl"), CODI)
+    assert gold_hash(questions) == hash_json([["a", "Question: 1+2?\nAnswer:", "3"]])
 
 
 def test_load_question_set_mentions_rows_left_out(run: Any, tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from laconic.batches import PassCounts
+from laconic.batches import PassCounts, ReasoningExample
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.reasoning.run import UNCHANGED_FLAG
 from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.reasoning.table import (
     COT_CONDITION,
@@ -110,6 +112,16 @@ def test_build_rows_of_a_stored_result_has_the_changed_questions_apart(num_uncha
     assert [row.accuracy.num_items for row in rows] == sizes
     if len(rows) > 1:
         assert (rows[1].dataset, rows[1].is_subset, rows[1].accuracy.mean) == ("gsm-hard, changed", True, 70 / 150)
+
+
+def test_build_rows_of_a_result_of_before_finds_the_changed_questions_in_the_data() -> None:
+    stored = stored_result("x", A, "gsm-hard")
+    figures = {key: value for key, value in stored.figures[0].items() if key != "unchanged"}
+    examples = [
+        ReasoningExample(item.id, "?", (), "1", {UNCHANGED_FLAG: i < 50}) for i, item in enumerate(stored.pooled_items)
+    ]
+    rows = table.build_rows(replace(stored, figures=(figures,), source=SimpleNamespace(examples=examples)))
+    assert [row.accuracy.num_items for row in rows] == [200, 150]
 
 
 def test_list_caveats_says_where_neither_cache_nor_passes_are_saved() -> None:

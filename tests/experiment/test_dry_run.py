@@ -233,6 +233,25 @@ def test_plan_run_refuses_documents_without_held_out_ones(tmp_path: Path) -> Non
         plan_run(recipe, CPU)
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".PARQUET"])
+def test_find_row_lengths_does_not_count_the_lines_of_parquet(tmp_path: Path, suffix: str) -> None:
+    needs("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [{"question": f"{n}?", "steps": ["1+1=2"], "answer": "2"} for n in range(50)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"rows{suffix}")
+    recipe = Recipe.model_validate(
+        {
+            "method": "cot",
+            "model": {"name": "stories260k"},
+            "data": {"source": "catalog", "name": [str(tmp_path / f"rows{suffix}")], "chain_steps": "all"},
+            "train": {"steps": 1, "batch_size": 2},
+        }
+    )
+    assert find_row_lengths(recipe, build_byte_tokenizer(), 1000).num_rows == 50
+
+
 def test_find_row_lengths_assumes_rows_of_known_sets(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
     recipe, _ = load_recipe("codi-gpt2-aug-nl", [f"model.name={folder}", "data.max_tokens=256"])

@@ -16,6 +16,7 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import check_is_no_run
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.models.checkpoints import weights
+from laconic.storage.run_dir import RunDirectory
 from tests.conftest import REPO, RunCli, needs
 from tests.house.source import blocks
 from tests.models.fixtures import fresh
@@ -197,6 +198,23 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     for other in (None, fresh("llama")):
         with pytest.raises(UsageError, match=r"path_or_name: give a folder or a name, .*, not (NoneType|Decoder)"):
             laconic.load(other)  # type: ignore[arg-type]
+
+
+def test_load_and_commands_say_that_a_run_has_no_checkpoint_yet(tmp_path: Path, run_cli: RunCli) -> None:
+    """A run has no recipe while laconic train reads the rows."""
+    run = tmp_path / "runs" / "seed-0"
+    with RunDirectory(run).lock(), pytest.raises(InputError, match=r"seed-0 has no checkpoint yet; laconic train"):
+        laconic.load(run)
+    commands = (
+        ("generate", run, "1+1"),
+        ("generate", run, "1+1", "--checkpoint", "best"),
+        ("evaluate", run.parent, "--tasks", "test"),
+        ("report", run, "--out", tmp_path / "report.html"),
+        ("chat", run),
+    )
+    for command in commands:
+        result = run_cli(*command)
+        assert (result.code, "has no checkpoint yet" in result.err) == (66, True), (command, result.err)
 
 
 @pytest.mark.medium

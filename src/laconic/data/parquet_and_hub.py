@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,13 +59,23 @@ def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
 
 
 def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:
-    """Return rows in which the texts of JSON columns, as the library `datasets` writes them, are replaced by values."""
-    if "arrow.json" not in str(schema):
+    """Return rows in which the texts of JSON columns, as the library `datasets` writes them, are replaced by values.
+
+    Other columns may have types that `datasets` does not know. A text that is not JSON stays as it is.
+    """
+    fields = [field for field in schema if "arrow.json" in str(field.type)]
+    if not fields:
         return rows
     import datasets
+    import pyarrow
 
-    features = datasets.Features.from_arrow_schema(schema)
-    return [features.decode_example(row) for row in rows]
+    features = datasets.Features.from_arrow_schema(pyarrow.schema(fields))
+    decoded = list[dict[str, Any]]()
+    for row in rows:
+        with suppress(ValueError):
+            row = row | features.decode_example({field.name: row[field.name] for field in fields})
+        decoded.append(row)
+    return decoded
 
 
 @contextmanager

@@ -12,7 +12,15 @@ import torch
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.errors import InputError, UsageError
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_export, is_run_dir, latest_step, load_run
+from laconic.experiment.load_run import (
+    RECIPE_FILE,
+    LoadedRun,
+    check_not_empty_run,
+    is_export,
+    is_run_dir,
+    latest_step,
+    load_run,
+)
 from laconic.storage.atomic import write_text_atomically
 from laconic.storage.cache_dir import cache_dir
 from laconic.storage.export_record import EXPORT_FOLDER, read_export_record
@@ -42,7 +50,7 @@ def seed_runs(path: str | Path) -> list[Path]:
     """Return the runs of a path: itself or its seed-0, seed-1, … in order; for exported runs, their results folders.
 
     Raises:
-        InputError: The path is not a run and holds none.
+        InputError: The path is not a run and holds none, or a run without a checkpoint that has no recipe yet.
     """
     folder = Path(path)
     if is_run_dir(folder):
@@ -52,6 +60,8 @@ def seed_runs(path: str | Path) -> list[Path]:
     seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal()]
     runs = [entry for entry in seeds if is_run_dir(entry) or is_export(entry)]
     if not runs:
+        for entry in (folder, *seeds):
+            check_not_empty_run(entry)
         raise InputError(
             f"{folder} is not a run directory and has no seed-N directories; give one that laconic train or export "
             "wrote"

@@ -257,6 +257,7 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
                     stored = load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
+                    stored = stored._replace(notes=job.notes)  # earlier versions stored none
                     per_group.setdefault(group, []).append(SeedResult(stored, items, job.source))
         for group, seeds in per_group.items():
             results[group[0]].append(merge_seeds(title, info, seeds))

@@ -32,6 +32,7 @@ from laconic.storage.run_dir import STEP_PATTERN, RunDirectory, StepFolder
 from laconic.training import checkpoint
 
 RECIPE_FILE = "recipe.toml"
+NO_CHECKPOINT = "has no checkpoint yet; laconic train writes one"
 
 
 @dataclass(frozen=True)
@@ -88,17 +89,27 @@ def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
     Whether there is such a step shows when it is loaded.
 
     Raises:
+        InputError: For a run directory without a checkpoint that has no recipe yet.
         UsageError: For a step folder together with another step.
     """
     folder = Path(os.path.expanduser(path))
     if is_run_dir(folder) or is_export(folder):
         return RunStep(folder, step)
+    check_not_empty_run(folder)
     match, run = STEP_PATTERN.fullmatch(folder.name), folder.parent.parent
     if match is None or not is_run_dir(run):
         return None
     if step not in (None, int(match[1])):
         raise UsageError(f"step {step}: {path} is the checkpoint of step {int(match[1])}; remove step, or load {run}")
     return RunStep(run, int(match[1]))
+
+
+def check_not_empty_run(folder: Path) -> None:
+    """Raise `InputError` for the directory of a run that laconic train prepares: it has neither recipe nor step yet."""
+    steps = folder / "steps"
+    is_model = (folder / RECIPE_FILE).is_file() or (folder / "config.json").is_file()
+    if steps.is_dir() and not is_model and not any(steps.glob("step-*")):
+        raise InputError(f"{folder} {NO_CHECKPOINT}")
 
 
 def load_run(path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False) -> LoadedRun:
@@ -119,6 +130,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     if is_export(folder):
         return load_export(folder, device, step, allow_code=allow_code)
     if not is_run_dir(folder):
+        check_not_empty_run(folder)
         raise InputError(f"{folder} has no {RECIPE_FILE}; give a run directory")
     recipe, _ = load_recipe(folder / RECIPE_FILE)
     check_code_allowed(recipe, folder, allow_code)
@@ -188,7 +200,7 @@ def latest_step(folder: Path) -> StepFolder:
     """Return the latest valid step of a run."""
     step = RunDirectory(folder).latest_valid_step()
     if step is None:
-        raise InputError(f"{folder} has no checkpoint yet; laconic train writes one")
+        raise InputError(f"{folder} {NO_CHECKPOINT}")
     return step
 
 

@@ -40,8 +40,8 @@ def init_run(
         BusyError: If there are steps and `resume` is "never", or the directory holds a recipe of the user's own.
     """
     notes = check_resume(run, recipe, resume)
-    write_text_atomically(run.path / RECIPE_FILE, to_toml(recipe))
     write_text_atomically(run.path / ENVIRONMENT_FILE, to_canonical_json(dict(environment)) + "\n")
+    write_text_atomically(run.path / RECIPE_FILE, to_toml(recipe))  # last, as `check_resume` takes it for laconic's own
     return notes
 
 

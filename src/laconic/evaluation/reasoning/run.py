@@ -8,10 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from laconic.batches import AnswerBatch
+from laconic.batches import AnswerBatch, ReasoningExample
 from laconic.config.recipe import FULL_CHAIN_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
+from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.checkpoints import STOP_STRINGS, read_prompt
 from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResult, match_answers
@@ -161,7 +162,7 @@ def build_question_job(
     figures: dict[str, Any] = {
         "protocol": protocol.name,
         "bytes_per_position": count_cache_bytes(run.parts.decoder, 1),
-        "unchanged": [example.id for example in examples if example.metadata.get(UNCHANGED_FLAG)],
+        "unchanged": list_unchanged(examples),
     }
     key = {"data": source.fingerprint, "gold": gold_hash(questions), "max_tokens": str(decoding.max_tokens)}
     variant = {"protocol": protocol.name} | ({"condition": condition.name} if condition.name else {})
@@ -185,6 +186,11 @@ def build_question_job(
     )
 
 
+def list_unchanged(examples: Sequence[ReasoningExample]) -> list[str]:
+    """Return the names of those questions of GSM-Hard that are GSM8K's."""
+    return [example.id for example in examples if example.metadata.get(UNCHANGED_FLAG)]
+
+
 def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) -> ReasoningResult | None:
     """Load the latest stored result of a run directory on a task under one condition; None if there is none."""
     for stored in latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
@@ -197,7 +203,10 @@ def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) 
 
 
 def gold_hash(questions: QuestionSet) -> str:
-    return manifest.hash_json([[example.id, example.question, example.answer] for example in questions.examples])
+    """Return the SHA-256 of names, questions as they are asked, and gold answers."""
+    prompts = questions.source.examples if isinstance(questions.source, ReasoningDataset) else questions.examples
+    pairs = zip(prompts, questions.examples, strict=True)
+    return manifest.hash_json([[example.id, prompt.question, example.answer] for prompt, example in pairs])
 
 
 def check_iterations(recipe: Recipe, flag: str, run: str) -> None:

@@ -17,7 +17,7 @@ from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, Exam
 from laconic.evaluation.paired_proportions import compare_answers, describe_test
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency
-from laconic.evaluation.reasoning.run import COT_CONDITION
+from laconic.evaluation.reasoning.run import COT_CONDITION, list_unchanged
 from laconic.evaluation.report.papers import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.suite import RunResult
@@ -164,7 +164,9 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     row = ReasoningRow(
         result.task, result.run, condition, result.seeds, results, False, papers, latency, info["allow_contamination"]
     )
-    unchanged = set(result.figures[0].get("unchanged", ()))
+    unchanged = set(
+        result.figures[0].get("unchanged") or list_unchanged(result.source.examples if result.source else ())
+    )
     changed = [replace(x, records=tuple(r for r in x.records if r.id not in unchanged)) for x in results]
     if not unchanged or not changed[0].records:
         return [row]

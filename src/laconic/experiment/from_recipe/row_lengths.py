@@ -140,7 +140,7 @@ def _count_rows(data: DataConfig, name: str) -> int | None:
     if not is_row_file(name):
         return reasoning_load.count_training_rows(data.model_copy(update={"name": (name,)}))
     path = Path(name)
-    if path.suffix == ".parquet" or not path.is_file():
+    if path.suffix.lower() == ".parquet" or not path.is_file():
         return None
     with path.open("rb") as file:
         return sum(not line.isspace() for line in file)
