@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measure import peak_allocated
 from laconic.losses import LogitsFn, score_rows, score_rows_in_chunks
@@ -51,6 +52,16 @@ def test_score_rows_in_chunks_equals_whole_logits(trained: bool, chunks: int, mo
     assert all(largest(x, y) <= ORACLE for x, y in zip(gradients, expected_gradients, strict=True))
     assert counts.count(N) == 1  # of the comparison
     assert len(counts) == (1 + 2 * chunks if trained else 1 + chunks) + 1
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_score_rows_in_chunks_under_flop_counter(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_chunks, "MAX_CHUNK_LOGITS", 40 * V)
+    head, (hidden, labels, _) = build_head(trained=trained), build_rows()
+    with FlopCounterMode(display=False) as counter:  # its hooks on the head see the rows of each chunk
+        score_rows_in_chunks(head, hidden, labels)[0].sum().backward()
+    products = 4 if trained else 2  # logits once more and the gradient of the head
+    assert counter.get_total_flops() == products * 2 * N * D * V + 2 * D * V  # and the logits of one row as a probe
 
 
 def test_score_rows_in_chunks_without_gradient_equals_whole_logits(monkeypatch: pytest.MonkeyPatch) -> None:
