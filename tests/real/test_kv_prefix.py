@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import laconic
-from laconic import Decoder, GenerationConfig, KVMemory, compress_kv
+from laconic import Decoder, GenerationConfig, KVCompressionConfig, KVMemory, compress_kv
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from tests import tolerances
 from tests.conftest import needs, shared_dir
@@ -32,7 +32,8 @@ def memories(decoder: Decoder, smollm2: Path) -> list[KVMemory]:
             row = json.loads(file.readline())
             books.setdefault(row["book"], row["text"])
     prompt = build_repeat_prompt(tokenizer)
-    return [compress_kv(decoder, tokenizer.encode(t[:4000])[:NUM_TOKENS], repeat_prompt=prompt) for t in books.values()]
+    ids, config = [tokenizer.encode(t[:4000])[:NUM_TOKENS] for t in books.values()], KVCompressionConfig(keep=0.125)
+    return [compress_kv(decoder, document, config, repeat_prompt=prompt) for document in ids]
 
 
 def masked_logits(smollm2: Path, memory: KVMemory, ids: list[int]) -> Tensor:
