@@ -231,7 +231,7 @@ def test_demo_leaves_out_seeds_with_a_bad_teacher(
 ) -> None:
     monkeypatch.setattr(demo, "MIN_TEACHER_ACCURACY", 1.1)
     assert demo.run_demo(ENTRIES, finished.folder, [0], TINY) == 1
-    assert "the chain of seed 0 solves" in capsys.readouterr().err
+    assert "the teacher of seed 0 solves" in capsys.readouterr().err
 
 
 @pytest.mark.slow

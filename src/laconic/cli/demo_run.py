@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
     from laconic.evaluation.reasoning.run import EvalCondition
 
-CHAIN_ENTRY, TEACHER_ENTRY = "chain", "teacher"  # entries that write a chain, and the chain that is distilled
+CHAIN_ENTRY, TEACHER_ENTRY = "chain", "teacher"  # the whole chain, and the chain that is distilled
 FOCUS_ENTRY = "kava"  # entry that the others are compared with
 EVALUATION_BATCH_SIZE = 250
 SWEEP_QUESTIONS = 1000  # questions for each number of Jacobi iterations

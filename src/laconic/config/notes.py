@@ -22,8 +22,8 @@ OWN_PROMPT_FORMATS = ("coconut", "icot", "digits")  # formats with a fixed text 
 
 def list_notes(recipe: Recipe, model_keys: Collection[str]) -> Iterator[str]:
     """Yield a note for each group of keys that do nothing; `model_keys` are those that [model] gives."""
-    learns_all_steps = recipe.method in FULL_CHAIN_METHODS and recipe.model.init_from_run is None
-    if learns_all_steps and recipe.data.chain_steps == "drop_last":
+    learns_chain = recipe.method in FULL_CHAIN_METHODS and recipe.model.init_from_run is None  # else it may know it
+    if learns_chain and recipe.data.chain_steps == "drop_last":
         yield f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
     if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
         yield f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns"

@@ -94,7 +94,7 @@ class CompressCommand:
     ] = None
     """plain model: score that chooses the keys and values to keep (default: kvzip, which reads the text twice)"""
     keep: OptionalFloat = None
-    """plain model: share of the keys and values to keep (default: 0.125, of a short text 64 tokens)"""
+    """plain model: share of the keys and values to keep (default: 0.125, at least 64 tokens)"""
     slots: OptionalInt = None
     """plain model: number of tokens to keep per KV head, on average"""
     max_loss: OptionalFloat = None

@@ -219,7 +219,7 @@ def check_teacher(run: DemoRun) -> str | None:
     if accuracy >= MIN_TEACHER_ACCURACY:
         return None
     return (
-        f"the chain of seed {run.seed} solves {100 * accuracy:.1f} % of unseen problems; distillation needs "
+        f"the teacher of seed {run.seed} solves {100 * accuracy:.1f} % of unseen problems; distillation needs "
         f"{100 * MIN_TEACHER_ACCURACY:.0f} %; this seed is left out"
     )
 

@@ -47,7 +47,7 @@ PROMPT_SHARE = 1 / 4  # share of the context that max_loss leaves for prompts af
 class KVCompressionConfig:
     """Options of `compress_kv`. Give at most one of `keep`, `slots` and `max_loss`.
 
-    By default an eighth of the tokens is kept, of a short document 64.
+    By default an eighth of the tokens is kept, at least 64.
 
     Args:
         method: Score that ranks the keys: kvzip, snapkv, rkv, h2o, expected, knorm, window or random.

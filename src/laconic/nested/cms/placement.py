@@ -9,6 +9,7 @@ from typing import NamedTuple, get_args
 from laconic.config.nested import DonorLayout, NewLevelInit, find_chunk_error
 from laconic.console import pluralize
 from laconic.errors import UsageError
+from laconic.nested.optim.param_groups import check_choice
 
 
 def check_chunk_sizes(sizes: Sequence[int]) -> None:
@@ -47,8 +48,8 @@ def place_levels(
         UsageError: If `donor_map` does not fit the layout, and for an unknown layout or `new_level_init`.
     """
     check_chunk_sizes(chunk_sizes)
-    check_choice("donor_layout", donor_layout, get_args(DonorLayout))
-    check_choice("new_level_init", new_level_init, get_args(NewLevelInit))
+    check_choice("cms", "donor_layout", donor_layout, get_args(DonorLayout))
+    check_choice("cms", "new_level_init", new_level_init, get_args(NewLevelInit))
     K, layers = len(chunk_sizes), range(num_layers)
     if donor_layout == "grow":
         if donor_map is not None:
@@ -69,9 +70,3 @@ def place_levels(
     if donor_layout == "depth":
         return [LayerPlacement((chunk_sizes[donor_map[n]],), (n,)) for n in layers]
     return [LayerPlacement(tuple(chunk_sizes), tuple(donor_map)) for _ in layers]
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise `UsageError` for a value that is not among the choices."""
-    if value not in choices:
-        raise UsageError(f"cms: {name} {value!r} is unknown; use one of {', '.join(map(repr, choices))}")

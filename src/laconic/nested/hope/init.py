@@ -16,9 +16,10 @@ from laconic.models.init import add_submodule
 from laconic.nested.cms.init import init_weights
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import CMSShape
-from laconic.nested.cms.placement import LayerPlacement, check_choice
+from laconic.nested.cms.placement import LayerPlacement
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.layer import SelfTitans
+from laconic.nested.optim.param_groups import check_choice
 from laconic.nested.titans.layer import Titans
 
 
@@ -59,7 +60,7 @@ def delete_children(block: Block, *paths: str | None) -> None:
 
 def check_growth(options: CMSOptions, new_level_init: NewLevelInit) -> None:
     """Raise `UsageError` for an unknown `new_level_init`, and for a chain whose output added levels would change."""
-    check_choice("new_level_init", new_level_init, get_args(NewLevelInit))
+    check_choice("cms", "new_level_init", new_level_init, get_args(NewLevelInit))
     if options.residual == "plain" and options.structure != "independent" and new_level_init == "zero":
         raise UsageError("hope: a zero level erases the output of a chain without residuals; set residual='residual'")
 

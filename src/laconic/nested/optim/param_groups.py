@@ -69,10 +69,10 @@ def check_options(optimizer: str, group: ParamGroup, defaults: Mapping[str, Any]
         )
 
 
-def check_choice(optimizer: str, name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise `UsageError` for a value that is not among the choices."""
+def check_choice(owner: str, name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise `UsageError` for an argument of an optimizer or level whose value is not among the choices."""
     if value not in choices:
-        raise UsageError(f"{optimizer}: {name} {value!r} is unknown; use one of {', '.join(map(repr, choices))}")
+        raise UsageError(f"{owner}: {name} {value!r} is unknown; use one of {', '.join(map(repr, choices))}")
 
 
 def check_fraction(optimizer: str, name: str, value: object) -> None:
