@@ -149,7 +149,7 @@ def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     [
         ("abc", r"^intents: 3 classes; give at least four, for two tasks of two classes$"),
         ("a", r"^intents\.jsonl: fewer than two classes"),
-        ("abc!", r"^intents\.jsonl: the label '!' has no words; rename it$"),
+        ("abc!", r"^intents\.jsonl: the label '!' has no words, or those of another label; rename it$"),
     ],
 )
 def test_plan_of_a_file_with_few_classes_is_refused(tmp_path: Path, labels: str, message: str) -> None:
