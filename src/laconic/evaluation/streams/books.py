@@ -25,11 +25,7 @@ FRESH, AFTER_READING, AFTER_OTHER_BOOK = "fresh", "after", "after another"
 
 
 def split_sections(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
-    """Split the sections of a book into those that are read and those held out.
-
-    Raises:
-        InputError: There are fewer than five sections.
-    """
+    """Split the sections of a book into those that are read and those held out."""
     held_out = [*text[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
     if not held_out:
         raise InputError(
@@ -41,7 +37,6 @@ def split_sections(text: Sequence[int], name: str) -> tuple[list[int], list[int]
 def read_sections(
     model: StatefulLM, source: TrainingData, rows: Sequence[int], state: FastWeightState, device: torch.device
 ) -> FastWeightState:
-    """Return the state after reading sections in order."""
     for row in rows:
         state = drop_cache(score_tokens(model, load_documents(source, [row]).to(device), state, True).state)
     return state

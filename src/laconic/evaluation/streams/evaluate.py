@@ -34,11 +34,9 @@ class CacheAsState:
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder's configuration."""
         return self.decoder.config
 
     def initial_state(self, batch_size: int) -> FastWeightState:
-        """Return the state before the first token."""
         weight = cast(Tensor, self.decoder.token_embedding.weight)
         cache = KVCache.empty(self.config, batch_size, weight.dtype, weight.device)
         return FastWeightState((LayerState(cache=cache),), torch.zeros(batch_size, dtype=torch.long))
@@ -56,15 +54,11 @@ class CacheAsState:
         before: FastWeightState = self.initial_state(len(input_ids)) if state is None else state
         embeds = self.decoder.embed(input_ids)
         output = self.decoder(embeds, before.layers[0].cache, attention_mask=attention_mask)
-        if attention_mask is None:
-            num_tokens = torch.full_like(before.position, input_ids.shape[1])
-        else:
-            num_tokens = attention_mask.sum(1).cpu()
+        num_tokens = input_ids.shape[1] if attention_mask is None else attention_mask.sum(1).cpu()
         after = FastWeightState((LayerState(cache=output.cache),), before.position + num_tokens)
         return DecoderOutput(output.hidden_states, cast(Any, after), {})
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """Return the decoder's logits."""
         return self.decoder.logits(hidden_states)
 
 

@@ -6,24 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.evaluation import statistics
+from laconic.evaluation import statistics, tables
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
 from laconic.evaluation.streams.books import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.streams.metrics import OVERALL
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import (
-    Column,
-    Table,
-    build_table,
-    figures_to_json,
-    format_accuracy,
-    format_interval,
-    format_mean,
-)
+from laconic.evaluation.tables import Column, Table
 
-NLL_STREAMS = ("ppl", "books", "levels")  # scored by NLL; all others by shares
-# Conditions that the others are compared with: a fresh state, all levels, or a state that is reset.
+# The streams that are scored by NLL, all others are by shares, and the conditions that the others are compared with.
 BASELINES = {"books": FRESH, "levels": "all levels", "ppl": "learn, reset"}
 LEGEND = (
     "score: NLL in nats (ppl, books, levels) or percent; every item of a metric counts the same; updates: of each "
@@ -37,14 +28,12 @@ def stream_name(result: RunResult) -> str:
 
 
 def stream_title(result: RunResult) -> str:
-    """Return the stream, and the task where that has another name."""
     stream = stream_name(result)
     return stream if result.task == stream else f"{stream} ({result.task})"
 
 
 def is_nll(result: RunResult) -> bool:
-    """Return whether scores are NLL."""
-    return stream_name(result) in NLL_STREAMS
+    return stream_name(result) in BASELINES
 
 
 class MetricRow(NamedTuple):
@@ -57,14 +46,12 @@ class MetricRow(NamedTuple):
 
     @property
     def score(self) -> str:
-        """The mean with its standard deviation over seeds."""
-        return (format_mean if is_nll(self.result) else format_accuracy)(self.estimate)
+        return (tables.format_mean if is_nll(self.result) else tables.format_accuracy)(self.estimate)
 
     @property
     def interval(self) -> str:
-        """The 95 % interval."""
         low, high = self.estimate.low, self.estimate.high
-        return f"{low:.4f} – {high:.4f}" if is_nll(self.result) else format_interval(self.estimate)
+        return f"{low:.4f} – {high:.4f}" if is_nll(self.result) else tables.format_interval(self.estimate)
 
 
 PAGE_COLUMNS = (
@@ -120,11 +107,10 @@ def metric_rows(result: RunResult) -> list[MetricRow]:
 
 
 def build_stream_table(results: Sequence[RunResult]) -> Table:
-    return build_table(COLUMNS, [row for result in results for row in metric_rows(result)])
+    return tables.build_table(COLUMNS, [row for result in results for row in metric_rows(result)])
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    """Return all figures as JSON; a gain on one item has no standard error."""
     conditions = {
         condition: {
             "metrics": {row.metric: row.estimate for row in estimate_metrics(result, condition)},
@@ -144,7 +130,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "conditions": conditions,
         "gains": compute_gains(result),
     }
-    return figures_to_json(data)
+    return tables.figures_to_json(data)
 
 
 class PairedGain(NamedTuple):

@@ -6,7 +6,7 @@ the model switched off (Nested Learning, arXiv:2512.24695, Table 6).
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,10 +65,7 @@ NEEDLES_PER_CELL = 5
 
 
 class StreamRequest(NamedTuple):
-    """One evaluation of a run: a task's name, its stream and items, and how many items are read at once.
-
-    `bytes_per_token` are the bytes of each token id, for the NLL per byte of text.
-    """
+    """One evaluation of a run: a task's name, its stream and items, how many are read at once, and bytes of each id."""
 
     name: str
     stream: str
@@ -79,30 +76,19 @@ class StreamRequest(NamedTuple):
 
 def build_stream_jobs(request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
     """Yield the evaluations of a run on a task name."""
-    for stream in build_requests(run, task, request.limit):
-        metadata = describe_evaluation(
-            run,
-            "streams",
-            stream.name,
-            limit=request.limit,
-            variant={} if stream.stream == stream.name else {"stream": stream.stream},
-            key={"data": stream.source.fingerprint},
-        )
-        is_ablation = stream.stream == "levels"
-        conditions = (
-            ablation_conditions(run) if is_ablation else list_conditions(as_stateful(run.parts.decoder), stream.stream)
-        )
+    limit = request.limit
+    for stream in build_requests(run, task, limit):
+        variant = {} if stream.stream == stream.name else {"stream": stream.stream}
+        key = {"data": stream.source.fingerprint}
+        metadata = describe_evaluation(run, "streams", stream.name, limit=limit, variant=variant, key=key)
+        conditions = list_conditions(as_stateful(run.parts.decoder), stream.stream)
         yield build_stream_job(metadata, stream, conditions, request.device)
 
 
 def build_stream_job(
     metadata: EvalMetadata, stream: StreamRequest, conditions: Sequence[StreamCondition], device: torch.device
 ) -> EvalJob:
-    """Return the evaluation of a stream under some conditions; books are read by the first condition's model.
-
-    Raises:
-        InputError: Passages of a text do not follow one another, or a book has fewer than five sections.
-    """
+    """Return the evaluation of a stream under some conditions; books are read by the first condition's model."""
     _, kind, source, batch_size, bytes_per_token = stream
     if kind not in TEXT_STREAMS:
 
@@ -129,8 +115,13 @@ def build_stream_job(
 def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
     """Return the conditions of a stream: weight updates on and off, and for text the state carried and reset.
 
-    A plain decoder has one condition: its cache cannot be switched off and is always reset.
+    Those of "levels" are the model, its ablations, and the model without updates. A plain decoder has one condition:
+    its cache cannot be switched off and is always reset.
     """
+    if stream == "levels":
+        if not isinstance(model, Hope):
+            raise UsageError("--tasks levels: a run of method lm has no levels; give runs of method hope")
+        return name_ablations({"all levels": model, **build_ablations(model)})
     if isinstance(model, CacheAsState):
         return [StreamCondition("lm", model, update_weights=False)]
     updates = (("learn", True), ("frozen", False))
@@ -138,18 +129,6 @@ def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
         return [StreamCondition(name, model, learn) for name, learn in updates]
     states = (("carry", True), ("reset", False))
     return [StreamCondition(f"{a}, {b}", model, learn, carry) for a, learn in updates for b, carry in states]
-
-
-def ablation_conditions(run: LoadedRun) -> list[StreamCondition]:
-    """Return the conditions of "levels": the model, its ablations, and the model without updates.
-
-    Raises:
-        UsageError: The model has no levels.
-    """
-    model = run.parts.decoder
-    if not isinstance(model, Hope):
-        raise UsageError(f"{run.folder}: task levels needs a run of method hope, this is {run.recipe.method}")
-    return name_ablations({"all levels": model, **build_ablations(model)})
 
 
 def name_ablations(models: Mapping[str, StatefulLM]) -> list[StreamCondition]:
@@ -163,27 +142,20 @@ def evaluate_items(
     conditions: Sequence[StreamCondition], stream: StreamRequest, rows: Sequence[int], device: torch.device
 ) -> list[EvalItem]:
     """Evaluate independent documents under every condition."""
-    batch, metrics = load_documents(stream.source, rows).to(device), dict[str, list[dict[str, object]]]()
+    batch = load_documents(stream.source, rows).to(device)
+    results: list[dict[str, Mapping[str, Any]]] = [{} for _ in rows]
     for condition in conditions:
         state, freeze_last = condition.model.initial_state(batch.B), stream.stream == "needle"
         scores = score_tokens(condition.model, batch, state, condition.update_weights, freeze_last)
         score, state_bytes = SCORERS[stream.stream], fast_weights.num_bytes(scores.state) // batch.B
-        metrics[condition.name] = [
-            build_metrics(score(batch, b, scores.correct[b]), updates, state_bytes)
-            for b, updates in enumerate(count_level_updates(scores.state))
-        ]
-    return [
-        EvalItem(name, {condition: per_item[b] for condition, per_item in metrics.items()})
-        for b, name in enumerate(batch.document_ids)
-    ]
+        for b, updates in enumerate(count_level_updates(scores.state)):
+            metrics = build_metrics(score(batch, b, scores.correct[b]), updates, state_bytes)
+            results[b][condition.name] = metrics
+    return [EvalItem(name, result) for name, result in zip(batch.document_ids, results, strict=True)]
 
 
 def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamRequest]:
-    """Return the evaluations of a task name; "test" and "valid" are the recipe's own data.
-
-    Raises:
-        InputError: The run has no such data.
-    """
+    """Return the evaluations of a task name; "test" and "valid" are the recipe's own data."""
     recipe, kind, part = run.recipe, run.recipe.data.source, "valid" if name == "valid" else "test"
     stream = {"text": "ppl"}.get(kind, kind) if name in RECIPE_SPLITS else name
     if stream in TEXT_STREAMS:
@@ -192,12 +164,9 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
         return [StreamRequest(name, stream, source, batch_size, token_byte_lengths(run.parts.tokenizer))]
     if stream == "needle":
         return [needle_request(run, limit)]
-    if stream not in SYNTHETIC_STREAMS:
-        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, which is not a stream")
-    if kind != stream:
-        raise InputError(
-            f"--tasks {name}: {run.folder} was trained on data.source {kind}; its own tasks are test and valid"
-        )
+    if stream not in SYNTHETIC_STREAMS or kind != stream:
+        why = "its own tasks are test and valid" if kind in SYNTHETIC_STREAMS else "which is not a stream"
+        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, {why}")
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, limit).source
     request = StreamRequest(name, stream, source, max(MAX_BATCH_TOKENS // source.max_length, 1))
     if stream != "formal_languages":
@@ -212,11 +181,8 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
 
 
 def check_has_texts(run: LoadedRun) -> None:
-    """Raise `InputError` for a run without held-out texts."""
-    if run.recipe.data.source != "text":
-        raise InputError(
-            f"{run.folder} was trained on data.source {run.recipe.data.source}; this task needs data.source text"
-        )
+    if (source := run.recipe.data.source) != "text":
+        raise InputError(f"{run.folder} was trained on data.source {source}; this task needs data.source text")
 
 
 def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> DocumentDataset:
@@ -225,15 +191,9 @@ def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> Docume
     config = run.recipe.data.text
     documents, all_ids, _ = build_data.encode_documents(run.recipe, run.parts.tokenizer, part)
     ids = [text_ids[: None if limit is None else limit * config.row_tokens] for text_ids in all_ids]
-    whole = config.model_copy(
-        update={
-            "segment_lengths": "fixed",
-            "segment_tokens": config.row_tokens,
-            "min_segment_tokens": None,
-            "max_segment_tokens": None,
-        }
-    )
-    return DocumentDataset(documents, ids, whole, run.recipe.seed, UNLIMITED_POSITIONS, fixed_segments=True)
+    whole = {"segment_tokens": config.row_tokens, "min_segment_tokens": None, "max_segment_tokens": None}
+    whole_rows = config.model_copy(update={"segment_lengths": "fixed", **whole})
+    return DocumentDataset(documents, ids, whole_rows, run.recipe.seed, UNLIMITED_POSITIONS, fixed_segments=True)
 
 
 def needle_request(run: LoadedRun, limit: int | None) -> StreamRequest:
