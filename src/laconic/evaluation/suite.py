@@ -66,9 +66,8 @@ RESUME_HINT = "finished items are stored; run the same command again to resume"
 class MemoryOptions:
     """Options of the task `memories`.
 
-    Without a file of documents, they are the contexts of the questions; they are cut to `tokens`, by default to
-    `DEFAULT_TOKENS` or as many as a model reads. `methods` are names
-    of `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
+    Without a file of documents, they are the contexts of the questions. `methods` are names of
+    `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
     optimizer steps of a cartridge; None for no cartridge.
     """
 
@@ -179,34 +178,28 @@ class EvalReport:
 class EvalSuite(Protocol):
     """Tasks for one kind of run."""
 
+    # The kinds of evaluations that it stores.
     kinds: Sequence[EvalKind]
-    """The kinds of evaluations that it stores."""
+    # Names of the fields of `EvalRequest` that this suite has, of those that not every suite has.
     options: Collection[str]
-    """Names of the fields of `EvalRequest` that this suite has, of those that not every suite has."""
 
-    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether the suite evaluates these runs on these tasks."""
-        ...
+    # Return whether the suite evaluates these runs on these tasks.
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool: ...
 
-    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError`, before anything is evaluated, for what some run cannot do."""
-        ...
+    # Raise `UsageError`, before anything is evaluated, for what some run cannot do.
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None: ...
 
-    def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the properties of a run that its results depend on."""
-        ...
+    # Return the properties of a run that its results depend on.
+    def describe(self, recipe: Recipe) -> dict[str, Any]: ...
 
-    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield the evaluations of a run on a task; the run may be changed while a job is evaluated."""
-        ...
+    # Yield the evaluations of a run on a task; the run may be changed while a job is evaluated.
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]: ...
 
-    def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return the tables, lines and JSON for results."""
-        ...
+    # Return the tables, lines and JSON for results.
+    def report(self, request: EvalRequest, results: Results) -> EvalReport: ...
 
-    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return the sections of `laconic report` for stored results of the runs in `paths`."""
-        ...
+    # Return the sections of `laconic report` for stored results of the runs in `paths`.
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]: ...
 
 
 def describe_evaluation(
@@ -234,12 +227,7 @@ def run_name(folder: Path) -> str:
 
 
 def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
-    """Evaluate every seed of every run on every task; stored results are loaded and partial ones resumed.
-
-    Raises:
-        UsageError: The suite cannot evaluate these runs as requested.
-        PreemptedError: After a signal; finished items are stored.
-    """
+    """Evaluate every seed of every run on every task; stored results are loaded and partial ones resumed."""
     suite.check(request, load_recipes(request.paths))
     results: dict[EvalKind, list[RunResult]] = {kind: [] for kind in suite.kinds}
     for path, title in zip(request.paths, short_run_names(request.paths), strict=True):
@@ -274,11 +262,7 @@ def evaluate_job(
 ) -> list[EvalItem]:
     """Evaluate one job of a run at one of its checkpoints and store its results in the run.
 
-    `stop` interrupts at once in a single process, else before a batch; `progress` is called before the first batch and
-    after each.
-
-    Raises:
-        PreemptedError: After a signal; finished items are stored.
+    `stop` interrupts at once in a single process, else before a batch.
     """
     is_single = ranks is None or ranks.world_size == 1
 
@@ -286,19 +270,12 @@ def evaluate_job(
         if stop and ranks and not is_single and ranks.any_rank(bool(stop.signal)):
             raise SignalInterruptError
 
-    recipe = (run.folder / RECIPE_FILE).read_text(encoding="utf-8")
+    files = {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}
+    folder, device = run.folder / EVALUATIONS_FOLDER, run.parts.decoder.token_embedding.weight.device
     try:
-        with (
-            flush_denormals(run.parts.decoder.token_embedding.weight.device),
-            stop.interruptible() if stop and is_single else nullcontext(),
-        ):
+        with flush_denormals(device), stop.interruptible() if stop and is_single else nullcontext():
             return run_resumable(
-                job,
-                run.folder / EVALUATIONS_FOLDER,
-                extra_files={RECIPE_FILE: recipe},
-                progress=progress,
-                before_batch=check_signal,
-                ranks=ranks,
+                job, folder, extra_files=files, progress=progress, before_batch=check_signal, ranks=ranks
             )
     except SignalInterruptError:
         why = stop.signal_name if stop and stop.signal else "a signal to another rank"
@@ -323,11 +300,7 @@ def lock_evaluations(folder: Path, ranks: Ranks) -> Iterator[None]:
 def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
     """Load what runs have stored: of each task the latest step, and of those the evaluation with the most items.
 
-    Returns:
-        One result per run, task and variant; the seeds of a run are put together.
-
-    Raises:
-        InputError: Seeds of a run were evaluated on different items.
+    There is one result per run, task and variant; the seeds of a run are put together.
     """
     return {
         kind: [
