@@ -129,7 +129,7 @@ def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> Non
     for text in (
         "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "1 seed: the intervals are about",
         "kava: may have trained on these questions: its recipe sets data.allow_contamination",
-        "kava  ", "plain ", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
+        "kava  ", "plain ", "protocol pccot", "svamp: kava against plain: ", "; p ",
         "kava: kava, float32; seed 0 at step 2, seed 1 at step 2, seed 2 at step 2",
         "kava differs from kava table 6, 1b aug, in model.family", "device: cpu",
     ):  # fmt: skip

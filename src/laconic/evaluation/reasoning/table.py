@@ -89,28 +89,24 @@ class ReasoningRow:
         }
 
 
-class RunComparison(NamedTuple):
-    """A run minus the baseline on one set."""
+class RowComparison(NamedTuple):
+    """A row minus another on the same set, if that is significant after Holm's correction, and in words."""
 
-    dataset: str
-    run: str
-    baseline: str
+    row: ReasoningRow
+    other: ReasoningRow
     difference: Difference
     is_significant: bool
     text: str
 
-    @property
-    def mcnemar_p(self) -> float | None:
-        """The p-value of single runs, None for several seeds."""
-        return self.difference.p if self.difference.num_seeds == 1 else None
+    def to_json(self) -> dict[str, Any]:
+        return {**self.difference._asdict(), "is_significant": self.is_significant, "text": self.text}
 
 
 @dataclass(frozen=True)
 class ReasoningTable:
     """Runs on question sets; `baseline` names the run that the others are compared with.
 
-    Raises:
-        InputError: Rows of one set are not about the same questions.
+    Raises `InputError` if rows of one set are not about the same questions.
     """
 
     rows: Sequence[ReasoningRow]
@@ -174,24 +170,24 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     return [row, ReasoningRow(title, result.run, condition, result.seeds, tuple(changed), is_subset=True)]
 
 
-def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
-    """Compare every run as trained with the baseline on every set, with Holm's correction over all."""
+def compare_to_baseline(table: ReasoningTable) -> list[RowComparison]:
+    """Compare every run as trained with the baseline on every set."""
     trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
-    pairs = [
-        (trained[name, run], trained[name, str(table.baseline)])
-        for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
-        for name in table.datasets
-        if {(name, run), (name, table.baseline)} <= trained.keys()
-    ]
-    tests = zip(pairs, compare_rows(pairs), strict=True)
-    return [RunComparison(a.dataset, a.run, b.run, *test) for (a, b), test in tests]
+    return compare_rows(
+        [
+            (trained[name, run], trained[name, str(table.baseline)])
+            for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
+            for name in table.datasets
+            if {(name, run), (name, table.baseline)} <= trained.keys()
+        ]
+    )
 
 
-def compare_rows(pairs: Sequence[tuple[ReasoningRow, ReasoningRow]]) -> list[tuple[Difference, bool, str]]:
-    """Return each first row minus the second, if that is significant after Holm's correction over all, and in words."""
+def compare_rows(pairs: Sequence[tuple[ReasoningRow, ReasoningRow]]) -> list[RowComparison]:
+    """Return each first row minus the second, with Holm's correction over all."""
     differences = [compare_answers(*pair_seeds(a, b)) for a, b in pairs]
-    significant = statistics.find_significant(differences)
-    return [(d, x, statistics.describe_difference(d, x)) for d, x in zip(differences, significant, strict=True)]
+    tests = zip(pairs, differences, statistics.find_significant(differences), strict=True)
+    return [RowComparison(*pair, d, x, statistics.describe_difference(d, x)) for pair, d, x in tests]
 
 
 def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatrix]:
@@ -257,9 +253,9 @@ def format_footnotes(table: ReasoningTable) -> str:
     if compared := compare_to_baseline(table):
         tests = dict.fromkeys(describe_test(c.difference.num_seeds) for c in compared)
         lines += ["", f"differences: 95 % interval; p: {' or '.join(tests)}, Holm's correction over all"]
-        for c in compared:
-            p = "" if c.mcnemar_p is None else f"; McNemar p {c.mcnemar_p:.3g}"
-            lines.append(f"  {c.dataset}: {c.run} against {c.baseline}: {c.text}{p}")
+        lines += [
+            f"  {c.row.dataset}: {c.row.run} against {c.other.run}: {c.text}; p {c.difference.p:.3g}" for c in compared
+        ]
     lines += ["", *format_examples(table.examples)]
     return "\n".join([*lines, "", *list_caveats(table), *table.notes, *(f"{k}: {v}" for k, v in table.facts)])
 
@@ -301,13 +297,12 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
             "questions": (rows := table.rows_of(name))[0].accuracy.num_items,
             "majority_baseline": rows[0].results[0].majority_baseline,
             "is_subset": rows[0].is_subset,
-            "runs": [row_to_json(row) for row in rows],
+            "runs": list(map(row_to_json, rows)),
         }
         for name in table.datasets
     ]
     comparisons = [
-        {"dataset": c.dataset, "run": c.run, "baseline": c.baseline, **c.difference._asdict()}
-        | {"is_significant": c.is_significant, "text": c.text, "mcnemar_p": c.mcnemar_p}
+        {"dataset": c.row.dataset, "run": c.row.run, "baseline": c.other.run, **c.to_json()}
         for c in compare_to_baseline(table)
     ]
     data = {
