@@ -59,11 +59,9 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         f"base model: {'none' if recipe.model.family else 'see its page'}",
         f"data: {describe_data_licences(datasets)}",
     ]
-    without_laconic = (
-        "transformers does not know this architecture."
-        if recipe.method == "hope"
-        else ("the folder is the plain decoder, which transformers loads; `laconic` in it holds what the method adds.")
-    )
+    without_laconic = "the folder is the plain decoder, which transformers loads; `laconic` holds what the method adds."
+    if recipe.method == "hope":
+        without_laconic = "transformers does not know this architecture."
     facts = [
         ("method", recipe.method),
         ("base model", base),
@@ -174,9 +172,8 @@ def find_hub_name(recipe: Recipe) -> str | None:
 
 def describe_results(run: str | Path) -> list[str]:
     """Return the stored results of a run as tables and lines of Markdown, as `laconic evaluate` prints them."""
-    blocks: list[str] = []
+    blocks, request = list[str](), EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
     for suite in SUITES:
-        request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
         for results in split_results(load_results(suite, [str(run)])):
             for block in suite.report(request, results).blocks:
                 blocks.append(to_markdown(block) if isinstance(block, Table) else quote_lines(block))

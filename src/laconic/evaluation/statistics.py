@@ -169,8 +169,7 @@ def find_significant(differences: Sequence[Difference]) -> list[bool]:
 def describe_difference(difference: Difference, is_significant: bool) -> str:
     """Return a difference of shares as text, in percentage points.
 
-    If there is none although the interval excludes 0, the text says why: Holm's correction, or an uncorrected p-value
-    above 5 %, which is then given.
+    If there is none although the interval excludes 0, the text says why.
     """
     interval = f"interval {format_points(difference.low)} to {format_points(difference.high)}"
     inside = f"{pluralize(difference.num_seeds, 'seed')}, {interval}"
@@ -193,10 +192,8 @@ def format_points(part: float) -> str:
     return f"{round(100 * part, 1) + 0.0:+.1f}"
 
 
-def mcnemar_p_value(a: ArrayLike, b: ArrayLike) -> float:
+def mcnemar_p_value(gains: int, losses: int) -> float:
     """Return the two-sided binomial p-value of two single runs on the same items (McNemar 1947)."""
-    first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
-    only_a, only_b = int((first & ~second).sum()), int((second & ~first).sum())
-    n = only_a + only_b
-    logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(min(only_a, only_b) + 1)]
+    n = gains + losses
+    logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(min(gains, losses) + 1)]
     return min(1.0, 2 * math.fsum(math.exp(log - n * math.log(2)) for log in logs))
