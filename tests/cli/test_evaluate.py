@@ -312,7 +312,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("digits", "--tasks", "gsm8k"), 2, "trained on generated digits"),
         (("digits", "--protocol", "pccot"), 2, "--protocol pccot cannot judge digits"),
         (("kava", "digits"), 2, "last digit and pccot"),
-        (("plain", "--with-cot"), 2, "--with-cot: method nocot"),
+        (("plain", "--with-cot"), 2, "--with-cot: no run is trained"),
         (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain has no Jacobi iterations"),
         (("plain", "--jacobi-tolerance", "0.1"), 2, "--jacobi-tolerance 0.1: plain has no Jacobi iterations"),
         (("kava",), 66, "test: the recipe of kava/seed-0 has no data.test"),

@@ -26,6 +26,7 @@ import torch
 from laconic.config.recipe import Recipe
 from laconic.console import ProgressFn, progress, status
 from laconic.errors import InputError, PreemptedError, translate_os_errors
+from laconic.evaluation import results_store, runs
 from laconic.evaluation.checkpoints import load_checkpoint_run, read_prompt
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import (
@@ -35,21 +36,6 @@ from laconic.evaluation.results_store import (
     EvalKind,
     EvalMetadata,
     StoredEvaluation,
-    latest_evaluations,
-    load_items,
-    load_stored,
-    run_resumable,
-)
-from laconic.evaluation.runs import (
-    describe_folder,
-    find_export,
-    flush_denormals,
-    load_recipes,
-    load_step,
-    seed_run_name,
-    seed_runs,
-    short_run_names,
-    step_hash,
 )
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
@@ -118,10 +104,10 @@ class EvalRequest:
     def load_run(self, folder: Path) -> LoadedRun:
         """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
         is_checkpoint = read_prompt(folder) is not None
-        with status(f"loading {folder.name if is_checkpoint or find_export(folder) is not None else folder}"):
+        with status(f"loading {folder.name if is_checkpoint or runs.find_export(folder) is not None else folder}"):
             if is_checkpoint:
                 return load_checkpoint_run(folder, self.device)
-            return load_step(folder, self.device, self.checkpoint)
+            return runs.load_step(folder, self.device, self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -214,7 +200,7 @@ def describe_evaluation(
 ) -> EvalMetadata:
     """Return the metadata of an evaluation of a run; the checkpoint's hash is added to `key`."""
     prompt = read_prompt(run.folder)
-    weights = step_hash(run.folder, run.step) if prompt is None else run.parts.base
+    weights = runs.step_hash(run.folder, run.step) if prompt is None else run.parts.base
     quantization = {"quantize": prompt.quantize} if prompt is not None and prompt.quantize else {}
     key = {"checkpoint": weights, **quantization, **(key or {})}
     return EvalMetadata(kind, task, run_name(run.folder), run.recipe.seed, run.step, limit, shots, variant or {}, key)
@@ -228,23 +214,23 @@ def run_name(folder: Path) -> str:
 
 def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
     """Evaluate every seed of every run on every task; stored results are loaded and partial ones resumed."""
-    suite.check(request, load_recipes(request.paths))
+    suite.check(request, runs.load_recipes(request.paths))
     results: dict[EvalKind, list[RunResult]] = {kind: [] for kind in suite.kinds}
-    for path, title in zip(request.paths, short_run_names(request.paths), strict=True):
+    for path, title in zip(request.paths, runs.short_run_names(request.paths), strict=True):
         per_group: dict[tuple[Any, ...], list[SeedResult]] = {}
         info: dict[str, Any] = {}
-        for folder in seed_runs(path):
+        for folder in runs.seed_runs(path):
             run = request.load_run(folder)
             info = suite.describe(run.recipe)
             with lock_evaluations(folder, request.ranks):
                 jobs = [job for task in request.tasks for job in suite.build_jobs(request, run, task)]
                 for group, job in {job.metadata.group: job for job in jobs}.items():
-                    name, variant = seed_run_name(title, path, folder), " ".join(job.metadata.variant.values())
+                    name, variant = runs.seed_run_name(title, path, folder), " ".join(job.metadata.variant.values())
                     verb = "auditing" if job.metadata.kind == "audit" else "evaluating"
                     label = f"{verb} {name} on {job.metadata.task}, {variant}".rstrip(", ")
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
-                    stored = load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
+                    stored = results_store.load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
                     stored = stored._replace(notes=job.notes)  # earlier versions stored none
                     per_group.setdefault(group, []).append(SeedResult(stored, items, job.source))
         for group, seeds in per_group.items():
@@ -273,13 +259,13 @@ def evaluate_job(
     files = {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}
     folder, device = run.folder / EVALUATIONS_FOLDER, run.parts.decoder.token_embedding.weight.device
     try:
-        with flush_denormals(device), stop.interruptible() if stop and is_single else nullcontext():
-            return run_resumable(
+        with runs.flush_denormals(device), stop.interruptible() if stop and is_single else nullcontext():
+            return results_store.run_resumable(
                 job, folder, extra_files=files, progress=progress, before_batch=check_signal, ranks=ranks
             )
     except SignalInterruptError:
         why = stop.signal_name if stop and stop.signal else "a signal to another rank"
-        raise PreemptedError(f"{why}: {describe_folder(run.folder)}, {job.metadata.task}: {RESUME_HINT}") from None
+        raise PreemptedError(f"{why}: {runs.describe_folder(run.folder)}, {job.metadata.task}: {RESUME_HINT}") from None
 
 
 @contextmanager
@@ -305,8 +291,8 @@ def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
     return {
         kind: [
             result
-            for path, title in zip(paths, short_run_names(paths), strict=True)
-            for result in load_seed_results(suite, kind, seed_runs(path), title)
+            for path, title in zip(paths, runs.short_run_names(paths), strict=True)
+            for result in load_seed_results(suite, kind, runs.seed_runs(path), title)
         ]
         for kind in suite.kinds
     }
@@ -314,12 +300,12 @@ def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
 
 def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path], title: str) -> list[RunResult]:
     """Load the stored results of one kind of the seeds of a run; see `load_results`."""
-    info = suite.describe(load_recipes(folders[:1])[folders[0]])
-    per_seed = [latest_evaluations(folder / EVALUATIONS_FOLDER, kind) for folder in folders]
+    info = suite.describe(runs.load_recipes(folders[:1])[folders[0]])
+    per_seed = [results_store.latest_evaluations(folder / EVALUATIONS_FOLDER, kind) for folder in folders]
     results: list[RunResult] = []
     for group in dict.fromkeys(group for stored in per_seed for group in stored):
         evaluations = [stored[group] for stored in per_seed if group in stored]
-        seeds = [SeedResult(stored, load_items(stored.folder)) for stored in evaluations]
+        seeds = [SeedResult(stored, results_store.load_items(stored.folder)) for stored in evaluations]
         distinct = {tuple((item.id, *item.conditions) for item in seed.items) for seed in seeds}
         if len(distinct) > 1 or len({stored.metadata.key.get("data") for stored in evaluations}) > 1:
             raise InputError(f"{title}: seeds have results on different items of {group[1]}; evaluate them together")

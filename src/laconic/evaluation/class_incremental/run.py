@@ -8,19 +8,12 @@ from typing import Any
 
 from laconic.console import log_message
 from laconic.data.tokenizer import Tokenizer
+from laconic.evaluation.class_incremental import intent_data
 from laconic.evaluation.class_incremental.finetune_baselines import (
     EWCPenalty,
     FinetuneConfig,
     FinetunedLearner,
     ReplayReservoir,
-)
-from laconic.evaluation.class_incremental.intent_data import (
-    INTENT_DATASETS,
-    build_stream,
-    drop_long_texts,
-    find_class_file,
-    load_class_file,
-    load_intents,
 )
 from laconic.evaluation.class_incremental.learners import (
     InContextLearner,
@@ -116,18 +109,19 @@ def plan_class_incremental(
     Texts beyond the model's positions are left out.
     """
     learner = model if isinstance(model, Hope) else add_levels(model)
-    file = find_class_file(task)
+    file = intent_data.find_class_file(task)
     name = task if file is None else file.stem
-    drop = partial(drop_long_texts, tokenizer=tokenizer, max_tokens=model.config.max_position_embeddings, name=name)
-    intents = load_intents(task, path, drop) if file is None else load_class_file(file, drop)
+    context = model.config.max_position_embeddings
+    drop = partial(intent_data.drop_long_texts, tokenizer=tokenizer, max_tokens=context, name=name)
+    intents = intent_data.load_intents(task, path, drop) if file is None else intent_data.load_class_file(file, drop)
     config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
-        build_stream(
+        intent_data.build_stream(
             intents,
             tokenizer,
             seed,
             name=name,
-            classes_per_task=INTENT_DATASETS[task].classes_per_task if file is None else None,
+            classes_per_task=intent_data.INTENT_DATASETS[task].classes_per_task if file is None else None,
             max_test_per_class=max_test_per_class,
             max_train_per_class=max_train_per_class,
         )

@@ -97,11 +97,9 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
 
 def token_budget(run: LoadedRun, questions: QuestionSet, with_cot: bool) -> int:
     """Return the number of tokens that the protocol allows for an answer."""
+    with_chain, row_format = writes_chain(run, with_cot), run.recipe.data.format
     return answer_matching.max_answer_tokens(
-        questions.protocol,
-        run.recipe.data.format,
-        with_chain=writes_chain(run, with_cot),
-        text_answers=questions.has_text_answers,
+        questions.protocol, row_format, with_chain=with_chain, text_answers=questions.has_text_answers
     )
 
 
@@ -146,18 +144,12 @@ def build_question_job(
     limit: int | None = None,
     batch_size: int = 64,
 ) -> EvalJob:
-    """Return the evaluation of a run under one condition on a question set that was loaded with `limit`.
-
-    Raises:
-        InputError: There are no questions, or fewer rows than questions.
-    """
+    """Return the evaluation of a run under one condition on a question set that was loaded with `limit`."""
     examples, source, protocol = questions.examples, questions.source, questions.protocol
     if writes_chain(run, condition.with_cot):
         protocol = protocol.for_chain()
     if not examples or len(source) < len(examples):
-        raise InputError(
-            f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
-        )
+        raise InputError(f"{len(examples)} questions, {len(source)} rows; give at least one question, a row for each")
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
     figures: dict[str, Any] = {
         "protocol": protocol.name,
@@ -195,10 +187,7 @@ def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) 
     """Load the latest stored result of a run directory on a task under one condition; None if there is none."""
     for stored in latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
         if stored.metadata.task == task and stored.metadata.variant.get("condition", "") == condition.name:
-            figures = stored.figures
-            return ReasoningResult.from_items(
-                load_items(stored.folder), figures["protocol"], figures["bytes_per_position"]
-            )
+            return ReasoningResult.from_items(load_items(stored.folder), stored.figures)
     return None
 
 

@@ -19,12 +19,7 @@ from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_tabl
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.evaluate import AnswerFunction
 from laconic.evaluation.reasoning.latency import Latency, measure_latencies
-from laconic.evaluation.reasoning.question_sets import (
-    QuestionSet,
-    check_task_files,
-    check_unique_titles,
-    load_question_set,
-)
+from laconic.evaluation.reasoning.question_sets import QuestionSet, check_tasks, load_question_set
 from laconic.evaluation.reasoning.run import (
     COT_CONDITION,
     EvalCondition,
@@ -53,22 +48,14 @@ class ReasoningSuite:
 
     kinds: Sequence[EvalKind] = ("reasoning",)
     options: Collection[str] = (
-        "data_dir",
-        "protocol",
-        "tolerance",
-        "with_cot",
-        "jacobi_iterations",
-        "jacobi_tolerance",
-        "batch_size",
-        "baseline",
-        "latency",
-    )
+        "data_dir", "protocol", "tolerance", "with_cot", "jacobi_iterations", "jacobi_tolerance", "batch_size",
+        "baseline", "latency",
+    )  # fmt: skip
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         return not any(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for runs that cannot be evaluated with one protocol, or not as requested."""
         protocols = {
             folder: choose_protocol(recipe, request.protocol, request.tolerance) for folder, recipe in recipes.items()
         }
@@ -79,14 +66,10 @@ class ReasoningSuite:
                 for value in getattr(request, name):
                     check_iterations(recipe, f"--{name.replace('_', '-')} {value:g}", describe_folder(folder))
         if request.with_cot and not any(may_write_chain(recipe.method) for recipe in recipes.values()):
-            methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
-            raise UsageError(
-                f"--with-cot: method {methods} is not trained to write the chain too; "
-                f"give a run of {', '.join(COT_TEACHER_METHODS)}"
-            )
+            trained = ", ".join(COT_TEACHER_METHODS)
+            raise UsageError(f"--with-cot: no run is trained to write the chain too; give a run of {trained}")
         for folder, recipe in recipes.items():
-            check_unique_titles(recipe, request.tasks, describe_folder(folder))
-            check_task_files(recipe, request.tasks, describe_folder(folder))
+            check_tasks(recipe, request.tasks, describe_folder(folder))
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         """Return method, dtype, how the recipe differs from its row of a paper, and if its sets may overlap."""
@@ -100,7 +83,6 @@ class ReasoningSuite:
         }
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield one evaluation per condition."""
         protocol = choose_protocol(run.recipe, request.protocol, request.tolerance)
         questions = load_question_set(run, task, protocol, root=request.data_dir, limit=request.limit)
         for condition in list_conditions(request, run.recipe.method):

@@ -12,7 +12,7 @@ from laconic.batches import PassCounts
 from laconic.console import pluralize
 from laconic.data.reasoning.answer_matching import describe_protocol, require_one_protocol
 from laconic.errors import InputError
-from laconic.evaluation import statistics
+from laconic.evaluation import statistics, tables
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
 from laconic.evaluation.paired_proportions import compare_answers, describe_test
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
@@ -21,16 +21,7 @@ from laconic.evaluation.reasoning.run import COT_CONDITION, list_unchanged
 from laconic.evaluation.report.papers import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import (
-    MIN_SEEDS,
-    Column,
-    Table,
-    figures_to_json,
-    format_accuracy,
-    format_count,
-    format_interval,
-    format_percent,
-)
+from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count
 
 
 @dataclass(frozen=True)
@@ -153,10 +144,7 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     info, condition = result.info, result.variant.get("condition", "")
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
-    results = tuple(
-        ReasoningResult.from_items(items, figures["protocol"], figures["bytes_per_position"])
-        for items, figures in zip(result.items_by_seed, result.figures, strict=True)
-    )
+    results = tuple(map(ReasoningResult.from_items, result.items_by_seed, result.figures))
     row = ReasoningRow(
         result.task, result.run, condition, result.seeds, results, False, papers, latency, info["allow_contamination"]
     )
@@ -201,14 +189,14 @@ def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatr
 
 def format_headline(estimate: Estimate) -> str:
     """Format an accuracy; fewer than three seeds are named."""
-    text = format_accuracy(estimate)
+    text = tables.format_accuracy(estimate)
     return text if estimate.num_seeds >= MIN_SEEDS else f"{text} ({pluralize(estimate.num_seeds, 'seed')})"
 
 
 COLUMNS = (
     Column("", lambda row: row.title, is_text=True),
     Column("accuracy", lambda row: format_headline(row.accuracy)),
-    Column("95 % interval", lambda row: format_interval(row.accuracy)),
+    Column("95 % interval", lambda row: tables.format_interval(row.accuracy)),
     Column("first pass", lambda row: format_count(sum(row.mean_passes[:2]))),
     Column("latent", lambda row: format_count(row.mean_passes[2])),
     Column("answer", lambda row: format_count(row.mean_passes[3])),
@@ -231,7 +219,7 @@ def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     for name in table.datasets:
         rows = table.rows_of(name)
         answer, share = rows[0].results[0].majority_baseline
-        cells = [[f"always “{answer}”", f"{format_percent(share)} %"]]
+        cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %"]]
         cells += [[column.format(row) for column in columns] for row in rows]
         blocks.append((f"{name}: {rows[0].accuracy.num_items:,} questions", cells))
     return blocks
@@ -315,7 +303,7 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
         "notes": list(table.notes),
         "facts": dict(table.facts),
     }
-    return figures_to_json(data)
+    return tables.figures_to_json(data)
 
 
 def row_to_json(row: ReasoningRow) -> dict[str, Any]:

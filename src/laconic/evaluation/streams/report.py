@@ -9,15 +9,8 @@ from laconic.evaluation.report.page import PagePlot, PageSection, render_list, r
 from laconic.evaluation.report.papers import render_papers
 from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
 from laconic.evaluation.runs import seed_run_name, seed_runs, short_run_names
-from laconic.evaluation.streams.table import (
-    LEGEND,
-    PAGE_COLUMNS,
-    describe_gains,
-    estimate_metrics,
-    metric_rows,
-    stream_name,
-    stream_title,
-)
+from laconic.evaluation.streams import table
+from laconic.evaluation.streams.table import stream_name, stream_title
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import build_table
 
@@ -62,7 +55,7 @@ def nll_of_buckets(result: RunResult, condition: str) -> list[tuple[float, float
     """Return (first position, NLL) of the position buckets of a condition."""
     return sorted(
         (float(row.metric.partition("-")[0]), row.estimate.mean)
-        for row in estimate_metrics(result, condition)
+        for row in table.estimate_metrics(result, condition)
         if row.metric.replace("-", "").isdigit()
     )
 
@@ -70,7 +63,7 @@ def nll_of_buckets(result: RunResult, condition: str) -> list[tuple[float, float
 def recall_by_gap(result: RunResult, condition: str) -> dict[str, list[tuple[float, float]]]:
     """Return (gap, percent correct) of a condition by number of pairs."""
     points: dict[str, list[tuple[float, float]]] = {}
-    for row in estimate_metrics(result, condition):
+    for row in table.estimate_metrics(result, condition):
         pairs, _, gap = row.metric.partition(", gap ")
         if gap:
             points.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * row.estimate.mean))
@@ -165,13 +158,14 @@ def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[P
     if not results and not any(metrics for _, metrics in training):
         return []
     results = sorted(results, key=stream_title)
-    gains = describe_gains(results)
-    sections = [PageSection("Streams: what is learned while reading", [render_list(gains)] if gains else [LEGEND])]
+    gains = table.describe_gains(results)
+    lead = render_list(gains) if gains else table.LEGEND
+    sections = [PageSection("Streams: what is learned while reading", [lead])]
     plots = [*plot_nll_by_position(results), *plot_recall_by_gap(results)]
     sections.append(PageSection("Streams: by position and gap", [render_plots(plots)] if plots else []))
     for title, same in groupby(results, stream_title):
-        captioned = [(result, f"{result.run}, seeds {', '.join(map(str, result.seeds))}") for result in same]
-        tables = [render_table(build_table(PAGE_COLUMNS, metric_rows(x), caption)) for x, caption in captioned]
+        rows = [(table.metric_rows(x), f"{x.run}, seeds {', '.join(map(str, x.seeds))}") for x in same]
+        tables = [render_table(build_table(table.PAGE_COLUMNS, *row)) for row in rows]
         sections.append(PageSection(f"Stream {title}", tables))
     curves = plot_training_metrics(training)
     return [

@@ -20,6 +20,7 @@ from laconic.data.synthetic.formal_languages import FormalLanguageDataset
 from laconic.data.synthetic.needle_in_haystack import NeedleDataset
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
+from laconic.evaluation.streams import metrics
 from laconic.evaluation.streams.books import evaluate_book, split_sections
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
@@ -28,13 +29,6 @@ from laconic.evaluation.streams.evaluate import (
     build_metrics,
     count_level_updates,
     score_tokens,
-)
-from laconic.evaluation.streams.metrics import (
-    score_copying,
-    score_languages,
-    score_mqar,
-    score_needle,
-    score_translation,
 )
 from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, row_text_name
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
@@ -51,11 +45,11 @@ TEXT_STREAMS = ("ppl", "books", "levels")
 SYNTHETIC_STREAMS = ("mqar", "copying", "continual_translation", "formal_languages")
 STREAM_NAMES = (*SYNTHETIC_STREAMS, "needle", *TEXT_STREAMS)
 SCORERS = {
-    "mqar": score_mqar,
-    "copying": score_copying,
-    "continual_translation": score_translation,
-    "formal_languages": score_languages,
-    "needle": score_needle,
+    "mqar": metrics.score_mqar,
+    "copying": metrics.score_copying,
+    "continual_translation": metrics.score_translation,
+    "formal_languages": metrics.score_languages,
+    "needle": metrics.score_needle,
 }
 MAX_BATCH_TOKENS = 32_768
 LONG_STRINGS = ((51, 100), (101, 200))  # shortest and longest strings of the further bins of a formal language
@@ -149,8 +143,8 @@ def evaluate_items(
         scores = score_tokens(condition.model, batch, state, condition.update_weights, freeze_last)
         score, state_bytes = SCORERS[stream.stream], fast_weights.num_bytes(scores.state) // batch.B
         for b, updates in enumerate(count_level_updates(scores.state)):
-            metrics = build_metrics(score(batch, b, scores.correct[b]), updates, state_bytes)
-            results[b][condition.name] = metrics
+            sums = score(batch, b, scores.correct[b])
+            results[b][condition.name] = build_metrics(sums, updates, state_bytes)
     return [EvalItem(name, result) for name, result in zip(batch.document_ids, results, strict=True)]
 
 
