@@ -25,11 +25,7 @@ SUITES: tuple[EvalSuite, ...] = (
 
 
 def choose_suite(runs: Sequence[str], tasks: Sequence[str]) -> EvalSuite:
-    """Return the first suite that evaluates some runs on some tasks.
-
-    Raises:
-        UsageError: Some runs read documents, and others answer questions, or a task is for runs that read streams.
-    """
+    """Return the first suite that evaluates some runs on some tasks."""
     recipes = load_recipes(runs)
     suite = next((suite for suite in SUITES if suite.accepts(recipes.values(), tasks)), None)
     stream = next((task for task in tasks if task in STREAM_NAMES), None)

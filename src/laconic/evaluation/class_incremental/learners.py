@@ -14,7 +14,7 @@ import torch
 from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, read_prompts
 from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
-from laconic.evaluation.streams.passages import empty_caches
+from laconic.evaluation.streams.texts import empty_caches
 from laconic.interfaces import StatefulLM
 from laconic.nested import state as state_tree
 from laconic.nested.nan_check import read_tokens_checked

@@ -257,8 +257,6 @@ def list_caveats(table: ReasoningTable) -> list[str]:
     for row in table.rows:
         if row.may_overlap:
             caveats.append(f"{row.run}: may have trained on these questions: its recipe sets data.allow_contamination")
-        if row.latency and not row.latency.has_fresh_warmup:
-            caveats.append(f"{row.dataset}: some timed questions were also warm-up questions: it has too few others")
         rows = table.rows_of(row.dataset)
         cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
         if not (row.condition or row.is_subset or cot is None):

@@ -56,14 +56,7 @@ class StreamSuite:
                 raise UsageError(f"{folder}: method {recipe.method} has no streams; evaluate it by itself")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
-        if recipe.method != NESTED_METHOD:
-            return info
-        return info | {
-            "mixer": None if recipe.mixer is None else recipe.mixer.kind,
-            "chunk_sizes": None if recipe.cms is None else list(recipe.cms.chunk_sizes),
-            "inner_loop": recipe.inner_loop is None or recipe.inner_loop.enabled,
-        }
+        return {"method": recipe.method, "source": recipe.data.source}
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         if is_class_task(task):

@@ -9,8 +9,8 @@ import numpy as np
 from laconic.evaluation import statistics, tables
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
-from laconic.evaluation.streams.books import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.streams.metrics import OVERALL
+from laconic.evaluation.streams.texts import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table
 

@@ -20,8 +20,7 @@ from laconic.data.synthetic.formal_languages import FormalLanguageDataset
 from laconic.data.synthetic.needle_in_haystack import NeedleDataset
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
-from laconic.evaluation.streams import metrics
-from laconic.evaluation.streams.books import evaluate_book, split_sections
+from laconic.evaluation.streams import metrics, texts
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
     StreamCondition,
@@ -30,7 +29,6 @@ from laconic.evaluation.streams.evaluate import (
     count_level_updates,
     score_tokens,
 )
-from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, row_text_name
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.from_recipe import build_data
 from laconic.experiment.load_run import LoadedRun
@@ -90,20 +88,20 @@ def build_stream_job(
             return [[item] for item in evaluate_items(conditions, stream, rows, device)]
 
         return EvalJob(metadata, len(source), evaluate, batch_size)
-    texts = group_rows_by_text(source)
+    by_text = texts.group_rows_by_text(source)
     if kind == "books":
-        for text in texts:
-            split_sections(text, row_text_name(source, text[0]))
+        for rows in by_text:
+            texts.split_sections(rows, texts.row_text_name(source, rows[0]))
 
     def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
         if kind != "books":
-            some = [texts[i] for i in indices]
-            return [[item] for item in evaluate_passages(conditions, source, some, device, bytes_per_token)]
-        others = [texts[(i + 1) % len(texts)] if len(texts) > 1 else None for i in indices]
-        read = partial(evaluate_book, conditions[0].model, source)
-        return [read(texts[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
+            some = [by_text[i] for i in indices]
+            return [[item] for item in texts.evaluate_passages(conditions, source, some, device, bytes_per_token)]
+        others = [by_text[(i + 1) % len(by_text)] if len(by_text) > 1 else None for i in indices]
+        read = partial(texts.evaluate_book, conditions[0].model, source)
+        return [read(by_text[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
 
-    return EvalJob(metadata, len(texts), evaluate_texts, batch_size if kind == "ppl" else 1)
+    return EvalJob(metadata, len(by_text), evaluate_texts, batch_size if kind == "ppl" else 1)
 
 
 def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
@@ -136,7 +134,7 @@ def evaluate_items(
     conditions: Sequence[StreamCondition], stream: StreamRequest, rows: Sequence[int], device: torch.device
 ) -> list[EvalItem]:
     """Evaluate independent documents under every condition."""
-    batch = load_documents(stream.source, rows).to(device)
+    batch = texts.load_documents(stream.source, rows).to(device)
     results: list[dict[str, Mapping[str, Any]]] = [{} for _ in rows]
     for condition in conditions:
         state, freeze_last = condition.model.initial_state(batch.B), stream.stream == "needle"
