@@ -40,7 +40,6 @@ def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledTe
 
 
 def load_labelled_texts(path: str | Path) -> list[LabelledText]:
-    """Load the rows of a JSONL or Parquet file."""
     rows = read_rows(path, parse_labelled_text)[0]
     labels = {row.label for row in rows}
     if len(labels) < 2:

@@ -163,7 +163,6 @@ def describe_base(recipe: Recipe) -> str:
 
 
 def find_hub_name(recipe: Recipe) -> str | None:
-    """Return the hub repository of a recipe's base model, if it is known."""
     name = recipe.model.name
     if name in NAMED_MODELS:
         return NAMED_MODELS[name].hub_name or None

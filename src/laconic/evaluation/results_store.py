@@ -128,12 +128,14 @@ class EvalJob:
 
 
 class StoredEvaluation(NamedTuple):
-    """A committed evaluation: its folder, its metadata, its summary figures, and remarks beside them."""
+    """A committed evaluation: its folder, metadata, figures and notes, and if loaded its items and its job's data."""
 
     folder: Path
     metadata: EvalMetadata
     figures: Mapping[str, Any]
     notes: Sequence[str]
+    items: Sequence[EvalItem] = ()
+    source: Any = None
 
 
 def folder_safe_name(name: str) -> str:
@@ -224,7 +226,6 @@ def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
 
 
 def load_items(folder: Path) -> list[EvalItem]:
-    """Load the items of a committed evaluation."""
     manifest.verify_folder(folder, "evaluation")
     file = folder / RECORDS_FILE
     try:
@@ -235,7 +236,6 @@ def load_items(folder: Path) -> list[EvalItem]:
 
 
 def load_stored(folder: Path) -> StoredEvaluation:
-    """Load the metadata, the summary figures and the notes of a committed evaluation."""
     result = read_json(folder / RESULT_FILE)
     if result.get("schema") != SCHEMA or "metadata" not in result:
         raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")

@@ -101,7 +101,6 @@ def hash_export(export: Path) -> str:
 
 
 def load_step(folder: Path, device: torch.device, checkpoint_name: str) -> LoadedRun:
-    """Load a run, or the exported run of a results folder, at a checkpoint."""
     run = load_run(find_export(folder) or folder, device, resolve_step(folder, checkpoint_name))
     return replace(run, folder=folder)
 
@@ -134,7 +133,6 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int | None:
 
 
 def step_hash(folder: Path, step: int) -> str:
-    """Return the hash of a step, or of an exported run."""
     export = find_export(folder)
     if export is not None:
         return hash_export(export)

@@ -89,7 +89,6 @@ def percentile_interval(draws: ScoreMatrix) -> tuple[float, float]:
 
 
 def estimate_mean(scores: ArrayLike) -> Estimate:
-    """Return the mean of scores over seeds and items with its spread."""
     matrix = to_matrix(scores)
     sd = float(matrix.mean(1).std(ddof=1)) if len(matrix) > 1 else None
     return Estimate(float(matrix.mean()), sd, *percentile_interval(bootstrap_means(matrix)), *matrix.shape)
@@ -183,7 +182,6 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
 
 
 def format_difference(difference: Difference) -> str:
-    """Format a difference of shares in percentage points with its interval."""
     return f"{format_points(difference.mean)} ({format_points(difference.low)} to {format_points(difference.high)})"
 
 

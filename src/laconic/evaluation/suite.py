@@ -142,19 +142,10 @@ class RunResult:
         return [item for items in self.items_by_seed for item in items]
 
 
-class SeedResult(NamedTuple):
-    """The stored evaluation of one seed, and the source of its job if it has just been evaluated."""
-
-    stored: StoredEvaluation
-    items: list[EvalItem]
-    source: Any = None
-
-
 Results = Mapping[EvalKind, Sequence[RunResult]]
 
 
-@dataclass(frozen=True)
-class EvalReport:
+class EvalReport(NamedTuple):
     """What `laconic evaluate` prints: tables and lines for a terminal, and one JSON object."""
 
     blocks: Sequence[Table | str]
@@ -217,7 +208,7 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
     suite.check(request, runs.load_recipes(request.paths))
     results: dict[EvalKind, list[RunResult]] = {kind: [] for kind in suite.kinds}
     for path, title in zip(request.paths, runs.short_run_names(request.paths), strict=True):
-        per_group: dict[tuple[Any, ...], list[SeedResult]] = {}
+        per_group: dict[tuple[Any, ...], list[StoredEvaluation]] = {}
         info: dict[str, Any] = {}
         for folder in runs.seed_runs(path):
             run = request.load_run(folder)
@@ -231,8 +222,8 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
                     stored = results_store.load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
-                    stored = stored._replace(notes=job.notes)  # earlier versions stored none
-                    per_group.setdefault(group, []).append(SeedResult(stored, items, job.source))
+                    seed = stored._replace(notes=job.notes, items=items, source=job.source)  # older ones lack notes
+                    per_group.setdefault(group, []).append(seed)
         for group, seeds in per_group.items():
             results[group[0]].append(merge_seeds(title, info, seeds))
     return results
@@ -305,26 +296,26 @@ def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path],
     results: list[RunResult] = []
     for group in dict.fromkeys(group for stored in per_seed for group in stored):
         evaluations = [stored[group] for stored in per_seed if group in stored]
-        seeds = [SeedResult(stored, results_store.load_items(stored.folder)) for stored in evaluations]
+        seeds = [stored._replace(items=results_store.load_items(stored.folder)) for stored in evaluations]
         distinct = {tuple((item.id, *item.conditions) for item in seed.items) for seed in seeds}
-        if len(distinct) > 1 or len({stored.metadata.key.get("data") for stored in evaluations}) > 1:
+        if len(distinct) > 1 or len({seed.metadata.key.get("data") for seed in seeds}) > 1:
             raise InputError(f"{title}: seeds have results on different items of {group[1]}; evaluate them together")
         results.append(merge_seeds(title, info, seeds))
     return results
 
 
-def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[SeedResult]) -> RunResult:
-    metadata = [seed.stored.metadata for seed in seeds]
+def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[StoredEvaluation]) -> RunResult:
+    first, metadata = seeds[0].metadata, [seed.metadata for seed in seeds]
     return RunResult(
         title,
-        metadata[0].task,
+        first.task,
         tuple(m.seed for m in metadata),
         [seed.items for seed in seeds],
         info,
-        metadata[0].variant,
-        metadata[0].limit,
+        first.variant,
+        first.limit,
         tuple(m.step for m in metadata),
-        [seed.stored.figures for seed in seeds],
-        tuple(dict.fromkeys(note for seed in seeds for note in seed.stored.notes)),
+        [seed.figures for seed in seeds],
+        tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
         seeds[0].source,
     )

@@ -168,7 +168,6 @@ class FinetunedLearner:
 
 
 def first_per_class(items: Sequence[LabelledUtterance], n: int) -> list[LabelledUtterance]:
-    """Return the first n examples of every class."""
     counts: dict[int, int] = {}
     selected: list[LabelledUtterance] = []
     for item in items:

@@ -81,7 +81,6 @@ class StatefulLearner:
     def advance(
         self, ids: TokenIds, state: FastWeightState, *, update_weights: bool = True, first_target: int | None = None
     ) -> FastWeightState:
-        """Read the ids of one row and return the new state."""
         row = torch.tensor([ids], device=get_device(self.model))
         mask = None if first_target is None else torch.arange(len(ids), device=row.device)[None] >= first_target
         return read_tokens_checked(self.model, row, state, update_weights=update_weights, target_mask=mask).state

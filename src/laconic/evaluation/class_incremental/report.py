@@ -33,7 +33,6 @@ def first_notes(row: tuple[str, Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def format_metric(metric: Mapping[str, Any] | None) -> str:
-    """Return a metric in percent with its interval, or a dash."""
     if metric is None:
         return "–"
     mean, low, high = (100 * metric[key] + 0.0 for key in ("mean", "low", "high"))
@@ -58,7 +57,6 @@ def build_section(run: str, seed: int, results: ClassIncrementalResults) -> Page
 
 
 def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
-    """Return the plots of the accuracy after each task, and of the accuracy matrices."""
     name = results["set"]
     methods = [method for method in METHODS if method in results["methods"]]
     matrices = {x: mean_matrix(results["methods"][x]["matrices"]) for x in methods}

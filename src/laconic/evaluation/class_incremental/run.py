@@ -62,7 +62,6 @@ class ClassIncrementalPlan:
         return len(self.methods) * len(self.streams)
 
     def run_unit(self, unit: int, log: LogFunction | None = None) -> EvalItem:
-        """Run one method on one order; the metrics are its accuracy matrices and notes."""
         order, method = divmod(unit, len(self.methods))
         name = self.methods[method]
         model = self.learner if name == "learner" else self.model
@@ -70,7 +69,6 @@ class ClassIncrementalPlan:
         return EvalItem(f"order-{result.order}", {name: result._asdict()})
 
     def summarise(self, items: Sequence[EvalItem]) -> dict[str, Any]:
-        """Return the metrics, the matrices and the notes of every order by method, as JSON values."""
         methods: dict[str, Any] = {}
         for name in self.methods:
             orders = [item.conditions[name] for item in items]
@@ -81,7 +79,6 @@ class ClassIncrementalPlan:
 
 
 def build_class_job(request: EvalRequest, run: LoadedRun, task: str) -> EvalJob:
-    """Return the class-incremental evaluation of a run on a data set or on `classes:FILE`."""
     data_dir = request.data_dir or run.recipe.data.data_dir
     parts, limits = run.parts, (request.limit, request.shots)
     plan = plan_class_incremental(parts.decoder, parts.tokenizer, task, data_dir, *limits)

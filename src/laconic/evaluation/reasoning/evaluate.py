@@ -76,7 +76,6 @@ class ReasoningResult:
 def match_answers(
     answers: AnswerBatch, examples: Sequence[ReasoningExample], protocol: AnswerProtocol
 ) -> list[AnswerRecord]:
-    """Compare the answers of a batch with the gold ones."""
     records: list[AnswerRecord] = []
     rows = zip(examples, answers.texts, answers.passes, answers.cache_positions, strict=True)
     for example, text, passes, positions in rows:

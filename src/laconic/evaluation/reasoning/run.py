@@ -96,7 +96,6 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
 
 
 def token_budget(run: LoadedRun, questions: QuestionSet, with_cot: bool) -> int:
-    """Return the number of tokens that the protocol allows for an answer."""
     with_chain, row_format = writes_chain(run, with_cot), run.recipe.data.format
     return answer_matching.max_answer_tokens(
         questions.protocol, row_format, with_chain=with_chain, text_answers=questions.has_text_answers

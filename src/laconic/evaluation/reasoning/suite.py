@@ -72,7 +72,6 @@ class ReasoningSuite:
             check_tasks(recipe, request.tasks, describe_folder(folder))
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return method, dtype, how the recipe differs from its row of a paper, and if its sets may overlap."""
         return {
             "method": recipe.method,
             "dtype": recipe.model.dtype,
@@ -94,8 +93,6 @@ class ReasoningSuite:
         runs = results["reasoning"]
         timings = measure_timings(request, runs, titles) if request.latency else {}
         rows = [row for result in runs for row in table.build_rows(result, timings.get(id(result)))]
-        datasets = [row.dataset for row in rows]
-        rows.sort(key=lambda row: datasets.index(row.dataset))
         baseline = next((title for title, path in titles.items() if path == request.baseline), None)
         by_run = [list(same) for _, same in groupby(runs, key=lambda result: result.run)]
         facts = [*map(describe_seeds, by_run), *environment_facts(request.device)]
@@ -107,7 +104,6 @@ class ReasoningSuite:
         return EvalReport(blocks, table.table_to_json(outcome))
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return one section per protocol and question set, with all runs and conditions."""
         sections: list[PageSection] = []
         for group in group_results(results["reasoning"]):
             rows = [row for result in group for row in table.build_rows(result)]
@@ -149,7 +145,6 @@ def may_write_chain(method: str) -> bool:
 
 
 def list_conditions(request: EvalRequest, method: str) -> list[EvalCondition]:
-    """Return the requested conditions that a method has."""
     conditions = [EvalCondition(), *(EvalCondition(iterations=n) for n in request.jacobi_iterations)]
     conditions += [EvalCondition(tolerance=x) for x in request.jacobi_tolerance]
     if request.with_cot and may_write_chain(method):

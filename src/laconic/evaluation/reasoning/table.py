@@ -226,7 +226,6 @@ def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
 
 
 def build_terminal_table(table: ReasoningTable) -> Table:
-    """Return the table for a terminal: a block for each set."""
     rows: list[list[str]] = []
     for title, cells in rows_by_dataset(table):
         rows += [[title], *([f"  {first}", *rest] for first, *rest in cells)]

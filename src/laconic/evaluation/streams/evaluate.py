@@ -130,5 +130,4 @@ def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
 
 
 def build_metrics(sums: MetricSums, level_updates: Sequence[float], state_bytes: int) -> dict[str, Any]:
-    """Return what is stored of an item under one condition."""
     return {"sums": sums, "level_updates": level_updates, "state_bytes": state_bytes}

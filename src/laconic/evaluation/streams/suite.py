@@ -84,7 +84,6 @@ class StreamSuite:
 
 
 def iter_class_results(results: Results) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """Yield run, seed and figures of each run on a set of classes."""
     for result in results["class_incremental"]:
         for seed, figures in zip(result.seeds, result.figures, strict=True):
             yield result.run, seed, figures

@@ -98,7 +98,6 @@ def updates_per_level(result: RunResult, condition: str) -> list[float]:
 
 
 def mean_state_bytes(result: RunResult, condition: str) -> int:
-    """Return the mean bytes of an item's state at its end."""
     return round(float(np.mean([item.conditions[condition]["state_bytes"] for item in result.pooled_items])))
 
 
@@ -172,7 +171,6 @@ def retained_share(gains: Sequence[PairedGain]) -> float | None:
 
 
 def describe_gains(results: Sequence[RunResult]) -> list[str]:
-    """Return the paired differences in NLL as sentences."""
     sentences: list[str] = []
     for result in results:
         head, gains = f"{result.run}, {stream_title(result)}", compute_gains(result)

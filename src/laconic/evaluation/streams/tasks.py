@@ -67,7 +67,6 @@ class StreamRequest(NamedTuple):
 
 
 def build_stream_jobs(request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-    """Yield the evaluations of a run on a task name."""
     limit = request.limit
     for stream in build_requests(run, task, limit):
         variant = {} if stream.stream == stream.name else {"stream": stream.stream}
@@ -133,7 +132,6 @@ def name_ablations(models: Mapping[str, StatefulLM]) -> list[StreamCondition]:
 def evaluate_items(
     conditions: Sequence[StreamCondition], stream: StreamRequest, rows: Sequence[int], device: torch.device
 ) -> list[EvalItem]:
-    """Evaluate independent documents under every condition."""
     batch = texts.load_documents(stream.source, rows).to(device)
     results: list[dict[str, Mapping[str, Any]]] = [{} for _ in rows]
     for condition in conditions:

@@ -35,7 +35,6 @@ def row_text_name(source: TrainingData, row: int) -> str:
 
 
 def group_rows_by_text(source: TrainingData) -> list[list[int]]:
-    """Return the rows of each text in order."""
     texts: dict[str, list[tuple[int, int, int]]] = {}
     for start in range(0, len(source), NAME_BATCH):
         rows = range(start, min(start + NAME_BATCH, len(source)))
