@@ -175,7 +175,10 @@ def describe_results(run: str | Path) -> list[str]:
     for suite in SUITES:
         for results in split_results(load_results(suite, [str(run)])):
             for block in suite.report(request, results).blocks:
-                blocks.append(to_markdown(block) if isinstance(block, Table) else quote_lines(block))
+                if isinstance(block, Table):
+                    blocks.append(to_markdown(block))
+                else:
+                    blocks.append("\n".join(f"- {line.strip()}" for line in block.splitlines() if line.strip()))
             blocks += describe_limits(results)
     return blocks
 
@@ -207,7 +210,3 @@ def to_markdown(table: Table) -> str:
     padded = [[str(cell).strip().replace("|", "\\|") for cell in [*row, *[""] * (width - len(row))]] for row in rows]
     lines = [f"| {' | '.join(cells)} |" for cells in padded]
     return "\n".join(([f"*{table.caption}*", ""] if table.caption else []) + lines)
-
-
-def quote_lines(text: str) -> str:
-    return "\n".join(f"- {line.strip()}" for line in text.splitlines() if line.strip())

@@ -53,13 +53,12 @@ def seed_runs(path: str | Path) -> list[Path]:
         return [folder]
     if is_export(folder):
         return [prepare_export(folder)]
-    seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal()]
+    seeds = sorted((x for x in folder.glob("seed-*") if x.name[5:].isdecimal()), key=lambda x: int(x.name[5:]))
     runs = [entry for entry in seeds if is_run_dir(entry) or is_export(entry)]
     if not runs:
         for entry in (folder, *seeds):
             check_not_empty_run(entry)
         raise InputError(f"{folder} is not a run directory; give one that laconic train or export wrote")
-    runs.sort(key=lambda entry: int(entry.name[5:]))
     return [run if is_run_dir(run) else prepare_export(run) for run in runs]
 
 

@@ -188,10 +188,3 @@ def format_difference(difference: Difference) -> str:
 def format_points(part: float) -> str:
     """Format a difference of shares in percentage points, with a sign and without a negative 0."""
     return f"{round(100 * part, 1) + 0.0:+.1f}"
-
-
-def mcnemar_p_value(gains: int, losses: int) -> float:
-    """Return the two-sided binomial p-value of two single runs on the same items (McNemar 1947)."""
-    n = gains + losses
-    logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(min(gains, losses) + 1)]
-    return min(1.0, 2 * math.fsum(math.exp(log - n * math.log(2)) for log in logs))

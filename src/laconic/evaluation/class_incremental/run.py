@@ -15,18 +15,9 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
     FinetunedLearner,
     ReplayReservoir,
 )
-from laconic.evaluation.class_incremental.learners import (
-    InContextLearner,
-    NearestClassMean,
-    StatefulLearner,
-)
+from laconic.evaluation.class_incremental.learners import InContextLearner, NearestClassMean, StatefulLearner
 from laconic.evaluation.class_incremental.metrics import METHODS, estimate_metrics, metrics_to_json
-from laconic.evaluation.class_incremental.protocol import (
-    ClassIncrementalLearner,
-    LogFunction,
-    StreamResult,
-    run_stream,
-)
+from laconic.evaluation.class_incremental.protocol import ClassIncrementalLearner, LogFunction, StreamResult, run_stream
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.streams.evaluate import as_stateful

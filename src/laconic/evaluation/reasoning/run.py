@@ -14,17 +14,11 @@ from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.errors import InputError, UsageError
+from laconic.evaluation import results_store
 from laconic.evaluation.checkpoints import STOP_STRINGS, read_prompt
 from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.results_store import (
-    EVALUATIONS_FOLDER,
-    EvalItem,
-    EvalJob,
-    ReportFraction,
-    latest_evaluations,
-    load_items,
-)
+from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, ReportFraction
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.from_recipe.build_data import choose_default_protocol
 from laconic.experiment.from_recipe.cost import count_cache_bytes
@@ -184,9 +178,9 @@ def list_unchanged(examples: Sequence[ReasoningExample]) -> list[str]:
 
 def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) -> ReasoningResult | None:
     """Load the latest stored result of a run directory on a task under one condition; None if there is none."""
-    for stored in latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
+    for stored in results_store.latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
         if stored.metadata.task == task and stored.metadata.variant.get("condition", "") == condition.name:
-            return ReasoningResult.from_items(load_items(stored.folder), stored.figures)
+            return ReasoningResult.from_items(results_store.load_items(stored.folder), stored.figures)
     return None
 
 

@@ -3,9 +3,9 @@
 A plain decoder is a stateful model too; its state is its KV cache. Shapes: B items, T columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -100,7 +100,7 @@ def score_tokens(
     targets, T = batch.targets, batch.input_ids.shape[1]
     last_start = batch.segment_slices[-1].start if freeze_last_segment else T
     nll, correct = torch.zeros(batch.input_ids.shape, dtype=torch.float64), torch.zeros_like(batch.attention_mask)
-    for a, b in read_spans(last_start, T):
+    for a, b in pairwise([*range(0, last_start, READ_CHUNK), *range(last_start, T, READ_CHUNK), T]):
         output = read_tokens_checked(
             model,
             batch.input_ids[:, a:b],
@@ -112,13 +112,6 @@ def score_tokens(
         state = output.state
         nll[:, a:b], correct[:, a:b] = score_grid(model.logits, output.hidden_states, targets[:, a:b])
     return TokenScores(nll, correct, state)
-
-
-def read_spans(last_start: int, T: int) -> Iterator[tuple[int, int]]:
-    """Yield the columns of each call, split before the last segment."""
-    for start, end in ((0, last_start), (last_start, T)):
-        for a in range(start, end, READ_CHUNK):
-            yield a, min(a + READ_CHUNK, end)
 
 
 def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:

@@ -44,21 +44,17 @@ class MetricRow(NamedTuple):
     metric: str
     estimate: Estimate
 
-    @property
-    def score(self) -> str:
-        return (tables.format_mean if is_nll(self.result) else tables.format_accuracy)(self.estimate)
 
-    @property
-    def interval(self) -> str:
-        low, high = self.estimate.low, self.estimate.high
-        return f"{low:.4f} – {high:.4f}" if is_nll(self.result) else tables.format_interval(self.estimate)
+def format_interval(row: MetricRow) -> str:
+    low, high = row.estimate.low, row.estimate.high
+    return f"{low:.4f} – {high:.4f}" if is_nll(row.result) else tables.format_interval(row.estimate)
 
 
 PAGE_COLUMNS = (
     Column("condition", lambda row: row.condition, is_text=True),
     Column("metric", lambda row: row.metric, is_text=True),
-    Column("score", lambda row: row.score),
-    Column("95 %", lambda row: row.interval),
+    Column("score", lambda row: (tables.format_mean if is_nll(row.result) else tables.format_accuracy)(row.estimate)),
+    Column("95 %", format_interval),
     Column("items", lambda row: f"{row.estimate.num_items:,}"),
     Column("updates", lambda row: ", ".join(f"{n:.4g}" for n in updates_per_level(row.result, row.condition)) or "–"),
     Column("state", lambda row: f"{mean_state_bytes(row.result, row.condition):,}"),
