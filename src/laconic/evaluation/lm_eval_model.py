@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -256,7 +256,9 @@ class LaconicLM(TemplateLM):
             for batch in collator.get_batched(n=self.batch_size):
                 contexts, options, indices = zip(*batch, strict=True)
                 config, until = self.build_config(options[0])
-                config = self.seed_rows(config, indices)
+                # Every request has a seed, so that repeats of a question differ; a run takes one for a batch.
+                seeds: list[int] = hash64(cast(int, config.seed), np.array(indices)).tolist()
+                config = replace(config, seed=seeds[0] if isinstance(self.model, laconic.Reasoner) else seeds)
                 texts = self.write_texts(contexts, config, until)
                 for pair, text in zip(zip(contexts, options, strict=True), texts, strict=True):
                     results.append(text)
@@ -285,12 +287,6 @@ class LaconicLM(TemplateLM):
         if unknown:
             raise UsageError(f"gen_kwargs: {', '.join(f'{name}={x!r}' for name, x in unknown.items())} not supported")
         return GenerationConfig(max_tokens, temperature=temperature, return_state=False, **settings), until
-
-    def seed_rows(self, config: GenerationConfig, indices: Sequence[int]) -> GenerationConfig:
-        """Give every request a seed of its own, so that repeats of a question differ; a run takes one for a batch."""
-        assert isinstance(config.seed, int)
-        seeds = hash64(config.seed, np.array(indices)).tolist()
-        return replace(config, seed=seeds[0] if isinstance(self.model, laconic.Reasoner) else seeds)
 
     def write_texts(self, contexts: Sequence[str], config: GenerationConfig, until: list[str]) -> list[str]:
         """Continue contexts, or answer them as questions, up to the first stop string."""

@@ -98,15 +98,10 @@ def load_class_file(file: Path, keep: RowFilter = list) -> IntentRows:
         for i, row in enumerate(rows):
             firsts.setdefault((row.label, normalise_text(row.text)), i)
         train = [i for i in firsts.values() if rows[i].split != "valid"]
-        groups = group_by_label(rows[i] for i in train).values()
-        counts = [max(1, round(HELD_OUT_FRACTION * len(group))) for group in groups]
-        chosen = [
-            train[group[j]]
-            for group, n in zip(groups, counts, strict=True)
-            for j in rng.permutation(len(group), 0, HOLD_OUT_KEY, n)
-        ]
-        for i in chosen:
-            rows[i] = rows[i]._replace(split="test")
+        for group in group_by_label(rows[i] for i in train).values():
+            num_held_out = max(1, round(HELD_OUT_FRACTION * len(group)))
+            for i in (train[group[j]] for j in rng.permutation(len(group), 0, HOLD_OUT_KEY, num_held_out)):
+                rows[i] = rows[i]._replace(split="test")
     return deduplicate_splits(rows, file.name, len(published))
 
 
@@ -220,14 +215,11 @@ def drop_long_texts(
     longest = max((len(prompt_format.encode_label(label_to_text(label))) for label in labels), default=0)
     room = max_tokens - longest - len(prompt_format.start_ids) - len(prompt_format.line_end_ids)
     short = [row for row in rows if len(prompt_format.encode_prompt(row.text)) <= room]
-    remaining = {row.label for row in short}
-    if lost := next((label for label in labels if label not in remaining), None):
-        raise InputError(
-            f"{name}: every text of class {lost} exceeds the model's {max_tokens:,} positions; shorten them"
-        )
+    positions = f"the model's {max_tokens:,} positions"
+    if lost := sorted(set(labels) - {row.label for row in short}):
+        raise InputError(f"{name}: every text of class {lost[0]} exceeds {positions}; shorten them")
     if n := len(rows) - len(short):
-        text = f"{pluralize(n, 'row')} {'is' if n == 1 else 'are'} left out: longer than the model's {max_tokens:,}"
-        warnings.warn(f"{name}: {text} positions", stacklevel=2)
+        warnings.warn(f"{name}: {pluralize(n, 'row')} left out: longer than {positions}")
     return short
 
 

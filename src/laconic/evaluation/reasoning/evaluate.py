@@ -81,6 +81,6 @@ def match_answers(
     for example, text, passes, positions in rows:
         prediction = protocol.extract(text)
         is_correct = prediction is not None and protocol.is_correct(prediction, example.answer)
-        asked = example.id, example.question, example.answer
-        records.append(AnswerRecord(*asked, text, prediction, is_correct, passes, positions))
+        question = example.id, example.question, example.answer
+        records.append(AnswerRecord(*question, text, prediction, is_correct, passes, positions))
     return records

@@ -211,8 +211,7 @@ def with_iterations(run: LoadedRun, iterations: int | None) -> Iterator[None]:
     if iterations is None or latents is None:
         yield
         return
-    trained = latents.num_iterations
-    latents.num_iterations = iterations
+    trained, latents.num_iterations = latents.num_iterations, iterations
     try:
         yield
     finally:

@@ -45,10 +45,6 @@ class MethodResult:
     def name(self) -> str:
         return self.row.run
 
-    @property
-    def num_passes(self) -> float:
-        return sum(self.row.mean_passes)
-
 
 @dataclass(frozen=True)
 class ComparisonReport:
@@ -98,16 +94,17 @@ def format_passes(passes: Sequence[float]) -> str:
     return " + ".join(f"{format_count(n)} {name.replace('_', ' ')}" for name, n in parts if n)
 
 
+def format_total(passes: Sequence[float]) -> str:
+    return f"{format_count(sum(passes))} = {'+'.join(map(format_count, passes))}"
+
+
 POSITIONS = Column("positions", lambda result: " → ".join(map(format_count, result.row.mean_cache_positions)))
 MILLISECONDS = Column("ms", lambda result: "–" if result.row.latency is None else f"{result.row.latency.median:.1f}")
 TERMINAL_COLUMNS = (
     Column("", lambda result: result.title, is_text=True),
     Column("accuracy", lambda result: tables.format_accuracy(result.row.accuracy)),
     Column("95 % interval", lambda result: tables.format_interval(result.row.accuracy)),
-    Column(
-        "passes",
-        lambda result: f"{format_count(result.num_passes)} = {'+'.join(map(format_count, result.row.mean_passes))}",
-    ),
+    Column("passes", lambda result: format_total(result.row.mean_passes)),
     POSITIONS,
     MILLISECONDS,
 )

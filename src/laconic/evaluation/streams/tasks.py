@@ -95,10 +95,12 @@ def build_stream_job(
     def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
         if kind != "books":
             some = [by_text[i] for i in indices]
-            return [[item] for item in texts.evaluate_passages(conditions, source, some, device, bytes_per_token)]
+            read = {x.name: texts.read_passages(x, source, some, device, bytes_per_token) for x in conditions}
+            per_text = [{name: values[b] for name, values in read.items()} for b in range(len(some))]
+            return [[EvalItem(texts.row_text_name(source, rows[0]), x)] for rows, x in zip(some, per_text, strict=True)]
         others = [by_text[(i + 1) % len(by_text)] if len(by_text) > 1 else None for i in indices]
-        read = partial(texts.evaluate_book, conditions[0].model, source)
-        return [read(by_text[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
+        read_book = partial(texts.evaluate_book, conditions[0].model, source)
+        return [read_book(by_text[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
 
     return EvalJob(metadata, len(by_text), evaluate_texts, batch_size if kind == "ppl" else 1)
 

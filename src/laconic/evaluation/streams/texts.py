@@ -51,20 +51,6 @@ def group_rows_by_text(source: TrainingData) -> list[list[int]]:
     return [[row for _, _, row in passages] for passages in texts.values()]
 
 
-def evaluate_passages(
-    conditions: Sequence[StreamCondition],
-    source: TrainingData,
-    texts: Sequence[Sequence[int]],
-    device: torch.device,
-    bytes_per_token: Tensor | None = None,
-) -> list[EvalItem]:
-    metrics = {x.name: read_passages(x, source, texts, device, bytes_per_token) for x in conditions}
-    return [
-        EvalItem(row_text_name(source, rows[0]), {name: per_text[b] for name, per_text in metrics.items()})
-        for b, rows in enumerate(texts)
-    ]
-
-
 def read_passages(
     condition: StreamCondition,
     source: TrainingData,
