@@ -2,6 +2,8 @@
 
 import tomllib
 from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import tomli_w
@@ -34,15 +36,9 @@ METHOD_USES = {"autocompressor": "read", "hope": "learn", "lm": "continue"}
 
 
 def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> str:
-    """Return the README.md of a repository on the Hugging Face Hub for a run that is exported to it.
+    """Return the README.md of the hub's repository OWNER/NAME for a run that is exported to it.
 
-    Args:
-        run: Run directory, whose stored evaluations are listed.
-        repo: "OWNER/NAME".
-        licence: Identifier of the hub for the licence of the weights, such as "apache-2.0".
-
-    Raises:
-        InputError: If the path is not a run.
+    `licence` is the hub's identifier for the licence of the weights, such as "apache-2.0".
     """
     recipe = next(iter(load_recipes([run]).values()))
     datasets = find_datasets(recipe)
@@ -53,7 +49,6 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         datasets=list_hub_names(datasets) or None,
         tags=["laconic", recipe.method],
     ).to_yaml()
-    base = describe_base(recipe)
     licences = [
         f"weights: {licence or 'not given'}",
         f"base model: {'none' if recipe.model.family else 'see its page'}",
@@ -64,7 +59,7 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         without_laconic = "transformers does not know this architecture."
     facts = [
         ("method", recipe.method),
-        ("base model", base),
+        ("base model", describe_base(recipe)),
         ("trained", "all weights" if recipe.train.trainable == "full" else recipe.train.trainable),
         ("data", ", ".join(datasets)),
         ("seed", str(recipe.seed)),
@@ -185,12 +180,9 @@ def describe_results(run: str | Path) -> list[str]:
 
 def describe_limits(results: Results) -> list[str]:
     """Return which results are of a limited number of items, as lines of Markdown."""
-    tasks = dict[int, set[str]]()
-    for result in (result for same in results.values() for result in same):
-        if result.limit is not None:
-            tasks.setdefault(result.limit, set()).add(result.task)
-    names = {limit: sorted(same, key=lambda task: (len(task), task)) for limit, same in sorted(tasks.items())}
-    return [f"- measured with --limit {limit}: {', '.join(same)}" for limit, same in names.items()]
+    limited = {(r.limit, len(r.task), r.task) for same in results.values() for r in same if r.limit is not None}
+    groups = groupby(sorted(limited), key=itemgetter(0))
+    return [f"- measured with --limit {n}: {', '.join(task for *_, task in same)}" for n, same in groups]
 
 
 def split_results(results: Results) -> list[Results]:

@@ -155,11 +155,8 @@ def run_resumable(
 
     `extra_files` are further text files to store, by name. `progress` is called before the first batch and after each,
     and within it if the job reports its fraction, with an empty name, the number of finished units and their total.
-    `before_batch` may raise to interrupt. The first rank writes.
-
-    Raises:
-        BusyError: The folder or its partial results belong to other metadata.
-        CorruptArtifactError: A stored file was changed.
+    `before_batch` may raise to interrupt. The first rank writes. Raises `BusyError` where stored results are of other
+    metadata, and `CorruptArtifactError` where they were changed.
     """
     ranks = ranks or Ranks()
     target = folder / job.metadata.folder_name

@@ -86,9 +86,6 @@ def build_validation(
     return Validation(validate, tuple(f"validation: {note}" for note in rows.notes))
 
 
-# --- documents
-
-
 class DocumentScore(NamedTuple):
     """Summed NLL, correct and scored tokens of a document, and the number of vectors of each compression."""
 

@@ -89,9 +89,6 @@ def empty_caches(layers: Sequence[LayerState]) -> tuple[LayerState, ...]:
     return tuple(layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in layers)
 
 
-# --- books
-
-
 def split_sections(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
     """Split the sections of a book into those that are read and those held out."""
     held_out = [*text[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
