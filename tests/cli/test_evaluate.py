@@ -163,7 +163,6 @@ def test_evaluate_whole_sets_with_papers_and_timings(run: RunCli, tmp_path: Path
     assert dataset["runs"][0]["accuracy"]["sd"] is not None
     for line in dataset["runs"]:  # only two questions are there
         assert (line["milliseconds"]["num_questions"], line["milliseconds"]["median"] > 0) == (2, True)
-    assert "warm-up" in report["caveats"][-1]
     (note,) = [text for text in report["notes"] if "differs from" in text]
     assert note.startswith("kava differs from kava table 6, 1b aug, in model.family, model.name, ")
     assert "train.steps" in note
