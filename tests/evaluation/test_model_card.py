@@ -1,10 +1,11 @@
-"""The model card of a run: its training data, and its results in order."""
+"""The model card of a run: its training data, its results in order, and the commands that repeat them."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.evaluation.model_card import (
     build_model_card,
@@ -14,6 +15,16 @@ from laconic.evaluation.model_card import (
     list_data_files,
     list_hub_names,
 )
+from laconic.evaluation.reasoning.run import EvalCondition
+from laconic.evaluation.repeat_commands import (
+    describe_options,
+    list_evaluation_commands,
+    list_held_out,
+    name_task,
+    parse_condition,
+)
+from laconic.evaluation.results_store import EvalMetadata
+from laconic.experiment.from_recipe.build_data import choose_default_protocol
 from tests.conftest import RunCli
 from tests.runs import train_tiny_run
 
@@ -61,6 +72,70 @@ def test_list_data_files_are_beside_the_recipe() -> None:
     assert list_data_files(recipe) == ["`laconic/a.jsonl`", "`laconic/own/b.jsonl`"]
 
 
+@pytest.mark.parametrize(
+    ("metadata", "task"),
+    [
+        (EvalMetadata("compression", "test-128"), "test"),
+        (EvalMetadata("compression", "test-excerpt-64"), "excerpt"),
+        (EvalMetadata("compression", "valid"), "valid"),
+        (EvalMetadata("context_qa", "answers"), "answers.jsonl"),
+        (EvalMetadata("streams", "test-bin-2"), "test"),
+        (EvalMetadata("reasoning", "own"), "valid"),
+        (EvalMetadata("reasoning", "svamp"), "svamp"),
+        (EvalMetadata("audit", "others"), "others.jsonl"),
+    ],
+)
+def test_name_task_of_stored_results(metadata: EvalMetadata, task: str) -> None:
+    recipe = build_recipe(source="file", path="rows.jsonl", valid="folder/own.jsonl")
+    assert name_task(metadata, recipe) == task
+
+
+def test_describe_options_of_other_protocols_and_limits() -> None:
+    recipe = build_recipe(source="file", path="rows.jsonl")
+
+    def describe(protocol: str, limit: int | None = None) -> str:
+        metadata = EvalMetadata("reasoning", "svamp", limit=limit, variant={"protocol": protocol})
+        return describe_options(metadata, recipe)
+
+    assert describe(choose_default_protocol(recipe.data).name) == ""
+    assert describe("decimal, tolerance 0.01", 8) == " --protocol decimal --tolerance 0.01 --limit 8"
+    memories = EvalMetadata("memories", "memories", variant={"data": "books", "tokens": "300", "keep": "0.1"})
+    assert describe_options(memories, recipe) == " --keep 0.1 --tokens 300  # with --documents or --questions: books"
+
+
+def test_parse_condition_of_every_kind() -> None:
+    conditions = [EvalCondition(), EvalCondition(True), EvalCondition(iterations=2), EvalCondition(tolerance=0.1)]
+    flags = [list(parse_condition(condition.name)) for condition in conditions]
+    assert flags == [[], [("--with-cot", "")], [("--jacobi-iterations", "2")], [("--jacobi-tolerance", "0.1")]]
+
+
+def test_list_held_out_names_what_the_recipe_has() -> None:
+    assert list_held_out(build_recipe(source="file", path="rows.jsonl")) == []
+    assert list_held_out(build_recipe(source="file", path="rows.jsonl", valid="own.jsonl")) == [" --tasks valid"]
+    assert list_held_out(build_recipe(source="file", path="rows.jsonl", test="own.jsonl")) == [""]
+    assert list_held_out(build_recipe(source="digits", format="digits")) == [""]
+
+
+@pytest.mark.medium
+def test_model_card_commands_repeat_the_stored_results(tmp_path: Path, run_cli: RunCli) -> None:
+    run = train_tiny_run("kava", tmp_path)
+    for flags in (("--limit", 3, "--with-cot", "--jacobi-iterations", "0,2"), ("--limit", 3, "--protocol", "codi")):
+        result = run_cli("evaluate", run, "--tasks", "valid", *flags)
+        assert result.code == 0, result.err
+    assert run_cli("audit", run, "--task", "valid", "--limit", 12).code == 0
+    card = build_model_card(run, "me/tiny")
+    commands = [line for line in card.splitlines() if line.startswith(("laconic evaluate", "laconic audit"))]
+    assert commands == [
+        "laconic evaluate runs/reproduced --tasks valid --protocol codi --limit 3",
+        "laconic evaluate runs/reproduced --tasks valid --jacobi-iterations 0,2 --with-cot --limit 3",
+        "laconic audit runs/reproduced --task valid --limit 12",
+    ]
+    assert "- measured with --limit 3: valid" in card
+    recipe = load_recipe(run / "recipe.toml")[0]
+    for command in list_evaluation_commands(run, recipe, str(run)):
+        assert run_cli(*command.split()[1:]).code == 0, command
+
+
 @pytest.mark.medium
 def test_model_card_of_an_autocompressor_is_in_order_and_has_its_limit(tmp_path: Path, run_cli: RunCli) -> None:
     run = train_tiny_run("autocompressor", tmp_path)
@@ -75,4 +150,4 @@ def test_model_card_of_an_autocompressor_is_in_order_and_has_its_limit(tmp_path:
     assert rows[0][2] == "none"
     assert {row[3] for row in rows} == {"2"}
     assert f"- measured with --limit 2: {', '.join(evaluated)}" in card
-    assert "laconic train laconic/recipe.toml --out runs/reproduced" in card
+    assert "laconic evaluate runs/reproduced --tasks test --limit 2" in card

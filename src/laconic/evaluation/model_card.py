@@ -16,6 +16,7 @@ from laconic.config.load import load_recipe, to_toml
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.catalog import DATASETS, DatasetInfo, find_dataset, split_name
 from laconic.evaluation.reasoning.suite import group_results
+from laconic.evaluation.repeat_commands import list_evaluation_commands
 from laconic.evaluation.runs import load_recipes, short_run_names
 from laconic.evaluation.suite import EvalRequest, Results, load_results
 from laconic.evaluation.suites import SUITES
@@ -77,7 +78,7 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         "## Results",
         *(describe_results(run) or ["This run has not been evaluated."]),
         "## Reproduce",
-        *describe_training(recipe),
+        *describe_training(run, recipe),
     ]
     return "\n\n".join(lines) + "\n"
 
@@ -107,8 +108,8 @@ def describe_data_licences(datasets: Mapping[str, DatasetInfo | None]) -> str:
     return ", ".join(f"{name} {licence}" for name, licence in licences.items())
 
 
-def describe_training(recipe: Recipe) -> list[str]:
-    """Return the commands that repeat a training, and the recipes of the runs that it began with."""
+def describe_training(run: str | Path, recipe: Recipe) -> list[str]:
+    """Return the commands that repeat a training and its evaluation, and the recipes of the runs that it began with."""
     recipes, commands, override, bases = list[str](), list[str](), "", list_base_runs(recipe)
     first = bases[0][1] if bases else recipe
     if first.model.init_from_run:
@@ -124,7 +125,10 @@ def describe_training(recipe: Recipe) -> list[str]:
         recipes.append(f"<details><summary>The recipe {name}.toml</summary>\n\n{block}\n\n</details>")
         commands.append(f"laconic train {name}.toml{override} --out runs/{name}")
         override = f" model.init_from_run=runs/{name}"
-    commands.append(f"laconic train laconic/recipe.toml{override} --out runs/reproduced")
+    commands += [
+        f"laconic train laconic/recipe.toml{override} --out runs/reproduced",
+        *list_evaluation_commands(run, recipe, "runs/reproduced"),
+    ]
     return [*recipes, "```sh\n" + "\n".join(commands) + "\n```"]
 
 
