@@ -95,8 +95,8 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
     assert {path.name for path in (place / "hope" / "evaluations").iterdir()} == {
         "lock", "streams-test-ppl-step-2-limit-5", "streams-books-step-2-limit-5",
     }  # fmt: skip
-    monkeypatch.setattr("laconic.evaluation.streams.passages.score_tokens", None)  # nothing is read twice
-    monkeypatch.setattr("laconic.evaluation.streams.tasks.evaluate_book", None)
+    monkeypatch.setattr("laconic.evaluation.streams.texts.score_tokens", None)  # nothing is read twice
+    monkeypatch.setattr("laconic.evaluation.streams.texts.evaluate_book", None)
     report = json.loads(run("evaluate", "hope", "lm", "--tasks", "test,books", "--limit", "5", "--format", "json")[1])
     ways = {(line["run"], line["task"]): set(line["conditions"]) for line in report["streams"]}
     assert ways[("hope", "test")] == {"learn, carry", "learn, reset", "frozen, carry", "frozen, reset"}
@@ -151,7 +151,7 @@ def test_report_of_a_run_in_progress_leaves_out_the_partial_line(place: Path, tm
         (66, "--tasks mqar: hope was trained on data.source text", ["hope", "--tasks", "mqar"]),
         (66, "pairs was trained on data.source mqar", ["pairs", "--tasks", "ppl"]),
         (66, "pairs was trained on data.source mqar", ["pairs", "--tasks", "needle"]),
-        (2, "lm: task levels needs a run of method hope", ["lm", "--tasks", "levels"]),
+        (2, "--tasks levels: a run of method lm has no levels", ["lm", "--tasks", "levels"]),
         (2, "lm-pairs: data.source mqar has no segments", ["lm", "lm-pairs"]),
         (2, "--data-dir: only for clinc150, banking77", ["hope", "--data-dir", "."]),
         (2, "--latency: only for runs that answer questions", ["hope", "--latency", "5"]),

@@ -524,7 +524,7 @@ def test_generate_answers_with_a_checkpoint(run: RunCli) -> None:
     assert steps == {"latest": 2, "best": resolve_step(Path("runs/a"), "best"), "1": 1, "2": 2}
     for model, name, message in (
         ("runs/a", "7", "has no checkpoint of step 7; available: 1, 2"),
-        ("runs/a", "first", "--checkpoint first: not available in runs/a; give latest, best or a number"),
+        ("runs/a", "first", "--checkpoint first: not available in runs/a; give latest, a number, or best"),
         ("stories260k", "1", "--checkpoint: stories260k is not the directory of a run"),
         ("runs/a/steps/step-000007", "latest", "has no checkpoint of step 7; available: 1, 2"),
     ):

@@ -30,4 +30,4 @@ def test_one_at_a_time_after_ten_others_in_turn(count: int, total: int, warm: li
     result = latency.measure_latencies(puts, count, total)
     assert requested == [(name, i) for i in (*warm, *range(min(count, total))) for name in "ab"]
     assert [item.num_questions for item in result] == [min(count, total)] * 2
-    assert all(item.median > 0 and item.has_fresh_warmup == (total >= count + 10) for item in result)
+    assert all(item.median > 0 for item in result)

@@ -100,7 +100,7 @@ def test_laconic_lm_honours_generation_options() -> None:
     ("gen_kwargs", "message"),
     [
         ({"num_beams": 3, "no_repeat_ngram_size": 1}, "num_beams=3, no_repeat_ngram_size=1 not supported"),
-        ({"presence_penalty": 0.5}, "presence_penalty=0.5 not supported; the model laconic has until, .*top_k"),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5 not supported"),
         ({"do_sample": True}, "do_sample needs a temperature"),
         ({"do_sample": True, "temperature": 1.0, "seed": [1, 2]}, "give one integer"),
     ],
@@ -128,7 +128,7 @@ def test_laconic_lm_model_arguments() -> None:
     bos = model.tokenizer.bos_token_id
     assert [LaconicLM(str(STORIES)).tok_encode("Once")[0], model.tok_encode("Once", True)[0]] == [bos, bos]
     assert bos not in model.tok_encode("Once")
-    with pytest.raises(UsageError, match="no argument parallelize, peft; the model laconic has pretrained, memory"):
+    with pytest.raises(UsageError, match="no argument parallelize, peft"):
         LaconicLM.create_from_arg_string(f"pretrained={STORIES},parallelize=True,peft=x")
     with pytest.raises(UsageError, match="pretrained is missing"):
         LaconicLM.create_from_arg_string("")

@@ -41,9 +41,8 @@ def test_every_row_is_one_that_a_recipe_names() -> None:
         for path in (REPO / "src/laconic/recipes").glob("*.toml")
         if "table_row" in (recipe := tomllib.loads(path.read_text(encoding="utf-8")))
     }
-    assert load_paper_figures().keys() <= named
-    shares = [item.percent for sets in load_paper_figures().values() for result in sets.values() for item in result]
-    assert all(0 < share <= 100 for share in shares)
+    assert {tuple(row["recipe"]) for row in load_paper_figures()} <= named
+    assert all(0 < figure["percent"] <= 100 for row in load_paper_figures() for figure in row["figures"])
 
 
 def test_paper_tables_are_complete() -> None:

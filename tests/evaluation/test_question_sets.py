@@ -12,7 +12,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.reasoning.answer_matching import CODI, TEXT
 from laconic.data.reasoning.load import load_examples
 from laconic.errors import InputError, UsageError
-from laconic.evaluation.reasoning.question_sets import check_unique_titles, load_question_set, single_question
+from laconic.evaluation.reasoning.question_sets import check_tasks, load_question_set, single_question
 from laconic.evaluation.reasoning.run import gold_hash
 from laconic.experiment.from_recipe import build_model
 from laconic.storage.manifest import hash_json
@@ -93,14 +93,16 @@ def test_single_question(run: Any) -> None:
         single_question(built, "Who? " * 9, (), None, CODI)
 
 
-def test_check_unique_titles(run: Any, tmp_path: Path) -> None:
+def test_check_tasks_refuses_equal_titles(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    for name in ("a/own.jsonl", "own.jsonl", "gsm8k.jsonl", "gsm8k-valid.jsonl"):
+        (tmp_path / name).touch()
     recipe = run(valid=str(tmp_path / "a/own.jsonl")).recipe
-    check_unique_titles(
-        recipe, ("gsm8k", "openai/gsm8k", "gsm8k:valid", "valid", f"{tmp_path}/a/../a/own.jsonl"), "run"
-    )
+    check_tasks(recipe, ("gsm8k", "openai/gsm8k", "gsm8k:valid", "valid", f"{tmp_path}/a/../a/own.jsonl"), "run")
     for names in (("valid", f"{tmp_path}/own.jsonl"), ("gsm8k", "gsm8k.jsonl"), ("gsm8k:valid", "gsm8k-valid.jsonl")):
         with pytest.raises(UsageError, match=r"are both called .*; rename one of the files"):
-            check_unique_titles(recipe, names, "run")
+            check_tasks(recipe, names, "run")
 
 
 def test_load_question_set_for_a_model_keeps_the_plain_questions(run: Any, tmp_path: Path) -> None:

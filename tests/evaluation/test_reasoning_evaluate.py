@@ -26,7 +26,7 @@ def test_match_answers_gives_records_and_figures(tmp_path: Path) -> None:
     items = run_resumable(EvalJob(EvalMetadata("reasoning", "digits"), 23, evaluate, 5), tmp_path)
     assert {*items[0].conditions} == {"with CoT"}
     assert AnswerRecord.from_item(items[1]).to_item("with CoT") == evaluate([1])[0][0]
-    result = ReasoningResult.from_items(items, "last digit", 100)
+    result = ReasoningResult.from_items(items, {"protocol": "last digit", "bytes_per_position": 100})
     assert [record.id for record in result.records] == [f"q{i}" for i in range(23)]
     assert result.correct.sum() == 18
     assert sum(record.prediction is None for record in result.records) == 5

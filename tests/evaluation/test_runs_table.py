@@ -168,7 +168,7 @@ def test_compare_to_focus_uses_common_seeds() -> None:
     page = built(3)
     fewer = replace(page.results[1], row=row("test", "pccot", right(0.3, 2), seeds=(0, 1)))
     result = runs_table.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
-    assert [c.difference.num_seeds for c in result] == [3, 2, 3]
+    assert [c.difference.num_seeds for _, c in result] == [3, 2, 3]
     assert runs_table.compare_to_focus(replace(page, focus="nobody")) == []
 
 

@@ -1,4 +1,4 @@
-"""Intervals against closed forms, Holm and McNemar against worked cases, and how often equal runs give a claim."""
+"""Intervals against closed forms, Holm against worked cases, and how often equal runs give a claim."""
 
 import math
 from itertools import product
@@ -152,13 +152,6 @@ def test_find_significant_applies_holm() -> None:
     assert statistics.find_significant([one._replace(low=-0.01, p=0.001)]) == [False]
     results = statistics.describe_difference(one, False)
     assert results == "no difference shown after Holm's correction (3 seeds, interval +1.0 to +20.0)"
-
-
-def test_mcnemar_p_value_by_hand() -> None:
-    a = np.array([1] * 9 + [0] + [1] * 5)
-    b = np.array([0] * 9 + [1] + [1] * 5)
-    assert statistics.mcnemar_p_value(a, b) == pytest.approx(2 * (1 + 10) / 2**10)
-    assert statistics.mcnemar_p_value(a, a) == 1.0
 
 
 def test_paired_difference_refuses_other_shapes() -> None:

@@ -12,13 +12,12 @@ import torch
 from laconic.batches import DocumentBatch
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.streams import tasks
-from laconic.evaluation.streams.books import split_sections
+from laconic.evaluation.streams import texts
 from laconic.evaluation.streams.evaluate import build_metrics
 from laconic.evaluation.streams.metrics import OVERALL
-from laconic.evaluation.streams.passages import drop_cache
 from laconic.evaluation.streams.table import compute_gains, retained_share
 from laconic.evaluation.streams.tasks import name_ablations
+from laconic.evaluation.streams.texts import drop_cache, split_sections
 from laconic.evaluation.suite import RunResult
 from laconic.nested import state as values
 from laconic.nested.ablations import freeze_levels
@@ -94,7 +93,7 @@ def test_evaluate_books_scores_every_fifth_section_against_a_loop(which: int) ->
 def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, source = attending(eta=2.0), Sections()
     requested = evaluate_stream(model, "books", source)
-    one, calls = tasks.evaluate_book, list[int]()
+    one, calls = texts.evaluate_book, list[int]()
 
     def stopping(*args: Any) -> list[EvalItem]:
         calls.append(1)
@@ -102,7 +101,7 @@ def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return one(*args)
 
-    monkeypatch.setattr(tasks, "evaluate_book", stopping)
+    monkeypatch.setattr(texts, "evaluate_book", stopping)
     with pytest.raises(KeyboardInterrupt):
         evaluate_stream(model, "books", source, folder=tmp_path)
     assert evaluate_stream(model, "books", source, folder=tmp_path) == requested

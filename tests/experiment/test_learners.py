@@ -19,8 +19,7 @@ from laconic.data.documents.load import Document
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import UsageError
-from laconic.evaluation.validation import build_validation
-from laconic.evaluation.validation_documents import score_lanes
+from laconic.evaluation.validation import build_validation, score_lanes
 from laconic.experiment.from_recipe import build_nested
 from laconic.experiment.from_recipe.build import build_experiment
 from laconic.experiment.load_run import load_initial_decoder, load_run

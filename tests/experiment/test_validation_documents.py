@@ -14,8 +14,7 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.config.data import FactRecallConfig
 from laconic.config.load import load_recipe
 from laconic.data.synthetic.fact_recall import FactRecallDataset
-from laconic.evaluation.validation import build_validation
-from laconic.evaluation.validation_documents import warn_collapsed_lengths
+from laconic.evaluation.validation import build_validation, warn_collapsed_lengths
 from laconic.experiment.from_recipe.build import Experiment, build_experiment
 
 CPU = torch.device("cpu")

@@ -59,9 +59,6 @@ def find_hub_model(path_or_name: str) -> tuple[Path | None, Path | None]:
     """Return the folder of a model, and the results folder of an exported run on the hub; at most one is not None.
 
     For a run, a folder of runs or a local export, both are None.
-
-    Raises:
-        InputError: There is neither such a folder nor such a name on the hub.
     """
     if not is_checkpoint(path_or_name):
         return None, None
@@ -70,11 +67,7 @@ def find_hub_model(path_or_name: str) -> tuple[Path | None, Path | None]:
 
 
 def resolve_run(path_or_name: str) -> str:
-    """Return a run as it is given, and for an exported run on the hub the folder of its results.
-
-    Raises:
-        InputError: It is a model, or nothing is found.
-    """
+    """Return a run as it is given, and for an exported run on the hub the folder of its results."""
     model, export = find_hub_model(path_or_name)
     if model is not None:
         raise InputError(f"{path_or_name} is a model; give a run of laconic train, or one that laconic export wrote")
@@ -94,9 +87,6 @@ def prepare_checkpoint(
     `name` is the checkpoint's in tables and messages. `style` says how it is asked, by default with its chat template
     if it has one. `shots` solved examples precede each question, from `shots_from`, by default the training split of
     the task's data set. With `quantize`, its weights are rounded.
-
-    Raises:
-        InputError: It has no chat template.
     """
     tokenizer = load_tokenizer(folder)
     if style == "chat" and tokenizer.chat_template is None:
@@ -112,8 +102,7 @@ def prepare_checkpoint(
         data = {"path": NO_FILE, "chain_steps": "all", "format": row_format, "on_too_long": "drop"}
         recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
         results.mkdir(parents=True, exist_ok=True)
-        marker = fields | {"model": name}
-        write_text_atomically(results / MARKER_FILE, to_canonical_json(marker))
+        write_text_atomically(results / MARKER_FILE, to_canonical_json(fields | {"model": name}))
         write_text_atomically(results / RECIPE_FILE, tomli_w.dumps(recipe))
     return results
 
@@ -122,9 +111,6 @@ def find_results(path_or_name: str) -> list[Path]:
     """Return the folders in which the results of a checkpoint are stored, in order of their names.
 
     A run is its own, and an exported run on the hub has one.
-
-    Raises:
-        InputError: There is no such model, or nothing was evaluated.
     """
     model, export = find_hub_model(path_or_name)
     if model is None:
@@ -161,23 +147,15 @@ def load_shots(
     """Load the solved examples of a task, from `shots_from` or its training split: the first with a chain.
 
     If no example has a chain, the first of all. The questions of `excluded` examples, which are asked, are left out.
-
-    Raises:
-        UsageError: The task has no training split; `shots_from` is needed.
-        InputError: There are too few examples.
     """
     if not prompt.shots:
         return []
     name = task.rpartition(":")[0] or task
     source, info = prompt.shots_from or f"{name}:train", find_dataset(task)
     if prompt.shots_from is None and (is_row_file(task) or (info is not None and "train" not in info.splits)):
-        raise UsageError(
-            f"--shots {prompt.shots}: {task} has no training split; name a data set or file with --shots-from"
-        )
-    if is_row_file(source):
-        examples = read_examples(source, config).examples
-    else:
-        examples = load_examples(source, "train", config).examples
+        raise UsageError(f"--shots {prompt.shots}: {task} has no training split; add --shots-from")
+    read = read_examples(source, config) if is_row_file(source) else load_examples(source, "train", config)
+    examples = read.examples
     questions = {example.question for example in excluded}
     others = [example for example in examples if example.question not in questions]
     solved = [example for example in others if example.steps] or others
@@ -209,7 +187,6 @@ def format_example(
 
 
 def write_question(example: ReasoningExample) -> str:
-    """Return a question, after the document that it is about if there is one."""
     return "\n\n".join(filter(None, (example.document, example.question)))
 
 

@@ -27,7 +27,7 @@ class LabelledText(NamedTuple):
 
 
 def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledText:
-    """Parse a row; a number as label is read as its digits. Raises `RowError`."""
+    """Parse a row; a number as label is read as its digits."""
     text_field = next((field for field in TEXT_FIELDS if field in row), "text")
     label_field = next((field for field in LABEL_FIELDS if row.get(field) is not None), "label")
     if isinstance(label := row.get(label_field), int | float):
@@ -40,11 +40,6 @@ def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledTe
 
 
 def load_labelled_texts(path: str | Path) -> list[LabelledText]:
-    """Load the rows of a JSONL or Parquet file.
-
-    Raises:
-        InputError: If a row is invalid or there are fewer than two labels.
-    """
     rows = read_rows(path, parse_labelled_text)[0]
     labels = {row.label for row in rows}
     if len(labels) < 2:

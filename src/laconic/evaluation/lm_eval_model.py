@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 8
 END_MARK = "\ue000"  # a private character, where a message ends
-MODEL_ARGUMENTS = (
-    "pretrained", "memory", "batch_size", "device", "dtype", "max_length", "max_gen_toks", "quantize", "revision",
-    "add_bos_token",
-)  # fmt: skip
 GENERATION_OPTIONS = (  # of GenerationConfig, under the same name in `generation_kwargs`
     "top_k", "top_p", "min_p", "repetition_penalty", "min_tokens", "seed", "suppress_token_ids", "eos_count",
     "update_on_prompt", "update_on_output",
@@ -101,7 +97,7 @@ class LaconicLM(TemplateLM):
         super().__init__()
         if unknown or not pretrained:
             problem = f"no argument {', '.join(unknown)}" if unknown else "pretrained is missing"
-            raise UsageError(f"model_args: {problem}; the model laconic has {', '.join(MODEL_ARGUMENTS)}")
+            raise UsageError(f"model_args: {problem}")
         self.pretrained, self.add_bos_token = pretrained, add_bos_token
         self.batch_size = parse_batch_size(batch_size)
         if device is None or (device == "cuda:0" and not torch.cuda.is_available()):  # lm-eval's defaults
@@ -197,10 +193,7 @@ class LaconicLM(TemplateLM):
     def _loglikelihood_tokens(self, requests: list[EncodedRequest], disable_tqdm: bool = False, **_: Any) -> list[Any]:
         """Score continuations, in batches of rows of similar length."""
         if isinstance(self.model, laconic.Reasoner):
-            raise UsageError(
-                f"{self.pretrained} is a run that answers questions; lm-eval's loglikelihood tasks need a model that "
-                "continues texts"
-            )
+            raise UsageError(f"{self.pretrained} answers questions; loglikelihood needs a model that continues texts")
         for request in requests:
             if not 1 <= (n := len(request[2])) <= self.max_length:
                 limits = f"the model laconic scores 1 to {self.max_length:,}"
@@ -263,7 +256,9 @@ class LaconicLM(TemplateLM):
             for batch in collator.get_batched(n=self.batch_size):
                 contexts, options, indices = zip(*batch, strict=True)
                 config, until = self.build_config(options[0])
-                config = self.seed_rows(config, indices)
+                # Every request has a seed, so that repeats of a question differ; a run takes one for a batch.
+                seeds: list[int] = hash64(cast(int, config.seed), np.array(indices)).tolist()
+                config = replace(config, seed=seeds[0] if isinstance(self.model, laconic.Reasoner) else seeds)
                 texts = self.write_texts(contexts, config, until)
                 for pair, text in zip(zip(contexts, options, strict=True), texts, strict=True):
                     results.append(text)
@@ -274,8 +269,7 @@ class LaconicLM(TemplateLM):
     def build_config(self, options: dict[str, Any]) -> tuple[GenerationConfig, list[str]]:
         """Return the generation options and the stop strings of a task's `generation_kwargs`.
 
-        Raises:
-            UsageError: If an option would change the text and laconic does not have it, or sampling has no temperature.
+        Raises `UsageError` for an option that would change the text and that laconic does not have.
         """
         present = {name: value for name, value in options.items() if value is not None}
         rest: dict[str, Any] = dict(normalize_gen_kwargs(present, self.max_gen_toks))
@@ -287,24 +281,12 @@ class LaconicLM(TemplateLM):
         settings |= {name: rest.pop(name) for name in GENERATION_OPTIONS if name in rest}
         if not isinstance(settings["seed"], int):
             raise UsageError(f"gen_kwargs: seed={settings['seed']!r}; give one integer")
-        unknown = [
-            f"{name}={value!r}"
-            for name, value in rest.items()
-            if name not in HARMLESS_OPTIONS and NEUTRAL_OPTIONS.get(name) != value
-        ]
+        unknown = {
+            name: x for name, x in rest.items() if name not in HARMLESS_OPTIONS and NEUTRAL_OPTIONS.get(name) != x
+        }
         if unknown:
-            names = ", ".join(("until", "max_gen_toks", "do_sample", "temperature", *GENERATION_OPTIONS))
-            raise UsageError(f"gen_kwargs: {', '.join(unknown)} not supported; the model laconic has {names}")
+            raise UsageError(f"gen_kwargs: {', '.join(f'{name}={x!r}' for name, x in unknown.items())} not supported")
         return GenerationConfig(max_tokens, temperature=temperature, return_state=False, **settings), until
-
-    def seed_rows(self, config: GenerationConfig, indices: Sequence[int]) -> GenerationConfig:
-        """Give every request a seed of its own, from its index, so that the repeats of a question differ.
-
-        A run that answers questions takes one seed for a batch, and seeds the rows itself.
-        """
-        assert isinstance(config.seed, int)
-        seeds = hash64(config.seed, np.array(indices)).tolist()
-        return replace(config, seed=seeds[0] if isinstance(self.model, laconic.Reasoner) else seeds)
 
     def write_texts(self, contexts: Sequence[str], config: GenerationConfig, until: list[str]) -> list[str]:
         """Continue contexts, or answer them as questions, up to the first stop string."""
@@ -331,7 +313,6 @@ class LaconicLM(TemplateLM):
 
 
 def parse_batch_size(text: object) -> int:
-    """Return the number of rows of a batch, for "auto" the default; raise UsageError for anything else."""
     if str(text).startswith("auto"):
         return DEFAULT_BATCH_SIZE
     if not str(text).isdecimal() or int(str(text)) < 1:

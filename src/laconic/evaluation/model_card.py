@@ -2,6 +2,8 @@
 
 import tomllib
 from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import tomli_w
@@ -35,15 +37,9 @@ METHOD_USES = {"autocompressor": "read", "hope": "learn", "lm": "continue"}
 
 
 def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> str:
-    """Return the README.md of a repository on the Hugging Face Hub for a run that is exported to it.
+    """Return the README.md of the hub's repository OWNER/NAME for a run that is exported to it.
 
-    Args:
-        run: Run directory, whose stored evaluations are listed.
-        repo: "OWNER/NAME".
-        licence: Identifier of the hub for the licence of the weights, such as "apache-2.0".
-
-    Raises:
-        InputError: If the path is not a run.
+    `licence` is the hub's identifier for the licence of the weights, such as "apache-2.0".
     """
     recipe = next(iter(load_recipes([run]).values()))
     datasets = find_datasets(recipe)
@@ -54,20 +50,17 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         datasets=list_hub_names(datasets) or None,
         tags=["laconic", recipe.method],
     ).to_yaml()
-    base = describe_base(recipe)
     licences = [
         f"weights: {licence or 'not given'}",
         f"base model: {'none' if recipe.model.family else 'see its page'}",
         f"data: {describe_data_licences(datasets)}",
     ]
-    without_laconic = (
-        "transformers does not know this architecture."
-        if recipe.method == "hope"
-        else ("the folder is the plain decoder, which transformers loads; `laconic` in it holds what the method adds.")
-    )
+    without_laconic = "the folder is the plain decoder, which transformers loads; `laconic` holds what the method adds."
+    if recipe.method == "hope":
+        without_laconic = "transformers does not know this architecture."
     facts = [
         ("method", recipe.method),
-        ("base model", base),
+        ("base model", describe_base(recipe)),
         ("trained", "all weights" if recipe.train.trainable == "full" else recipe.train.trainable),
         ("data", ", ".join(datasets)),
         ("seed", str(recipe.seed)),
@@ -169,7 +162,6 @@ def describe_base(recipe: Recipe) -> str:
 
 
 def find_hub_name(recipe: Recipe) -> str | None:
-    """Return the hub repository of a recipe's base model, if it is known."""
     name = recipe.model.name
     if name in NAMED_MODELS:
         return NAMED_MODELS[name].hub_name or None
@@ -178,24 +170,23 @@ def find_hub_name(recipe: Recipe) -> str | None:
 
 def describe_results(run: str | Path) -> list[str]:
     """Return the stored results of a run as tables and lines of Markdown, as `laconic evaluate` prints them."""
-    blocks: list[str] = []
+    blocks, request = list[str](), EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
     for suite in SUITES:
-        request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
         for results in split_results(load_results(suite, [str(run)])):
             for block in suite.report(request, results).blocks:
-                blocks.append(to_markdown(block) if isinstance(block, Table) else quote_lines(block))
+                if isinstance(block, Table):
+                    blocks.append(to_markdown(block))
+                else:
+                    blocks.append("\n".join(f"- {line.strip()}" for line in block.splitlines() if line.strip()))
             blocks += describe_limits(results)
     return blocks
 
 
 def describe_limits(results: Results) -> list[str]:
     """Return which results are of a limited number of items, as lines of Markdown."""
-    tasks = dict[int, set[str]]()
-    for result in (result for same in results.values() for result in same):
-        if result.limit is not None:
-            tasks.setdefault(result.limit, set()).add(result.task)
-    names = {limit: sorted(same, key=lambda task: (len(task), task)) for limit, same in sorted(tasks.items())}
-    return [f"- measured with --limit {limit}: {', '.join(same)}" for limit, same in names.items()]
+    limited = {(r.limit, len(r.task), r.task) for same in results.values() for r in same if r.limit is not None}
+    groups = groupby(sorted(limited), key=itemgetter(0))
+    return [f"- measured with --limit {n}: {', '.join(task for *_, task in same)}" for n, same in groups]
 
 
 def split_results(results: Results) -> list[Results]:
@@ -215,7 +206,3 @@ def to_markdown(table: Table) -> str:
     padded = [[str(cell).strip().replace("|", "\\|") for cell in [*row, *[""] * (width - len(row))]] for row in rows]
     lines = [f"| {' | '.join(cells)} |" for cells in padded]
     return "\n".join(([f"*{table.caption}*", ""] if table.caption else []) + lines)
-
-
-def quote_lines(text: str) -> str:
-    return "\n".join(f"- {line.strip()}" for line in text.splitlines() if line.strip())

@@ -25,9 +25,6 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     For one seed the p-value is that of McNemar's binomial test, and the interval Bonett and Price's; both are about
     this run. Several seeds are compared by `statistics.paired_difference`, which is about other seeds too, and so are
     scores other than 0 and 1.
-
-    Raises:
-        ValueError: The shapes differ.
     """
     after, before = statistics.to_matrix(changed), statistics.to_matrix(original)
     is_binary = bool(np.isin(after, (0, 1)).all() and np.isin(before, (0, 1)).all())
@@ -37,7 +34,9 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     gain_share, loss_share = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
     center = gain_share - loss_share
     half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
-    p = statistics.mcnemar_p_value(after[0], before[0])
+    m, lgamma = gains + losses, math.lgamma
+    logs = [lgamma(m + 1) - lgamma(k + 1) - lgamma(m - k + 1) for k in range(min(gains, losses) + 1)]
+    p = min(1.0, 2 * math.fsum(math.exp(log - m * math.log(2)) for log in logs))
     return Difference((gains - losses) / n, max(center - half, -1.0), min(center + half, 1.0), p, 1, n)
 
 

@@ -60,7 +60,7 @@ class EvalItem(NamedTuple):
 
     @property
     def shared(self) -> Mapping[str, Any]:
-        """Metrics of the first condition, for those that do not depend on the condition."""
+        """Those of the first condition, for metrics that do not depend on the condition."""
         return next(iter(self.conditions.values()))
 
 
@@ -126,22 +126,19 @@ class EvalJob:
     source: Any = None
     reports_fraction: bool = False
 
-    def evaluate_units(self, indices: Sequence[int], report: ReportFraction) -> Sequence[Sequence[EvalItem]]:
-        """Return the items of each unit; `report` is called with the fraction that is done, if the job reports it."""
-        return self.evaluate(indices, report) if self.reports_fraction else self.evaluate(indices)
-
 
 class StoredEvaluation(NamedTuple):
-    """A committed evaluation: its folder, its metadata, its summary figures, and remarks beside them."""
+    """A committed evaluation: its folder, metadata, figures and notes, and if loaded its items and its job's data."""
 
     folder: Path
     metadata: EvalMetadata
     figures: Mapping[str, Any]
     notes: Sequence[str]
+    items: Sequence[EvalItem] = ()
+    source: Any = None
 
 
 def folder_safe_name(name: str) -> str:
-    """Replace the characters that a folder name should not have."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._") else "-" for c in name).strip("-")
 
 
@@ -154,25 +151,17 @@ def run_resumable(
     before_batch: Callable[[], None] | None = None,
     ranks: Ranks | None = None,
 ) -> list[EvalItem]:
-    """Evaluate every unit, or load what an earlier call with the same metadata stored in the `evaluations` folder.
-
-    The name of the run may be another one by now.
+    """Return the items of every unit, in order, evaluated or loaded from what the `evaluations` folder has of them.
 
     `extra_files` are further text files to store, by name. `progress` is called before the first batch and after each,
     and within it if the job reports its fraction, with an empty name, the number of finished units and their total.
-    `before_batch` may raise to interrupt. The first rank writes.
-
-    Returns:
-        The items of all units, in order of the units.
-
-    Raises:
-        BusyError: The folder or its partial results belong to other metadata.
-        CorruptArtifactError: A stored file was changed.
+    `before_batch` may raise to interrupt. The first rank writes. Raises `BusyError` where stored results are of other
+    metadata, and `CorruptArtifactError` where they were changed.
     """
     ranks = ranks or Ranks()
     target = folder / job.metadata.folder_name
-    if stored := ranks.run_on_rank_zero(lambda: _read_committed(target, job.metadata)):
-        return parse_records(stored, target / RECORDS_FILE)
+    if (stored := ranks.run_on_rank_zero(lambda: _load_committed(target, job.metadata))) is not None:
+        return stored
     order = range(job.num_units) if job.order is None else job.order
     partial = partial_folder(target)
     lines = [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
@@ -190,7 +179,8 @@ def run_resumable(
                 if progress:
                     progress("", num_before + int(fraction * num_units), job.num_units)
 
-            units = job.evaluate_units(rank_indices, report) if rank_indices else []
+            arguments = (rank_indices, report) if job.reports_fraction else (rank_indices,)
+            units = job.evaluate(*arguments) if rank_indices else []
             unit_records = [list(map(asdict, to_records(job.metadata, items))) for items in units]
             parts = ranks.all_gather([f"{to_canonical_json(unit)}\n" for unit in unit_records])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
@@ -208,7 +198,6 @@ def run_resumable(
 
 
 def partial_folder(folder: Path) -> Path:
-    """Return where the units of an unfinished evaluation lie."""
     return folder.with_name(f".partial-{folder.name}")
 
 
@@ -233,33 +222,17 @@ def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
     return items
 
 
-def parse_records(data: bytes, file: Path) -> list[EvalItem]:
-    """Return the items of a records file. Raises `InputError` for a line that is not a record."""
+def load_items(folder: Path) -> list[EvalItem]:
+    manifest.verify_folder(folder, "evaluation")
+    file = folder / RECORDS_FILE
     try:
-        lines = [json.loads(line) for line in data.decode().splitlines()]
+        lines = [json.loads(line) for line in file.read_bytes().decode().splitlines()]
     except ValueError as error:
         raise InputError(f"{file}: not JSON in UTF-8: {error}; {REMOVE_HINT}") from None
     return group_items(validate_json(list[EvalRecord], lines, str(file), REMOVE_HINT))
 
 
-def load_items(folder: Path) -> list[EvalItem]:
-    """Load the items of a committed evaluation.
-
-    Raises:
-        CorruptArtifactError: A file is missing or was changed.
-        InputError: A line is not a record.
-    """
-    manifest.verify_folder(folder, "evaluation")
-    return parse_records((folder / RECORDS_FILE).read_bytes(), folder / RECORDS_FILE)
-
-
 def load_stored(folder: Path) -> StoredEvaluation:
-    """Load the metadata, the summary figures and the notes of a committed evaluation.
-
-    Raises:
-        CorruptArtifactError: A file is missing or was changed.
-        InputError: The folder was written by an incompatible version, or the summary is not JSON, or has wrong types.
-    """
     result = read_json(folder / RESULT_FILE)
     if result.get("schema") != SCHEMA or "metadata" not in result:
         raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")
@@ -285,15 +258,15 @@ def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], St
     return latest
 
 
-def _identity(metadata: Mapping[str, Any]) -> str:
+def _identity(metadata: EvalMetadata) -> str:
     """Return what tells evaluations apart as JSON: the metadata without the name of the run, which may change."""
-    return to_canonical_json({key: value for key, value in metadata.items() if key != "run"})
+    return to_canonical_json({key: value for key, value in asdict(metadata).items() if key != "run"})
 
 
 def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     """Return the finished units of an interrupted evaluation, after dropping a half-written last line."""
     units, mark = partial / UNITS_FILE, partial / METADATA_FILE
-    text = _identity(asdict(metadata))
+    text = _identity(metadata)
     if not mark.exists():
         partial.mkdir(parents=True, exist_ok=True)
         write_text_atomically(mark, text)
@@ -313,15 +286,13 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     return lines
 
 
-def _read_committed(folder: Path, metadata: EvalMetadata) -> bytes:
-    """Return the records of a committed evaluation with this metadata; empty where there is no such folder."""
+def _load_committed(folder: Path, metadata: EvalMetadata) -> list[EvalItem] | None:
+    """Return the items of a committed evaluation with this metadata; None where there is no such folder."""
     if not folder.exists():
-        return b""
-    manifest.verify_folder(folder, "evaluation")
-    result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
-    if _identity(result.get("metadata") or {}) != _identity(asdict(metadata)):
+        return None
+    if _identity(load_stored(folder).metadata) != _identity(metadata):
         raise BusyError(f"{folder} is the evaluation of another checkpoint or of other data; {REMOVE_HINT}")
-    return (folder / RECORDS_FILE).read_bytes()
+    return load_items(folder)
 
 
 def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:

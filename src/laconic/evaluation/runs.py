@@ -47,26 +47,18 @@ def seed_run_name(name: str, path: str | Path, run_dir: Path) -> str:
 
 
 def seed_runs(path: str | Path) -> list[Path]:
-    """Return the runs of a path: itself or its seed-0, seed-1, … in order; for exported runs, their results folders.
-
-    Raises:
-        InputError: The path is not a run and holds none, or a run without a checkpoint that has no recipe yet.
-    """
+    """Return the runs of a path: itself or its seed-0, seed-1, … in order; for exported runs, their results folders."""
     folder = Path(path)
     if is_run_dir(folder):
         return [folder]
     if is_export(folder):
         return [prepare_export(folder)]
-    seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal()]
+    seeds = sorted((x for x in folder.glob("seed-*") if x.name[5:].isdecimal()), key=lambda x: int(x.name[5:]))
     runs = [entry for entry in seeds if is_run_dir(entry) or is_export(entry)]
     if not runs:
         for entry in (folder, *seeds):
             check_not_empty_run(entry)
-        raise InputError(
-            f"{folder} is not a run directory and has no seed-N directories; give one that laconic train or export "
-            "wrote"
-        )
-    runs.sort(key=lambda entry: int(entry.name[5:]))
+        raise InputError(f"{folder} is not a run directory; give one that laconic train or export wrote")
     return [run if is_run_dir(run) else prepare_export(run) for run in runs]
 
 
@@ -108,7 +100,6 @@ def hash_export(export: Path) -> str:
 
 
 def load_step(folder: Path, device: torch.device, checkpoint_name: str) -> LoadedRun:
-    """Load a run, or the exported run of a results folder, at a checkpoint."""
     run = load_run(find_export(folder) or folder, device, resolve_step(folder, checkpoint_name))
     return replace(run, folder=folder)
 
@@ -135,14 +126,12 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int | None:
     train = load_recipe(folder / RECIPE_FILE)[0].train
     best = [step for _, step in read_validations(folder).list_best(train) if step in steps]
     if checkpoint_name != "best" or not best:
-        why = "the recipe has no train.best_metric" if train.best_metric is None else "no checkpoint was validated yet"
-        why = why if checkpoint_name == "best" else "give latest, best or a number"
-        raise UsageError(f"--checkpoint {checkpoint_name}: not available in {folder}; {why}")
+        hint = "latest, a number, or best for a run that was validated and has train.best_metric"
+        raise UsageError(f"--checkpoint {checkpoint_name}: not available in {folder}; give {hint}")
     return best[0]
 
 
 def step_hash(folder: Path, step: int) -> str:
-    """Return the hash of a step, or of an exported run."""
     export = find_export(folder)
     if export is not None:
         return hash_export(export)

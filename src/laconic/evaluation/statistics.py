@@ -89,7 +89,6 @@ def percentile_interval(draws: ScoreMatrix) -> tuple[float, float]:
 
 
 def estimate_mean(scores: ArrayLike) -> Estimate:
-    """Return the mean of scores over seeds and items with its spread."""
     matrix = to_matrix(scores)
     sd = float(matrix.mean(1).std(ddof=1)) if len(matrix) > 1 else None
     return Estimate(float(matrix.mean()), sd, *percentile_interval(bootstrap_means(matrix)), *matrix.shape)
@@ -169,8 +168,7 @@ def find_significant(differences: Sequence[Difference]) -> list[bool]:
 def describe_difference(difference: Difference, is_significant: bool) -> str:
     """Return a difference of shares as text, in percentage points.
 
-    If there is none although the interval excludes 0, the text says why: Holm's correction, or an uncorrected p-value
-    above 5 %, which is then given.
+    If there is none although the interval excludes 0, the text says why.
     """
     interval = f"interval {format_points(difference.low)} to {format_points(difference.high)}"
     inside = f"{pluralize(difference.num_seeds, 'seed')}, {interval}"
@@ -184,19 +182,9 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
 
 
 def format_difference(difference: Difference) -> str:
-    """Format a difference of shares in percentage points with its interval."""
     return f"{format_points(difference.mean)} ({format_points(difference.low)} to {format_points(difference.high)})"
 
 
 def format_points(part: float) -> str:
     """Format a difference of shares in percentage points, with a sign and without a negative 0."""
     return f"{round(100 * part, 1) + 0.0:+.1f}"
-
-
-def mcnemar_p_value(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the two-sided binomial p-value of two single runs on the same items (McNemar 1947)."""
-    first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
-    only_a, only_b = int((first & ~second).sum()), int((second & ~first).sum())
-    n = only_a + only_b
-    logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(min(only_a, only_b) + 1)]
-    return min(1.0, 2 * math.fsum(math.exp(log - n * math.log(2)) for log in logs))

@@ -26,6 +26,7 @@ import torch
 from laconic.config.recipe import Recipe
 from laconic.console import ProgressFn, progress, status
 from laconic.errors import InputError, PreemptedError, translate_os_errors
+from laconic.evaluation import results_store, runs
 from laconic.evaluation.checkpoints import load_checkpoint_run, read_prompt
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import (
@@ -35,21 +36,6 @@ from laconic.evaluation.results_store import (
     EvalKind,
     EvalMetadata,
     StoredEvaluation,
-    latest_evaluations,
-    load_items,
-    load_stored,
-    run_resumable,
-)
-from laconic.evaluation.runs import (
-    describe_folder,
-    find_export,
-    flush_denormals,
-    load_recipes,
-    load_step,
-    seed_run_name,
-    seed_runs,
-    short_run_names,
-    step_hash,
 )
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
@@ -66,9 +52,8 @@ RESUME_HINT = "finished items are stored; run the same command again to resume"
 class MemoryOptions:
     """Options of the task `memories`.
 
-    Without a file of documents, they are the contexts of the questions; they are cut to `tokens`, by default to
-    `DEFAULT_TOKENS` or as many as a model reads. `methods` are names
-    of `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
+    Without a file of documents, they are the contexts of the questions. `methods` are names of
+    `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
     optimizer steps of a cartridge; None for no cartridge.
     """
 
@@ -119,10 +104,10 @@ class EvalRequest:
     def load_run(self, folder: Path) -> LoadedRun:
         """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
         is_checkpoint = read_prompt(folder) is not None
-        with status(f"loading {folder.name if is_checkpoint or find_export(folder) is not None else folder}"):
+        with status(f"loading {folder.name if is_checkpoint or runs.find_export(folder) is not None else folder}"):
             if is_checkpoint:
                 return load_checkpoint_run(folder, self.device)
-            return load_step(folder, self.device, self.checkpoint)
+            return runs.load_step(folder, self.device, self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -157,19 +142,10 @@ class RunResult:
         return [item for items in self.items_by_seed for item in items]
 
 
-class SeedResult(NamedTuple):
-    """The stored evaluation of one seed, and the source of its job if it has just been evaluated."""
-
-    stored: StoredEvaluation
-    items: list[EvalItem]
-    source: Any = None
-
-
 Results = Mapping[EvalKind, Sequence[RunResult]]
 
 
-@dataclass(frozen=True)
-class EvalReport:
+class EvalReport(NamedTuple):
     """What `laconic evaluate` prints: tables and lines for a terminal, and one JSON object."""
 
     blocks: Sequence[Table | str]
@@ -179,34 +155,28 @@ class EvalReport:
 class EvalSuite(Protocol):
     """Tasks for one kind of run."""
 
+    # The kinds of evaluations that it stores.
     kinds: Sequence[EvalKind]
-    """The kinds of evaluations that it stores."""
+    # Names of the fields of `EvalRequest` that this suite has, of those that not every suite has.
     options: Collection[str]
-    """Names of the fields of `EvalRequest` that this suite has, of those that not every suite has."""
 
-    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether the suite evaluates these runs on these tasks."""
-        ...
+    # Return whether the suite evaluates these runs on these tasks.
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool: ...
 
-    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError`, before anything is evaluated, for what some run cannot do."""
-        ...
+    # Raise `UsageError`, before anything is evaluated, for what some run cannot do.
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None: ...
 
-    def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the properties of a run that its results depend on."""
-        ...
+    # Return the properties of a run that its results depend on.
+    def describe(self, recipe: Recipe) -> dict[str, Any]: ...
 
-    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield the evaluations of a run on a task; the run may be changed while a job is evaluated."""
-        ...
+    # Yield the evaluations of a run on a task; the run may be changed while a job is evaluated.
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]: ...
 
-    def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return the tables, lines and JSON for results."""
-        ...
+    # Return the tables, lines and JSON for results.
+    def report(self, request: EvalRequest, results: Results) -> EvalReport: ...
 
-    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return the sections of `laconic report` for stored results of the runs in `paths`."""
-        ...
+    # Return the sections of `laconic report` for stored results of the runs in `paths`.
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]: ...
 
 
 def describe_evaluation(
@@ -221,7 +191,7 @@ def describe_evaluation(
 ) -> EvalMetadata:
     """Return the metadata of an evaluation of a run; the checkpoint's hash is added to `key`."""
     prompt = read_prompt(run.folder)
-    weights = step_hash(run.folder, run.step) if prompt is None else run.parts.base
+    weights = runs.step_hash(run.folder, run.step) if prompt is None else run.parts.base
     quantization = {"quantize": prompt.quantize} if prompt is not None and prompt.quantize else {}
     key = {"checkpoint": weights, **quantization, **(key or {})}
     return EvalMetadata(kind, task, run_name(run.folder), run.recipe.seed, run.step, limit, shots, variant or {}, key)
@@ -234,31 +204,26 @@ def run_name(folder: Path) -> str:
 
 
 def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
-    """Evaluate every seed of every run on every task; stored results are loaded and partial ones resumed.
-
-    Raises:
-        UsageError: The suite cannot evaluate these runs as requested.
-        PreemptedError: After a signal; finished items are stored.
-    """
-    suite.check(request, load_recipes(request.paths))
+    """Evaluate every seed of every run on every task; stored results are loaded and partial ones resumed."""
+    suite.check(request, runs.load_recipes(request.paths))
     results: dict[EvalKind, list[RunResult]] = {kind: [] for kind in suite.kinds}
-    for path, title in zip(request.paths, short_run_names(request.paths), strict=True):
-        per_group: dict[tuple[Any, ...], list[SeedResult]] = {}
+    for path, title in zip(request.paths, runs.short_run_names(request.paths), strict=True):
+        per_group: dict[tuple[Any, ...], list[StoredEvaluation]] = {}
         info: dict[str, Any] = {}
-        for folder in seed_runs(path):
+        for folder in runs.seed_runs(path):
             run = request.load_run(folder)
             info = suite.describe(run.recipe)
             with lock_evaluations(folder, request.ranks):
                 jobs = [job for task in request.tasks for job in suite.build_jobs(request, run, task)]
                 for group, job in {job.metadata.group: job for job in jobs}.items():
-                    name, variant = seed_run_name(title, path, folder), " ".join(job.metadata.variant.values())
+                    name, variant = runs.seed_run_name(title, path, folder), " ".join(job.metadata.variant.values())
                     verb = "auditing" if job.metadata.kind == "audit" else "evaluating"
                     label = f"{verb} {name} on {job.metadata.task}, {variant}".rstrip(", ")
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
-                    stored = load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
-                    stored = stored._replace(notes=job.notes)  # earlier versions stored none
-                    per_group.setdefault(group, []).append(SeedResult(stored, items, job.source))
+                    stored = results_store.load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
+                    seed = stored._replace(notes=job.notes, items=items, source=job.source)  # older ones lack notes
+                    per_group.setdefault(group, []).append(seed)
         for group, seeds in per_group.items():
             results[group[0]].append(merge_seeds(title, info, seeds))
     return results
@@ -274,11 +239,7 @@ def evaluate_job(
 ) -> list[EvalItem]:
     """Evaluate one job of a run at one of its checkpoints and store its results in the run.
 
-    `stop` interrupts at once in a single process, else before a batch; `progress` is called before the first batch and
-    after each.
-
-    Raises:
-        PreemptedError: After a signal; finished items are stored.
+    `stop` interrupts at once in a single process, else before a batch.
     """
     is_single = ranks is None or ranks.world_size == 1
 
@@ -286,23 +247,16 @@ def evaluate_job(
         if stop and ranks and not is_single and ranks.any_rank(bool(stop.signal)):
             raise SignalInterruptError
 
-    recipe = (run.folder / RECIPE_FILE).read_text(encoding="utf-8")
+    files = {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}
+    folder, device = run.folder / EVALUATIONS_FOLDER, run.parts.decoder.token_embedding.weight.device
     try:
-        with (
-            flush_denormals(run.parts.decoder.token_embedding.weight.device),
-            stop.interruptible() if stop and is_single else nullcontext(),
-        ):
-            return run_resumable(
-                job,
-                run.folder / EVALUATIONS_FOLDER,
-                extra_files={RECIPE_FILE: recipe},
-                progress=progress,
-                before_batch=check_signal,
-                ranks=ranks,
+        with runs.flush_denormals(device), stop.interruptible() if stop and is_single else nullcontext():
+            return results_store.run_resumable(
+                job, folder, extra_files=files, progress=progress, before_batch=check_signal, ranks=ranks
             )
     except SignalInterruptError:
         why = stop.signal_name if stop and stop.signal else "a signal to another rank"
-        raise PreemptedError(f"{why}: {describe_folder(run.folder)}, {job.metadata.task}: {RESUME_HINT}") from None
+        raise PreemptedError(f"{why}: {runs.describe_folder(run.folder)}, {job.metadata.task}: {RESUME_HINT}") from None
 
 
 @contextmanager
@@ -323,17 +277,13 @@ def lock_evaluations(folder: Path, ranks: Ranks) -> Iterator[None]:
 def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
     """Load what runs have stored: of each task the latest step, and of those the evaluation with the most items.
 
-    Returns:
-        One result per run, task and variant; the seeds of a run are put together.
-
-    Raises:
-        InputError: Seeds of a run were evaluated on different items.
+    There is one result per run, task and variant; the seeds of a run are put together.
     """
     return {
         kind: [
             result
-            for path, title in zip(paths, short_run_names(paths), strict=True)
-            for result in load_seed_results(suite, kind, seed_runs(path), title)
+            for path, title in zip(paths, runs.short_run_names(paths), strict=True)
+            for result in load_seed_results(suite, kind, runs.seed_runs(path), title)
         ]
         for kind in suite.kinds
     }
@@ -341,31 +291,31 @@ def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
 
 def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path], title: str) -> list[RunResult]:
     """Load the stored results of one kind of the seeds of a run; see `load_results`."""
-    info = suite.describe(load_recipes(folders[:1])[folders[0]])
-    per_seed = [latest_evaluations(folder / EVALUATIONS_FOLDER, kind) for folder in folders]
+    info = suite.describe(runs.load_recipes(folders[:1])[folders[0]])
+    per_seed = [results_store.latest_evaluations(folder / EVALUATIONS_FOLDER, kind) for folder in folders]
     results: list[RunResult] = []
     for group in dict.fromkeys(group for stored in per_seed for group in stored):
         evaluations = [stored[group] for stored in per_seed if group in stored]
-        seeds = [SeedResult(stored, load_items(stored.folder)) for stored in evaluations]
+        seeds = [stored._replace(items=results_store.load_items(stored.folder)) for stored in evaluations]
         distinct = {tuple((item.id, *item.conditions) for item in seed.items) for seed in seeds}
-        if len(distinct) > 1 or len({stored.metadata.key.get("data") for stored in evaluations}) > 1:
+        if len(distinct) > 1 or len({seed.metadata.key.get("data") for seed in seeds}) > 1:
             raise InputError(f"{title}: seeds have results on different items of {group[1]}; evaluate them together")
         results.append(merge_seeds(title, info, seeds))
     return results
 
 
-def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[SeedResult]) -> RunResult:
-    metadata = [seed.stored.metadata for seed in seeds]
+def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[StoredEvaluation]) -> RunResult:
+    first, metadata = seeds[0].metadata, [seed.metadata for seed in seeds]
     return RunResult(
         title,
-        metadata[0].task,
+        first.task,
         tuple(m.seed for m in metadata),
         [seed.items for seed in seeds],
         info,
-        metadata[0].variant,
-        metadata[0].limit,
+        first.variant,
+        first.limit,
         tuple(m.step for m in metadata),
-        [seed.stored.figures for seed in seeds],
-        tuple(dict.fromkeys(note for seed in seeds for note in seed.stored.notes)),
+        [seed.figures for seed in seeds],
+        tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
         seeds[0].source,
     )

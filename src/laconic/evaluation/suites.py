@@ -25,18 +25,12 @@ SUITES: tuple[EvalSuite, ...] = (
 
 
 def choose_suite(runs: Sequence[str], tasks: Sequence[str]) -> EvalSuite:
-    """Return the first suite that evaluates some runs on some tasks.
-
-    Raises:
-        UsageError: Some runs read documents, and others answer questions, or a task is for runs that read streams.
-    """
     recipes = load_recipes(runs)
     suite = next((suite for suite in SUITES if suite.accepts(recipes.values(), tasks)), None)
     stream = next((task for task in tasks if task in STREAM_NAMES), None)
     if stream is not None and not isinstance(suite, StreamSuite):
         raise UsageError(f"--tasks {stream}: for runs of methods hope and lm; the loss of a model is --tasks loss")
     if suite is None:
-        reads = {folder: recipe.method in DOCUMENT_METHODS for folder, recipe in recipes.items()}
-        one, other = (next(folder for folder, value in reads.items() if value is kind) for kind in (True, False))
-        raise UsageError(f"{one} reads documents, {other} answers questions; evaluate them separately")
+        reader = next(folder for folder, recipe in recipes.items() if recipe.method in DOCUMENT_METHODS)
+        raise UsageError(f"{reader} reads documents, and others answer questions; evaluate them separately")
     return suite

@@ -57,7 +57,6 @@ class TextLossSuite:
         return TASK in tasks
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for other tasks, for runs, or without documents."""
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
         if request.memories.documents is None:
@@ -67,8 +66,7 @@ class TextLossSuite:
             raise UsageError(f"{run} is a run; --tasks {TASK} is for models, such as what laconic export writes")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return nothing: a checkpoint has no settings of training."""
-        return {}
+        return {}  # a checkpoint has no settings of training
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         decoder, options = run.parts.decoder, request.memories
@@ -97,10 +95,8 @@ class TextLossSuite:
         yield EvalJob(metadata, len(excerpts), evaluate, source=excerpts)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return a table of all models, with differences from the baseline if there is one."""
-        baseline = None
-        if request.baseline is not None:
-            baseline = results["loss"][request.paths.index(request.baseline)]
+        place = None if request.baseline is None else request.paths.index(request.baseline)
+        baseline = None if place is None else results["loss"][place]
         rows = compare_losses(results["loss"], baseline)
         notes = [
             f"{result.run} is not compared with {baseline.run}: they have other windows, by tokenizer or context"
@@ -116,11 +112,7 @@ class TextLossSuite:
 
 
 def load_excerpts(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | None) -> dict[str, list[int]]:
-    """Return ids from the middle of sections by name; the first section of each text comes first, then the second.
-
-    Raises:
-        InputError: No section is long enough.
-    """
+    """Return ids from the middle of sections by name; the first section of each text comes first, then the second."""
     documents = read_documents(file, TextConfig())[0]
     sections = [(i, j) for i, document in enumerate(documents) for j in range(len(document.sections))]
     excerpts: dict[str, list[int]] = {}

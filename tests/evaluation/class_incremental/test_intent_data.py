@@ -148,7 +148,7 @@ def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
         intent_data.deduplicate_splits(
             [row for row in rows() if (row.label, row.split) != ("card_lost", "test")], "four"
         )
-    with pytest.raises(InputError, match="have the same words"):
+    with pytest.raises(InputError, match="those of another label"):
         intent_data.deduplicate_splits(
             [*rows(), LabelledText("a", "top up", "train"), LabelledText("b", "top up", "test")], "four"
         )

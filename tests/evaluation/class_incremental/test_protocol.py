@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from laconic.evaluation.class_incremental.label_scoring import ScoreArray, fork_rows, score_labels
-from laconic.evaluation.class_incremental.learners import FrozenModel, StatefulLearner
+from laconic.evaluation.class_incremental.learners import InContextLearner, StatefulLearner
 from laconic.evaluation.class_incremental.protocol import (
     predict_class,
-    run_joint,
     run_stream,
     score_after,
 )
@@ -152,15 +151,17 @@ def test_fork_rows_shares_expanded_rows() -> None:
         assert values.states_equal(forks, values.select_rows(several, rows))
 
 
-def test_run_joint_evaluates_only_at_the_end() -> None:
+def test_run_stream_jointly_evaluates_only_at_the_end() -> None:
     messages: list[str] = []
-    result = run_joint(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, messages.append)
+    frozen = InContextLearner(CacheAsState(streamed.decoder()), TASKS, max_positions=0)
+    result = run_stream(frozen, TASKS, messages.append, is_joint=True)
+    assert frozen.lines == []
     A = result.matrix
     assert A[0] == A[1] == [None] * 3
     assert len([x for x in A[2] if x is not None]) == 3
     assert len(messages) == 1
     assert messages[0].startswith("order 0: task 3 of 3, ")
-    again = run_stream(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, messages.append)
+    again = run_stream(frozen, TASKS, messages.append)
     assert again.matrix[2] == A[2]
     assert len(messages) == 4
     with torch.no_grad():

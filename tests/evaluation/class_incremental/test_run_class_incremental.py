@@ -131,7 +131,7 @@ def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     fitting = 64 - len(" →".encode()) - len(" a long label\n") - 1
     rows += [{"text": "x" * fitting, "label": "a"}, {"text": "y" * (fitting + 1), "label": "b"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.warns(UserWarning, match=r"^intents: 1 row is left out: longer than the model's 64 positions$"):
+    with pytest.warns(UserWarning, match=r"^intents: 1 row left out: longer than the model's 64 positions$"):
         plan = plan_class_incremental(model, build_byte_tokenizer(), f"classes:{file}", None, orders=(0,))
     assert (plan.description["train_examples"], plan.description["test_examples"]) == (4 * 4 + 1, 4)
     assert plan.description["dropped"] == 1
@@ -149,7 +149,7 @@ def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     [
         ("abc", r"^intents: 3 classes; give at least four, for two tasks of two classes$"),
         ("a", r"^intents\.jsonl: fewer than two classes"),
-        ("abc!", r"^intents\.jsonl: the label '!' has no words; rename it$"),
+        ("abc!", r"^intents\.jsonl: the label '!' has no words, or those of another label; rename it$"),
     ],
 )
 def test_plan_of_a_file_with_few_classes_is_refused(tmp_path: Path, labels: str, message: str) -> None:

@@ -182,7 +182,7 @@ def test_evaluate_tails_and_excerpts_of_held_out_books(run: RunCli) -> None:
 @pytest.mark.parametrize(
     ("args", "exit_code", "message"),
     [
-        (("facts", "digits"), 2, "facts reads documents, digits answers questions"),
+        (("facts", "digits"), 2, "facts reads documents, and others answer questions"),
         (("facts", "--tasks", "gsm8k"), 2, "--tasks gsm8k"),
         (("facts", "--with-cot"), 2, "--with-cot"),
         (("facts", "--tasks", "excerpt"), 66, "fact recall"),

@@ -71,7 +71,6 @@ class ReplayReservoir:
     num_seen: dict[int, int] = field(default_factory=dict)
 
     def add(self, item: LabelledUtterance) -> None:
-        """Add an example, possibly in the place of another."""
         examples, count = self.examples.setdefault(item.label, []), self.num_seen.get(item.label, 0)
         self.num_seen[item.label] = count + 1
         if len(examples) < self.size:
@@ -82,7 +81,6 @@ class ReplayReservoir:
             examples[slot] = item
 
     def sample(self, n: int, step: int) -> list[LabelledUtterance]:
-        """Return at most n different examples at random."""
         examples = [item for label in sorted(self.examples) for item in self.examples[label]]
         return [examples[i] for i in rng.permutation(len(examples), self.seed, BATCH_KEY + step, n)]
 
@@ -115,15 +113,15 @@ class FinetunedLearner:
         self.num_updates, self.seen_classes = 0, set[int]()
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """Learn a task: every example once, in order."""
-        num_old = 0 if self.replay is None or not self.replay.examples else self.config.batch_size // 2
-        num_new = self.config.batch_size - num_old
+        replay, num_new = self.replay, self.config.batch_size
+        num_old = num_new // 2 if replay and replay.examples else 0
+        num_new -= num_old
         for start in range(0, len(items), num_new):
-            old = [] if self.replay is None or not num_old else self.replay.sample(num_old, self.num_updates)
+            old = replay.sample(num_old, self.num_updates) if replay and num_old else []
             self.update([*items[start : start + num_new], *old])
-        if self.replay is not None:
+        if replay:
             for item in items:
-                self.replay.add(item)
+                replay.add(item)
         self.seen_classes |= {item.label for item in items}
         if self.ewc is not None:
             self.ewc.fisher = self.fisher_information(items)
@@ -170,7 +168,6 @@ class FinetunedLearner:
 
 
 def first_per_class(items: Sequence[LabelledUtterance], n: int) -> list[LabelledUtterance]:
-    """Return the first n examples of every class."""
     counts: dict[int, int] = {}
     selected: list[LabelledUtterance] = []
     for item in items:

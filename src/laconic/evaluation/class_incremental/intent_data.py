@@ -70,16 +70,13 @@ class IntentRows(NamedTuple):
     num_dropped: int
 
 
-# --- loading
-
-
 def is_class_task(task: str) -> bool:
     """Return whether a task of `laconic evaluate` is a data set with classes, or `classes:FILE`."""
     return task in INTENT_DATASETS or task.startswith(FILE_PREFIX)
 
 
 def find_class_file(task: str) -> Path | None:
-    """Return the file of a task `classes:FILE`, None for a data set. Raises `InputError` if it does not exist."""
+    """Return the file of a task `classes:FILE`, None for a data set."""
     if not task.startswith(FILE_PREFIX):
         return None
     file = Path(task.removeprefix(FILE_PREFIX)).expanduser()
@@ -93,9 +90,6 @@ def load_class_file(file: Path, keep: RowFilter = list) -> IntentRows:
 
     The fifth is counted in distinct texts; further rows with a held-out text are dropped. `keep` returns the rows to
     be used.
-
-    Raises:
-        InputError: As `deduplicate_splits`, or if a row is invalid.
     """
     published = read_rows(file, parse_labelled_text)[0]
     rows = keep(published)
@@ -104,24 +98,16 @@ def load_class_file(file: Path, keep: RowFilter = list) -> IntentRows:
         for i, row in enumerate(rows):
             firsts.setdefault((row.label, normalise_text(row.text)), i)
         train = [i for i in firsts.values() if rows[i].split != "valid"]
-        groups = group_by_label(rows[i] for i in train).values()
-        counts = [max(1, round(HELD_OUT_FRACTION * len(group))) for group in groups]
-        chosen = [
-            train[group[j]]
-            for group, n in zip(groups, counts, strict=True)
-            for j in rng.permutation(len(group), 0, HOLD_OUT_KEY, n)
-        ]
-        for i in chosen:
-            rows[i] = rows[i]._replace(split="test")
+        for group in group_by_label(rows[i] for i in train).values():
+            num_held_out = max(1, round(HELD_OUT_FRACTION * len(group)))
+            for i in (train[group[j]] for j in rng.permutation(len(group), 0, HOLD_OUT_KEY, num_held_out)):
+                rows[i] = rows[i]._replace(split="test")
     return deduplicate_splits(rows, file.name, len(published))
 
 
 def load_intents(name: str, path: str | Path | None = None, keep: RowFilter = list) -> IntentRows:
     """Load a data set of `INTENT_DATASETS`: from a file, the folder that contains the data sets, or without a path the
     Hub. `keep` returns the rows to be used.
-
-    Raises:
-        InputError: If the data set is missing; otherwise as `load_class_file`.
     """
     info = INTENT_DATASETS[name]
     if path is None:
@@ -136,7 +122,6 @@ def load_intents(name: str, path: str | Path | None = None, keep: RowFilter = li
 
 
 def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
-    """Load the splits of a data set from the Hub. Raises `InputError`."""
     if info.hub_repo is None:
         raise InputError(f"{info.name} is not on the Hub; give the folder that contains {info.file}")
     rows: list[LabelledText] = []
@@ -155,10 +140,6 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str, num_published: i
     """Group rows by split and drop those whose text is in a later split (train, valid, test).
 
     `num_published` is the number of rows before others were dropped.
-
-    Raises:
-        InputError: For fewer than two classes, a class without training or test rows, or labels with no or the same
-            words.
     """
     by_part: dict[SplitName, list[LabelledText]] = {"train": [], "valid": [], "test": []}
     held_out: set[str] = set()
@@ -171,17 +152,14 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str, num_published: i
     if len(labels) < 2:
         raise InputError(f"{name}: fewer than two classes; give two or more")
     for part in ("train", "test"):
-        missing = sorted(labels - {row.label for row in by_part[part]})
-        if missing:
+        if missing := sorted(labels - {row.label for row in by_part[part]}):
             hint = "give it rows with two different texts; a train row with the text of a test row is left out"
             raise InputError(f"{name}: class {missing[0]} has no {part} row; {hint}")
-    wordless = next((label for label in sorted(labels) if not label_to_text(label)), None)
-    if wordless is not None:
-        raise InputError(f"{name}: the label {wordless!r} has no words; rename it")
     by_words = dict[str, str]()
     for label in sorted(labels):
-        if (other := by_words.setdefault(label_to_text(label), label)) != label:
-            raise InputError(f"{name}: the labels {other!r} and {label!r} have the same words; rename one of them")
+        words = label_to_text(label)
+        if not words or by_words.setdefault(words, label) != label:
+            raise InputError(f"{name}: the label {label!r} has no words, or those of another label; rename it")
     num_dropped = (num_published or len(rows)) - sum(map(len, by_part.values()))
     return IntentRows(by_part["train"], by_part["valid"], by_part["test"], num_dropped)
 
@@ -203,9 +181,6 @@ def limit_per_label(rows: Sequence[LabelledText], max_per_label: int | None) -> 
     return [row for i, row in enumerate(rows) if i in selected]
 
 
-# --- building a stream
-
-
 class PromptFormat(NamedTuple):
     """The ids of a line's fixed parts: the beginning of a document, the arrow, the line end."""
 
@@ -216,7 +191,6 @@ class PromptFormat(NamedTuple):
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "PromptFormat":
-        """Encode the fixed parts. Raises `InputError` if the tokenizer merges the arrow with what follows."""
         arrow = tokenizer.encode(ARROW, add_special_tokens=False)
         with_end = tokenizer.encode(ARROW + LINE_END, add_special_tokens=False)
         if with_end[: len(arrow)] != arrow or len(with_end) == len(arrow):
@@ -226,7 +200,6 @@ class PromptFormat(NamedTuple):
         return cls(tokenizer, line_end if special is None else (special,), tuple(arrow), line_end)
 
     def encode_prompt(self, text: str) -> TokenIds:
-        """Return the ids of an utterance and the arrow."""
         return tuple(self.tokenizer.encode(f"{text} {ARROW}", add_special_tokens=False))
 
     def encode_label(self, words: str) -> TokenIds:
@@ -237,23 +210,16 @@ class PromptFormat(NamedTuple):
 def drop_long_texts(
     rows: Sequence[LabelledText], tokenizer: Tokenizer, max_tokens: int, name: str
 ) -> list[LabelledText]:
-    """Drop rows whose text does not fit into `max_tokens` with every label; a warning says how many.
-
-    Raises:
-        InputError: If no row of a class fits.
-    """
+    """Drop rows whose text does not fit into `max_tokens` with every label; a warning says how many."""
     prompt_format, labels = PromptFormat.from_tokenizer(tokenizer), sorted({row.label for row in rows})
     longest = max((len(prompt_format.encode_label(label_to_text(label))) for label in labels), default=0)
     room = max_tokens - longest - len(prompt_format.start_ids) - len(prompt_format.line_end_ids)
     short = [row for row in rows if len(prompt_format.encode_prompt(row.text)) <= room]
-    remaining = {row.label for row in short}
-    if lost := next((label for label in labels if label not in remaining), None):
-        raise InputError(
-            f"{name}: every text of class {lost} exceeds the model's {max_tokens:,} positions; shorten them"
-        )
+    positions = f"the model's {max_tokens:,} positions"
+    if lost := sorted(set(labels) - {row.label for row in short}):
+        raise InputError(f"{name}: every text of class {lost[0]} exceeds {positions}; shorten them")
     if n := len(rows) - len(short):
-        text = f"{pluralize(n, 'row')} {'is' if n == 1 else 'are'} left out: longer than the model's {max_tokens:,}"
-        warnings.warn(f"{name}: {text} positions", stacklevel=2)
+        warnings.warn(f"{name}: {pluralize(n, 'row')} left out: longer than {positions}")
     return short
 
 
@@ -271,10 +237,6 @@ def build_stream(
 
     Without `classes_per_task`, there are up to five tasks of two or more classes, whose sizes differ by at most one.
     Limits on the rows of a class leave the same rows for every seed.
-
-    Raises:
-        InputError: If a file has fewer than four classes, the classes do not divide into whole tasks, or the tokenizer
-            merges the arrow with what follows.
     """
     labels = list(group_by_label([*intents.train, *intents.test]))
     K = len(labels)
@@ -297,16 +259,16 @@ def build_stream(
 
     train_rows = limit_per_label(intents.train, max_train_per_class)
     test_rows = limit_per_label(intents.test, max_test_per_class)
-    train: list[tuple[LabelledUtterance, ...]] = []
-    for i, classes in enumerate(task_classes):
-        items = encode(train_rows, classes)
-        train.append(tuple(items[j] for j in rng.permutation(len(items), seed, LINE_ORDER_KEY + i)))
+    train = [encode(train_rows, classes) for classes in task_classes]
     return ClassIncrementalStream(
         name=name,
         seed=seed,
         label_ids=tuple(prompt_format.encode_label(label_to_text(label)) for label in labels),
         task_classes=tuple(task_classes),
-        train=tuple(train),
+        train=tuple(
+            tuple(items[j] for j in rng.permutation(len(items), seed, LINE_ORDER_KEY + i))
+            for i, items in enumerate(train)
+        ),
         test=tuple(tuple(encode(test_rows, classes)) for classes in task_classes),
         start_ids=prompt_format.start_ids,
         line_end_ids=prompt_format.line_end_ids,

@@ -51,10 +51,8 @@ def score_labels(
 def read_prompts(
     model: StatefulLM, state: FastWeightState, prompts: Sequence[TokenIds]
 ) -> Iterator[tuple[Sequence[int], Tensor, FastWeightState]]:
-    """Read prompts on forks of a state of one row, those of similar length together.
-
-    Yields:
-        The indices of some prompts, their last hidden states [b, D], and the states after them.
+    """Read prompts on forks of a state of one row, and yield the indices of some of similar length, their last hidden
+    states [b, D], and the states after them.
     """
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     size = limit_batch(PROMPT_BATCH, state)
@@ -132,9 +130,6 @@ def count_common_prefix(ids: Tensor, size: Tensor) -> Tensor:
     """Return the number of equal tokens with which each pair of labels begins, [K, K]."""
     equal = (ids[:, None] == ids).cumprod(2).sum(2)
     return equal.minimum(size[:, None]).minimum(size)
-
-
-# --- states and batches
 
 
 def read_ids(

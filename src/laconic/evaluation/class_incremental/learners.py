@@ -14,7 +14,7 @@ import torch
 from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, read_prompts
 from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
-from laconic.evaluation.streams.passages import empty_caches
+from laconic.evaluation.streams.texts import empty_caches
 from laconic.interfaces import StatefulLM
 from laconic.nested import state as state_tree
 from laconic.nested.nan_check import read_tokens_checked
@@ -23,22 +23,11 @@ from laconic.nested.state import FastWeightState
 SHRINKAGE = 0.1  # of the shared covariance towards its mean variance
 
 
-class FrozenModel:
-    """The model without learning: zero-shot classification."""
-
-    def __init__(self, model: StatefulLM, stream: ClassIncrementalStream) -> None:
-        self.model, self.stream = model, stream
-
-    def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """Learn nothing."""
-
-    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
-        """Score the classes from an empty context."""
-        return score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes)
-
-
 class InContextLearner:
-    """In-context learning: the stream as text before each item; the oldest lines are dropped when positions run out."""
+    """In-context learning: the stream as text before each item; the oldest lines are dropped when positions run out.
+
+    With no positions it is the frozen model: zero-shot classification.
+    """
 
     def __init__(self, model: StatefulLM, stream: ClassIncrementalStream, max_positions: int) -> None:
         self.model, self.stream = model, stream
@@ -49,16 +38,11 @@ class InContextLearner:
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
         """Append lines and drop the oldest ones that do not fit."""
         self.lines += [self.stream.training_ids(item) for item in items]
-        num_lines, num_tokens = 0, 0
-        while num_lines < len(self.lines):
-            num_tokens += len(self.lines[-1 - num_lines])
-            if num_tokens > self.max_context_tokens:
-                break
-            num_lines += 1
-        self.lines = self.lines[len(self.lines) - num_lines :]
+        num_tokens = sum(map(len, self.lines))
+        while self.lines and num_tokens > self.max_context_tokens:
+            num_tokens -= len(self.lines.pop(0))
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
-        """Score the classes after the lines."""
         context = tuple(i for line in self.lines for i in line)
         return score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes, context)
 
@@ -76,55 +60,32 @@ class StatefulLearner:
         self.state: FastWeightState = model.initial_state(1)
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """Read the examples line after line."""
         with torch.no_grad():
             for item in items:
                 self.state = self.read_line(item)
 
     def read_line(self, item: LabelledUtterance) -> FastWeightState:
         """Read a line; with attention, on an empty KV cache, which is emptied again."""
-        state, target_mask = self.state, self.build_target_mask(item)
+        state, line_end = self.state, self.stream.line_end_ids
+        prompt, label = self.stream.start_ids + item.input_ids, self.stream.label_ids[item.label]
+        # The first id that is a target; None if no level learns from the next-token loss.
+        first_target = None if state.open_chunk is None else len(prompt)
         if state.attention_cache is None:
-            return self.advance(self.stream.start_ids + self.stream.training_ids(item), state, target_mask=target_mask)
-        before, after = self.split_line(item)
-        if before:
-            state = self.advance(before, state, update_weights=False)
-        state = self.advance(after, state, target_mask=None if target_mask is None else target_mask[: len(after)])
+            return self.advance(prompt + label + line_end, state, first_target=first_target)
+        if first_target is None:
+            state, prompt = self.advance(prompt[:-1], state, update_weights=False), prompt[-1:]
+        state = self.advance(prompt + label, state, first_target=first_target)
         # The line end is the target of the last token, and completes open chunks before the context is cleared.
-        return clear_caches(self.advance(self.stream.line_end_ids, state, update_weights=False))
+        return clear_caches(self.advance(line_end, state, update_weights=False))
 
     def advance(
-        self,
-        ids: TokenIds,
-        state: FastWeightState,
-        *,
-        update_weights: bool = True,
-        target_mask: Sequence[bool] | None = None,
+        self, ids: TokenIds, state: FastWeightState, *, update_weights: bool = True, first_target: int | None = None
     ) -> FastWeightState:
-        """Read the ids of one row and return the new state."""
-        device = get_device(self.model)
-        return read_tokens_checked(
-            self.model,
-            torch.tensor([ids], device=device),
-            state,
-            update_weights=update_weights,
-            target_mask=None if target_mask is None else torch.tensor([target_mask], device=device),
-        ).state
-
-    def build_target_mask(self, item: LabelledUtterance) -> list[bool] | None:
-        """Return which ids of a line are targets; None if no level learns from the next-token loss."""
-        if self.state.open_chunk is None:
-            return None
-        prompt = self.stream.start_ids + item.input_ids
-        return [False] * len(prompt) + [True] * (len(self.stream.training_ids(item)) - len(item.input_ids))
-
-    def split_line(self, item: LabelledUtterance) -> tuple[TokenIds, TokenIds]:
-        """Return the ids that are only read, and those that are learned from, without the line end."""
-        prompt, label = self.stream.start_ids + item.input_ids, self.stream.label_ids[item.label]
-        return (prompt[:-1], prompt[-1:] + label) if self.state.open_chunk is None else ((), prompt + label)
+        row = torch.tensor([ids], device=get_device(self.model))
+        mask = None if first_target is None else torch.arange(len(ids), device=row.device)[None] >= first_target
+        return read_tokens_checked(self.model, row, state, update_weights=update_weights, target_mask=mask).state
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
-        """Score the classes on forks of the state."""
         return score_after(self.model, self.stream, self.state, items, seen_classes)
 
     @property

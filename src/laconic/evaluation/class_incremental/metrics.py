@@ -26,7 +26,7 @@ class ForgettingMetrics(NamedTuple):
 
 
 def compute_metrics(A: AccuracyRows) -> ForgettingMetrics:
-    """Return the metrics of an accuracy matrix. Raises `ValueError` if its last row is incomplete.
+    """Return the metrics of an accuracy matrix; `ValueError` if its last row is incomplete.
 
     AA = (1/n) sum over j of A[n-1, j]. BWT = 1/(n-1) sum over j < n-1 of A[n-1, j] - A[j, j]. Forgetting = 1/(n-1) sum
     over j < n-1 of the best A[i, j], j <= i < n-1, less A[n-1, j]; below 0 if tasks improved. Plasticity = (1/n) sum
@@ -52,7 +52,7 @@ def estimate_metrics(matrices: Sequence[AccuracyRows]) -> dict[str, Estimate]:
 
 
 def estimate_share(name: str, values: Sequence[float]) -> Estimate:
-    """Return the mean over class orders of a metric, with an interval inside the range of its values."""
+    """Return the mean of a metric over class orders, with an interval inside the range of its values."""
     estimate = statistics.estimate_mean([[x] for x in values])
     lowest = 0.0 if name in ("AA", "plasticity") else -1.0
     return estimate._replace(low=max(estimate.low, lowest), high=min(estimate.high, 1.0))

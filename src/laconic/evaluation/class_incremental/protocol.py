@@ -19,30 +19,25 @@ from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, L
 from laconic.interfaces import StatefulLM
 from laconic.nested.state import FastWeightState
 
-AccuracyMatrix = list[list[float | None]]
 LogFunction = Callable[[str], None]
 
 
 class ClassIncrementalLearner(Protocol):
-    """A method that learns a stream and classifies items; its attribute `notes`, if any, is stored with the result."""
+    """A method that learns a stream and classifies items; its attribute `notes`, if any, is stored with the result.
 
-    def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """Learn the examples of a task, each once, in order."""
-        ...
+    `learn` takes the examples of a task, each once, in order. `score` returns the scores of all classes, [N, K], and
+    changes nothing; only the best of the classes seen so far needs its score, others may have an upper bound.
+    """
 
-    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
-        """Return the scores of all classes [N, K], without changing the learner.
-
-        Only the best of the classes seen so far needs its score; others may have an upper bound.
-        """
-        ...
+    def learn(self, items: Sequence[LabelledUtterance]) -> None: ...
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray: ...
 
 
 class StreamResult(NamedTuple):
-    """The result of a learner on a stream: its accuracy matrix, None where not evaluated, and notes."""
+    """The accuracy matrix of a learner on a stream, None where not evaluated, and its notes."""
 
     order: int
-    matrix: AccuracyMatrix
+    matrix: list[list[float | None]]
     notes: dict[str, Any]
 
 
@@ -71,43 +66,36 @@ def predict_class(scores: ScoreArray, candidates: Sequence[int]) -> NDArray[np.i
 
 
 def run_stream(
-    learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: LogFunction | None = None
+    learner: ClassIncrementalLearner,
+    stream: ClassIncrementalStream,
+    log: LogFunction | None = None,
+    *,
+    is_joint: bool = False,
 ) -> StreamResult:
-    """Learn the tasks one after another and evaluate all tasks so far after each."""
-    matrix: AccuracyMatrix = []
-    for i in range(stream.num_tasks):
-        learner.learn(stream.train[i])
-        matrix.append(evaluate_tasks(learner, stream, i))
-        log_progress(log, stream, i, matrix[-1])
+    """Learn the tasks one after another and evaluate all tasks so far after each.
+
+    Jointly, all are learned at once, mixed, and evaluated once: A has only its last row.
+    """
+    n, parts = stream.num_tasks, stream.train
+    if is_joint:
+        items = [item for task in stream.train for item in task]
+        parts = (tuple(items[i] for i in rng.permutation(len(items), stream.seed)),)
+    matrix: list[list[float | None]] = [[None] * n for _ in range(n - len(parts))]
+    for i, part in enumerate(parts, len(matrix)):
+        learner.learn(part)
+        accuracies = evaluate_tasks(learner, stream, i)
+        matrix.append([*accuracies, *[None] * (n - 1 - i)])
+        if log is not None:
+            mean = 100 * sum(accuracies) / len(accuracies)
+            log(f"order {stream.seed}: task {i + 1} of {n}, accuracy {mean:.1f} % so far")
     return StreamResult(stream.seed, matrix, dict(getattr(learner, "notes", {})))
 
 
-def run_joint(
-    learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: LogFunction | None = None
-) -> StreamResult:
-    """Learn all tasks at once, mixed, and evaluate once; A has only its last row."""
-    items = [item for task in stream.train for item in task]
-    learner.learn([items[i] for i in rng.permutation(len(items), stream.seed)])
-    last = stream.num_tasks - 1
-    row = evaluate_tasks(learner, stream, last)
-    log_progress(log, stream, last, row)
-    matrix = [*([None] * stream.num_tasks for _ in range(last)), row]
-    return StreamResult(stream.seed, matrix, dict(getattr(learner, "notes", {})))
-
-
-def log_progress(log: LogFunction | None, stream: ClassIncrementalStream, i: int, row: Sequence[float | None]) -> None:
-    """Report the mean accuracy on the tasks so far."""
-    if log is not None:
-        accuracies = [x for x in row if x is not None]
-        accuracy = 100 * sum(accuracies) / len(accuracies)
-        log(f"order {stream.seed}: task {i + 1} of {stream.num_tasks}, accuracy {accuracy:.1f} % so far")
-
-
-def evaluate_tasks(learner: ClassIncrementalLearner, stream: ClassIncrementalStream, i: int) -> list[float | None]:
-    """Return row i of A: the accuracy on each task so far, among the classes seen so far."""
+def evaluate_tasks(learner: ClassIncrementalLearner, stream: ClassIncrementalStream, i: int) -> list[float]:
+    """Return the accuracy on each task up to i, among the classes seen so far."""
     items = [item for task in stream.test[: i + 1] for item in task]
     seen_classes = stream.seen_classes(i)
     labels = np.array([item.label for item in items])
     correct = predict_class(learner.score(items, seen_classes), seen_classes) == labels
     borders = np.cumsum([len(task) for task in stream.test[: i + 1]])[:-1]
-    return [float(x.mean()) for x in np.split(correct, borders)] + [None] * (stream.num_tasks - i - 1)
+    return [float(x.mean()) for x in np.split(correct, borders)]

@@ -13,7 +13,7 @@ from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_hea
 from laconic.evaluation.tables import Column, Table, build_table
 
 AccuracyArray = NDArray[np.float64]  # NaN where nothing was evaluated
-ClassIncrementalResults = Mapping[str, Any]  # as `ClassIncrementalPlan.summarise` returns them
+ClassIncrementalResults = Mapping[str, Any]  # of `ClassIncrementalPlan.summarise`
 LEGEND = (
     "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen; "
     "BWT: backward transfer. forgetting: best accuracy on a task less the one at the end. plasticity: "
@@ -23,7 +23,6 @@ LEGEND = (
 
 
 def build_method_table(results: ClassIncrementalResults, caption: str = "") -> Table:
-    """Return the table of one run on a data set, with one row per method."""
     rows = sorted(results["methods"].items(), key=lambda row: METHODS.index(row[0]))  # stored JSON sorts them by name
     return build_table(COLUMNS, rows, caption)
 
@@ -34,7 +33,6 @@ def first_notes(row: tuple[str, Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def format_metric(metric: Mapping[str, Any] | None) -> str:
-    """Return a metric in percent with its interval, or a dash."""
     if metric is None:
         return "–"
     mean, low, high = (100 * metric[key] + 0.0 for key in ("mean", "low", "high"))
@@ -53,15 +51,12 @@ COLUMNS = (
 
 
 def build_section(run: str, seed: int, results: ClassIncrementalResults) -> PageSection:
-    """Return the section of a page about one run on a data set."""
-    blocks = [render_table(build_method_table(results))]
-    if has_matplotlib():
-        blocks.append(render_plots(build_plots(results)))
-    return PageSection(f"Classes {results['set']}: {run}, seed {seed}", [*blocks, LEGEND])
+    plots = [render_plots(build_plots(results))] if has_matplotlib() else []
+    blocks = [render_table(build_method_table(results)), *plots, LEGEND]
+    return PageSection(f"Classes {results['set']}: {run}, seed {seed}", blocks)
 
 
 def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
-    """Return the plots of the accuracy after each task, and of the accuracy matrices."""
     name = results["set"]
     methods = [method for method in METHODS if method in results["methods"]]
     matrices = {x: mean_matrix(results["methods"][x]["matrices"]) for x in methods}
@@ -83,7 +78,6 @@ def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
 
 
 def mean_matrix(matrices: Sequence[AccuracyRows]) -> AccuracyArray:
-    """Return the mean of accuracy matrices; NaN where they have None."""
     return np.array(matrices, dtype=np.float64).mean(0)
 
 

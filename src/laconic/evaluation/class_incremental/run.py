@@ -8,34 +8,16 @@ from typing import Any
 
 from laconic.console import log_message
 from laconic.data.tokenizer import Tokenizer
+from laconic.evaluation.class_incremental import intent_data
 from laconic.evaluation.class_incremental.finetune_baselines import (
     EWCPenalty,
     FinetuneConfig,
     FinetunedLearner,
     ReplayReservoir,
 )
-from laconic.evaluation.class_incremental.intent_data import (
-    INTENT_DATASETS,
-    build_stream,
-    drop_long_texts,
-    find_class_file,
-    load_class_file,
-    load_intents,
-)
-from laconic.evaluation.class_incremental.learners import (
-    FrozenModel,
-    InContextLearner,
-    NearestClassMean,
-    StatefulLearner,
-)
+from laconic.evaluation.class_incremental.learners import InContextLearner, NearestClassMean, StatefulLearner
 from laconic.evaluation.class_incremental.metrics import METHODS, estimate_metrics, metrics_to_json
-from laconic.evaluation.class_incremental.protocol import (
-    ClassIncrementalLearner,
-    LogFunction,
-    StreamResult,
-    run_joint,
-    run_stream,
-)
+from laconic.evaluation.class_incremental.protocol import ClassIncrementalLearner, LogFunction, StreamResult, run_stream
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.streams.evaluate import as_stateful
@@ -71,7 +53,6 @@ class ClassIncrementalPlan:
         return len(self.methods) * len(self.streams)
 
     def run_unit(self, unit: int, log: LogFunction | None = None) -> EvalItem:
-        """Run one method on one order; the metrics are its accuracy matrices and notes."""
         order, method = divmod(unit, len(self.methods))
         name = self.methods[method]
         model = self.learner if name == "learner" else self.model
@@ -79,26 +60,27 @@ class ClassIncrementalPlan:
         return EvalItem(f"order-{result.order}", {name: result._asdict()})
 
     def summarise(self, items: Sequence[EvalItem]) -> dict[str, Any]:
-        """Return the metrics and matrices of all units by method, as JSON values."""
-        by_method = {method: [item.conditions[method] for item in items] for method in self.methods}
-        return {**self.description, "methods": {name: summarise_orders(orders) for name, orders in by_method.items()}}
+        methods: dict[str, Any] = {}
+        for name in self.methods:
+            orders = [item.conditions[name] for item in items]
+            matrices, notes = [order["matrix"] for order in orders], [order["notes"] for order in orders]
+            metrics = metrics_to_json(estimate_metrics(matrices))
+            methods[name] = {"metrics": metrics, "matrices": matrices, "notes": notes}
+        return {**self.description, "methods": methods}
 
 
 def build_class_job(request: EvalRequest, run: LoadedRun, task: str) -> EvalJob:
-    """Return the class-incremental evaluation of a run on a data set or on `classes:FILE`."""
-    data_dir = request.data_dir or (run.recipe.data.data_dir and str(run.recipe.data.data_dir))
+    data_dir = request.data_dir or run.recipe.data.data_dir
     parts, limits = run.parts, (request.limit, request.shots)
     plan = plan_class_incremental(parts.decoder, parts.tokenizer, task, data_dir, *limits)
-    key = {"data": plan.streams[0].fingerprint}
-    title = plan.streams[0].name
-    metadata = describe_evaluation(run, "class_incremental", title, limit=request.limit, shots=request.shots, key=key)
+    stream, (limit, shots) = plan.streams[0], limits
+    key = {"data": stream.fingerprint}
+    metadata = describe_evaluation(run, "class_incremental", stream.name, limit=limit, shots=shots, key=key)
 
-    def log(text: str) -> None:
-        log_message(f"{metadata.run}: {text}")
+    def evaluate(units: Sequence[int]) -> list[list[EvalItem]]:
+        return [[plan.run_unit(i, lambda text: log_message(f"{metadata.run}: {text}"))] for i in units]
 
-    return EvalJob(
-        metadata, len(plan), lambda units: [[plan.run_unit(i, log)] for i in units], summarize=plan.summarise
-    )
+    return EvalJob(metadata, len(plan), evaluate, summarize=plan.summarise)
 
 
 def plan_class_incremental(
@@ -112,22 +94,22 @@ def plan_class_incremental(
 ) -> ClassIncrementalPlan:
     """Prepare the evaluation of a model on a data set, whose files are in `path`, or on `classes:FILE`.
 
-    Texts beyond the model's positions are left out. Raises `InputError` as `load_intents`, `load_class_file` and
-    `build_stream` do.
+    Texts beyond the model's positions are left out.
     """
     learner = model if isinstance(model, Hope) else add_levels(model)
-    file = find_class_file(task)
+    file = intent_data.find_class_file(task)
     name = task if file is None else file.stem
-    drop = partial(drop_long_texts, tokenizer=tokenizer, max_tokens=model.config.max_position_embeddings, name=name)
-    intents = load_intents(task, path, drop) if file is None else load_class_file(file, drop)
+    context = model.config.max_position_embeddings
+    drop = partial(intent_data.drop_long_texts, tokenizer=tokenizer, max_tokens=context, name=name)
+    intents = intent_data.load_intents(task, path, drop) if file is None else intent_data.load_class_file(file, drop)
     config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
-        build_stream(
+        intent_data.build_stream(
             intents,
             tokenizer,
             seed,
             name=name,
-            classes_per_task=INTENT_DATASETS[task].classes_per_task if file is None else None,
+            classes_per_task=intent_data.INTENT_DATASETS[task].classes_per_task if file is None else None,
             max_test_per_class=max_test_per_class,
             max_train_per_class=max_train_per_class,
         )
@@ -148,7 +130,7 @@ def plan_class_incremental(
 
 
 def add_levels(decoder: Decoder) -> Hope:
-    """Return a plain decoder whose MLPs learn, without any training, each as a level of its own."""
+    """Return a plain decoder whose MLPs learn, each as a level of its own."""
     levels = parse_level_options(LEVELS)
     return HopeAttention.from_decoder(decoder, levels.chunk_sizes, options=levels.options)
 
@@ -162,11 +144,9 @@ def available_methods(learner: Hope) -> list[str]:
 def run_method(
     method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig, log: LogFunction | None
 ) -> StreamResult:
-    """Run one method on one order."""
     prefixed = None if log is None else (lambda text: log(f"{stream.name}, {method}, {text}"))
-    if method == "joint":
-        return run_joint(FinetunedLearner(model, stream, config), stream, prefixed)
-    return run_stream(build_learner(method, model, stream, config), stream, prefixed)
+    learner = build_learner(method, model, stream, config)
+    return run_stream(learner, stream, prefixed, is_joint=method == "joint")
 
 
 def build_learner(
@@ -179,19 +159,13 @@ def build_learner(
             return InContextLearner(model, stream, min(model.config.max_position_embeddings, MAX_CONTEXT_TOKENS))
         case "ncm" | "ncm-shared":
             return NearestClassMean(model, stream, shared_covariance=method == "ncm-shared")
-        case "finetune":
-            return FinetunedLearner(model, stream, config)
         case "lora":
             return FinetunedLearner(model, stream, config, use_lora=True)
         case "ewc":
             return FinetunedLearner(model, stream, config, ewc=EWCPenalty())
         case "replay":
             return FinetunedLearner(model, stream, config, replay=ReplayReservoir(config.replay_per_class, stream.seed))
-        case _:
-            return FrozenModel(model, stream)
-
-
-def summarise_orders(orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metrics and matrices of a method, and the notes of every order."""
-    matrices, notes = [order["matrix"] for order in orders], [order["notes"] for order in orders]
-    return {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": matrices, "notes": notes}
+        case "frozen":
+            return InContextLearner(model, stream, max_positions=0)
+        case _:  # finetune, joint
+            return FinetunedLearner(model, stream, config)

@@ -1,7 +1,7 @@
 """Answers to questions: matched with the gold ones, with the forward passes and cache positions that they took."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,8 +59,8 @@ class ReasoningResult:
     bytes_per_position: int = 0
 
     @classmethod
-    def from_items(cls, items: Sequence[EvalItem], protocol: str, bytes_per_position: int) -> "ReasoningResult":
-        return cls(tuple(map(AnswerRecord.from_item, items)), protocol, bytes_per_position)
+    def from_items(cls, items: Sequence[EvalItem], figures: Mapping[str, Any]) -> "ReasoningResult":
+        return cls(tuple(map(AnswerRecord.from_item, items)), figures["protocol"], figures["bytes_per_position"])
 
     @property
     def correct(self) -> statistics.ScoreMatrix:
@@ -76,12 +76,11 @@ class ReasoningResult:
 def match_answers(
     answers: AnswerBatch, examples: Sequence[ReasoningExample], protocol: AnswerProtocol
 ) -> list[AnswerRecord]:
-    """Compare the answers of a batch with the gold ones."""
     records: list[AnswerRecord] = []
     rows = zip(examples, answers.texts, answers.passes, answers.cache_positions, strict=True)
     for example, text, passes, positions in rows:
         prediction = protocol.extract(text)
         is_correct = prediction is not None and protocol.is_correct(prediction, example.answer)
-        question, gold = example.question, example.answer
-        records.append(AnswerRecord(example.id, question, gold, text, prediction, is_correct, passes, positions))
+        question = example.id, example.question, example.answer
+        records.append(AnswerRecord(*question, text, prediction, is_correct, passes, positions))
     return records

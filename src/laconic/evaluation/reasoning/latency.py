@@ -14,11 +14,10 @@ WARMUP_QUESTIONS = 10
 
 
 class Latency(NamedTuple):
-    """Milliseconds per question asked alone with greedy decoding, and whether none was a warm-up question too."""
+    """Milliseconds per question asked alone with greedy decoding."""
 
     median: float
     num_questions: int
-    has_fresh_warmup: bool = True
 
 
 def measure_latencies(
@@ -32,8 +31,7 @@ def measure_latencies(
     rows = [*((count + i) % num_rows for i in range(WARMUP_QUESTIONS)), *range(count)]
     seconds = [[time_call(answer, source.batch([i], 0, 0), device) for answer, source in systems] for i in rows]
     milliseconds = 1000 * np.array(seconds[WARMUP_QUESTIONS:]).reshape(count, len(systems))
-    has_fresh_warmup = count + WARMUP_QUESTIONS <= num_rows
-    return [Latency(float(np.median(column)), count, has_fresh_warmup) for column in milliseconds.T]
+    return [Latency(float(np.median(column)), count) for column in milliseconds.T]
 
 
 def time_call(answer: AnswerFunction, batch: Any, device: str) -> float:

@@ -56,10 +56,6 @@ def load_question_set(
 
     `root` is the folder of the data sets' files, by default the recipe's. With `with_chains`, the chain and the answer
     of each question are encoded too.
-
-    Raises:
-        UsageError: The protocol cannot read the answers of this run.
-        InputError: The protocol cannot compare with the gold answers, or questions do not fit the model's context.
     """
     data = run.recipe.data
     answer_matching.check_format(protocol, data.format, describe_folder(run.folder))
@@ -81,11 +77,7 @@ def load_question_set(
 def single_question(
     run: LoadedRun, question: str, steps: Sequence[str], gold: str | None, protocol: AnswerProtocol
 ) -> QuestionSet:
-    """Encode one question with the steps of its chain, which may be none, and its gold answer, if known.
-
-    Raises:
-        InputError: The question does not fit the model's context.
-    """
+    """Encode one question with the steps of its chain, which may be none, and its gold answer, if known."""
     data = evaluation_data_config(run.recipe.data, None, True)
     data = data.model_copy(update={"on_too_long": "error", "on_invalid_row": "error"})
     example = ReasoningExample("question", question, tuple(steps), gold or PLACEHOLDER_ANSWER)
@@ -105,12 +97,9 @@ def encode_questions(
     shots: Sequence[ReasoningExample] = (),
 ) -> QuestionSet:
     """Encode examples with a run's tokenizer, their questions in the protocol's form, for a model in its prompt's."""
-    formatted = [
-        replace(
-            example, question=protocol.format_question(example.question), steps=example.steps if with_chains else ()
-        )
-        for example in examples
-    ]
+    formatted = [replace(example, question=protocol.format_question(example.question)) for example in examples]
+    if not with_chains:
+        formatted = [replace(example, steps=()) for example in formatted]
     prompts, prompt = formatted, read_prompt(run.folder)
     if prompt is not None:
         prompts = [format_example(example, prompt, shots, run.recipe.data.answer_prompt) for example in formatted]
@@ -133,7 +122,6 @@ def encode_questions(
 
 
 def generated_questions(run: LoadedRun, name: str, protocol: AnswerProtocol, limit: int | None) -> QuestionSet:
-    """Generate the questions of the digits task."""
     resolve_set(run.recipe, name, describe_folder(run.folder))
     context = run.parts.decoder.config.max_position_embeddings
     rows = load_held_out_rows(run.recipe, run.parts.tokenizer, context, "valid" if name == "valid" else "test", limit)
@@ -155,27 +143,12 @@ def resolve_set(recipe: Recipe, name: str, run: str) -> str:
     return path
 
 
-def check_task_files(recipe: Recipe, names: Sequence[str], run: str) -> None:
-    """Raise `InputError` for a file that does not exist, before the run is loaded."""
-    for name in names:
-        path = resolve_set(recipe, name, run)
-        if is_row_file(path) and not Path(path).is_file():
-            origin = f"data.{name} of {run}" if name in RECIPE_SPLITS else f"task {name}"
-            raise InputError(f"{origin}: no file {path}; name another one, or a task that laconic tasks list shows")
-
-
 def evaluation_data_config(data: DataConfig, root: str | None, is_recipe_split: bool) -> DataConfig:
     """Return how rows are read for evaluation: all of them; the recipe's chain field counts for its own splits only."""
-    return data.model_copy(
-        update={
-            "forbid_unknown_fields": False,
-            "max_train_rows": None,
-            "require_leading_digit": False,
-            "max_tokens": None,
-            "chain_field": data.chain_field if is_recipe_split else None,
-            "data_dir": data.data_dir if root is None else root,
-        }
-    )
+    chain_field, data_dir = data.chain_field if is_recipe_split else None, data.data_dir if root is None else root
+    all_rows = {"forbid_unknown_fields": False, "max_train_rows": None, "require_leading_digit": False}
+    update = {**all_rows, "max_tokens": None, "chain_field": chain_field, "data_dir": data_dir}
+    return data.model_copy(update=update)
 
 
 def set_title(name: str) -> str:
@@ -188,14 +161,16 @@ def set_title(name: str) -> str:
     return ":".join(filter(None, [*parts, None if split == "test" else split]))
 
 
-def check_unique_titles(recipe: Recipe, names: Sequence[str], run: str) -> None:
-    """Raise `UsageError` for two data sets whose results would be stored under one name."""
+def check_tasks(recipe: Recipe, names: Sequence[str], run: str) -> None:
+    """Raise, before the run is loaded, `InputError` for a file that does not exist, and `UsageError` for two data sets
+    whose results would be stored under one name.
+    """
     by_title: dict[str, str] = {}
     for name in names:
         path = resolve_set(recipe, name, run)
-        identity = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
-        other = by_title.setdefault(folder_safe_name(set_title(path)), identity)
-        if other != identity:
-            raise UsageError(
-                f"--tasks: {other} and {identity} are both called {set_title(path)}; rename one of the files"
-            )
+        if is_row_file(path) and not Path(path).is_file():
+            origin = f"data.{name} of {run}" if name in RECIPE_SPLITS else f"task {name}"
+            raise InputError(f"{origin}: no file {path}; name another one, or a task that laconic tasks list shows")
+        title, identity = set_title(path), str(Path(path).resolve()) if is_row_file(path) else set_title(path)
+        if (other := by_title.setdefault(folder_safe_name(title), identity)) != identity:
+            raise UsageError(f"--tasks: {other} and {identity} are both called {title}; rename one of the files")

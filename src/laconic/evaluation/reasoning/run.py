@@ -14,17 +14,11 @@ from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.errors import InputError, UsageError
+from laconic.evaluation import results_store
 from laconic.evaluation.checkpoints import STOP_STRINGS, read_prompt
 from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.results_store import (
-    EVALUATIONS_FOLDER,
-    EvalItem,
-    EvalJob,
-    ReportFraction,
-    latest_evaluations,
-    load_items,
-)
+from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, ReportFraction
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.from_recipe.build_data import choose_default_protocol
 from laconic.experiment.from_recipe.cost import count_cache_bytes
@@ -96,12 +90,9 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
 
 
 def token_budget(run: LoadedRun, questions: QuestionSet, with_cot: bool) -> int:
-    """Return the number of tokens that the protocol allows for an answer."""
+    with_chain, row_format = writes_chain(run, with_cot), run.recipe.data.format
     return answer_matching.max_answer_tokens(
-        questions.protocol,
-        run.recipe.data.format,
-        with_chain=writes_chain(run, with_cot),
-        text_answers=questions.has_text_answers,
+        questions.protocol, row_format, with_chain=with_chain, text_answers=questions.has_text_answers
     )
 
 
@@ -146,18 +137,12 @@ def build_question_job(
     limit: int | None = None,
     batch_size: int = 64,
 ) -> EvalJob:
-    """Return the evaluation of a run under one condition on a question set that was loaded with `limit`.
-
-    Raises:
-        InputError: There are no questions, or fewer rows than questions.
-    """
+    """Return the evaluation of a run under one condition on a question set that was loaded with `limit`."""
     examples, source, protocol = questions.examples, questions.source, questions.protocol
     if writes_chain(run, condition.with_cot):
         protocol = protocol.for_chain()
     if not examples or len(source) < len(examples):
-        raise InputError(
-            f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
-        )
+        raise InputError(f"{len(examples)} questions, {len(source)} rows; give at least one question, a row for each")
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
     figures: dict[str, Any] = {
         "protocol": protocol.name,
@@ -193,12 +178,9 @@ def list_unchanged(examples: Sequence[ReasoningExample]) -> list[str]:
 
 def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) -> ReasoningResult | None:
     """Load the latest stored result of a run directory on a task under one condition; None if there is none."""
-    for stored in latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
+    for stored in results_store.latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
         if stored.metadata.task == task and stored.metadata.variant.get("condition", "") == condition.name:
-            figures = stored.figures
-            return ReasoningResult.from_items(
-                load_items(stored.folder), figures["protocol"], figures["bytes_per_position"]
-            )
+            return ReasoningResult.from_items(results_store.load_items(stored.folder), stored.figures)
     return None
 
 
@@ -229,8 +211,7 @@ def with_iterations(run: LoadedRun, iterations: int | None) -> Iterator[None]:
     if iterations is None or latents is None:
         yield
         return
-    trained = latents.num_iterations
-    latents.num_iterations = iterations
+    trained, latents.num_iterations = latents.num_iterations, iterations
     try:
         yield
     finally:

@@ -19,12 +19,7 @@ from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_tabl
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.evaluate import AnswerFunction
 from laconic.evaluation.reasoning.latency import Latency, measure_latencies
-from laconic.evaluation.reasoning.question_sets import (
-    QuestionSet,
-    check_task_files,
-    check_unique_titles,
-    load_question_set,
-)
+from laconic.evaluation.reasoning.question_sets import QuestionSet, check_tasks, load_question_set
 from laconic.evaluation.reasoning.run import (
     COT_CONDITION,
     EvalCondition,
@@ -53,22 +48,14 @@ class ReasoningSuite:
 
     kinds: Sequence[EvalKind] = ("reasoning",)
     options: Collection[str] = (
-        "data_dir",
-        "protocol",
-        "tolerance",
-        "with_cot",
-        "jacobi_iterations",
-        "jacobi_tolerance",
-        "batch_size",
-        "baseline",
-        "latency",
-    )
+        "data_dir", "protocol", "tolerance", "with_cot", "jacobi_iterations", "jacobi_tolerance", "batch_size",
+        "baseline", "latency",
+    )  # fmt: skip
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         return not any(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for runs that cannot be evaluated with one protocol, or not as requested."""
         protocols = {
             folder: choose_protocol(recipe, request.protocol, request.tolerance) for folder, recipe in recipes.items()
         }
@@ -79,17 +66,12 @@ class ReasoningSuite:
                 for value in getattr(request, name):
                     check_iterations(recipe, f"--{name.replace('_', '-')} {value:g}", describe_folder(folder))
         if request.with_cot and not any(may_write_chain(recipe.method) for recipe in recipes.values()):
-            methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
-            raise UsageError(
-                f"--with-cot: method {methods} is not trained to write the chain too; "
-                f"give a run of {', '.join(COT_TEACHER_METHODS)}"
-            )
+            trained = ", ".join(COT_TEACHER_METHODS)
+            raise UsageError(f"--with-cot: no run is trained to write the chain too; give a run of {trained}")
         for folder, recipe in recipes.items():
-            check_unique_titles(recipe, request.tasks, describe_folder(folder))
-            check_task_files(recipe, request.tasks, describe_folder(folder))
+            check_tasks(recipe, request.tasks, describe_folder(folder))
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return method, dtype, how the recipe differs from its row of a paper, and if its sets may overlap."""
         return {
             "method": recipe.method,
             "dtype": recipe.model.dtype,
@@ -100,7 +82,6 @@ class ReasoningSuite:
         }
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield one evaluation per condition."""
         protocol = choose_protocol(run.recipe, request.protocol, request.tolerance)
         questions = load_question_set(run, task, protocol, root=request.data_dir, limit=request.limit)
         for condition in list_conditions(request, run.recipe.method):
@@ -112,8 +93,6 @@ class ReasoningSuite:
         runs = results["reasoning"]
         timings = measure_timings(request, runs, titles) if request.latency else {}
         rows = [row for result in runs for row in table.build_rows(result, timings.get(id(result)))]
-        datasets = [row.dataset for row in rows]
-        rows.sort(key=lambda row: datasets.index(row.dataset))
         baseline = next((title for title, path in titles.items() if path == request.baseline), None)
         by_run = [list(same) for _, same in groupby(runs, key=lambda result: result.run)]
         facts = [*map(describe_seeds, by_run), *environment_facts(request.device)]
@@ -125,7 +104,6 @@ class ReasoningSuite:
         return EvalReport(blocks, table.table_to_json(outcome))
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return one section per protocol and question set, with all runs and conditions."""
         sections: list[PageSection] = []
         for group in group_results(results["reasoning"]):
             rows = [row for result in group for row in table.build_rows(result)]
@@ -167,7 +145,6 @@ def may_write_chain(method: str) -> bool:
 
 
 def list_conditions(request: EvalRequest, method: str) -> list[EvalCondition]:
-    """Return the requested conditions that a method has."""
     conditions = [EvalCondition(), *(EvalCondition(iterations=n) for n in request.jacobi_iterations)]
     conditions += [EvalCondition(tolerance=x) for x in request.jacobi_tolerance]
     if request.with_cot and may_write_chain(method):

@@ -12,7 +12,7 @@ from laconic.batches import PassCounts
 from laconic.console import pluralize
 from laconic.data.reasoning.answer_matching import describe_protocol, require_one_protocol
 from laconic.errors import InputError
-from laconic.evaluation import statistics
+from laconic.evaluation import statistics, tables
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
 from laconic.evaluation.paired_proportions import compare_answers, describe_test
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
@@ -21,16 +21,7 @@ from laconic.evaluation.reasoning.run import COT_CONDITION, list_unchanged
 from laconic.evaluation.report.papers import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import (
-    MIN_SEEDS,
-    Column,
-    Table,
-    figures_to_json,
-    format_accuracy,
-    format_count,
-    format_interval,
-    format_percent,
-)
+from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count
 
 
 @dataclass(frozen=True)
@@ -89,28 +80,24 @@ class ReasoningRow:
         }
 
 
-class RunComparison(NamedTuple):
-    """A run minus the baseline on one set."""
+class RowComparison(NamedTuple):
+    """A row minus another on the same set, if that is significant after Holm's correction, and in words."""
 
-    dataset: str
-    run: str
-    baseline: str
+    row: ReasoningRow
+    other: ReasoningRow
     difference: Difference
     is_significant: bool
     text: str
 
-    @property
-    def mcnemar_p(self) -> float | None:
-        """The p-value of single runs, None for several seeds."""
-        return self.difference.p if self.difference.num_seeds == 1 else None
+    def to_json(self) -> dict[str, Any]:
+        return {**self.difference._asdict(), "is_significant": self.is_significant, "text": self.text}
 
 
 @dataclass(frozen=True)
 class ReasoningTable:
     """Runs on question sets; `baseline` names the run that the others are compared with.
 
-    Raises:
-        InputError: Rows of one set are not about the same questions.
+    Raises `InputError` if rows of one set are not about the same questions.
     """
 
     rows: Sequence[ReasoningRow]
@@ -157,10 +144,7 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     info, condition = result.info, result.variant.get("condition", "")
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
-    results = tuple(
-        ReasoningResult.from_items(items, figures["protocol"], figures["bytes_per_position"])
-        for items, figures in zip(result.items_by_seed, result.figures, strict=True)
-    )
+    results = tuple(map(ReasoningResult.from_items, result.items_by_seed, result.figures))
     row = ReasoningRow(
         result.task, result.run, condition, result.seeds, results, False, papers, latency, info["allow_contamination"]
     )
@@ -174,24 +158,24 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     return [row, ReasoningRow(title, result.run, condition, result.seeds, tuple(changed), is_subset=True)]
 
 
-def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
-    """Compare every run as trained with the baseline on every set, with Holm's correction over all."""
+def compare_to_baseline(table: ReasoningTable) -> list[RowComparison]:
+    """Compare every run as trained with the baseline on every set."""
     trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
-    pairs = [
-        (trained[name, run], trained[name, str(table.baseline)])
-        for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
-        for name in table.datasets
-        if {(name, run), (name, table.baseline)} <= trained.keys()
-    ]
-    tests = zip(pairs, compare_rows(pairs), strict=True)
-    return [RunComparison(a.dataset, a.run, b.run, *test) for (a, b), test in tests]
+    return compare_rows(
+        [
+            (trained[name, run], trained[name, str(table.baseline)])
+            for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
+            for name in table.datasets
+            if {(name, run), (name, table.baseline)} <= trained.keys()
+        ]
+    )
 
 
-def compare_rows(pairs: Sequence[tuple[ReasoningRow, ReasoningRow]]) -> list[tuple[Difference, bool, str]]:
-    """Return each first row minus the second, if that is significant after Holm's correction over all, and in words."""
+def compare_rows(pairs: Sequence[tuple[ReasoningRow, ReasoningRow]]) -> list[RowComparison]:
+    """Return each first row minus the second, with Holm's correction over all."""
     differences = [compare_answers(*pair_seeds(a, b)) for a, b in pairs]
-    significant = statistics.find_significant(differences)
-    return [(d, x, statistics.describe_difference(d, x)) for d, x in zip(differences, significant, strict=True)]
+    tests = zip(pairs, differences, statistics.find_significant(differences), strict=True)
+    return [RowComparison(*pair, d, x, statistics.describe_difference(d, x)) for pair, d, x in tests]
 
 
 def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatrix]:
@@ -205,14 +189,14 @@ def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatr
 
 def format_headline(estimate: Estimate) -> str:
     """Format an accuracy; fewer than three seeds are named."""
-    text = format_accuracy(estimate)
+    text = tables.format_accuracy(estimate)
     return text if estimate.num_seeds >= MIN_SEEDS else f"{text} ({pluralize(estimate.num_seeds, 'seed')})"
 
 
 COLUMNS = (
     Column("", lambda row: row.title, is_text=True),
     Column("accuracy", lambda row: format_headline(row.accuracy)),
-    Column("95 % interval", lambda row: format_interval(row.accuracy)),
+    Column("95 % interval", lambda row: tables.format_interval(row.accuracy)),
     Column("first pass", lambda row: format_count(sum(row.mean_passes[:2]))),
     Column("latent", lambda row: format_count(row.mean_passes[2])),
     Column("answer", lambda row: format_count(row.mean_passes[3])),
@@ -235,14 +219,13 @@ def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     for name in table.datasets:
         rows = table.rows_of(name)
         answer, share = rows[0].results[0].majority_baseline
-        cells = [[f"always “{answer}”", f"{format_percent(share)} %"]]
+        cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %"]]
         cells += [[column.format(row) for column in columns] for row in rows]
         blocks.append((f"{name}: {rows[0].accuracy.num_items:,} questions", cells))
     return blocks
 
 
 def build_terminal_table(table: ReasoningTable) -> Table:
-    """Return the table for a terminal: a block for each set."""
     rows: list[list[str]] = []
     for title, cells in rows_by_dataset(table):
         rows += [[title], *([f"  {first}", *rest] for first, *rest in cells)]
@@ -257,9 +240,9 @@ def format_footnotes(table: ReasoningTable) -> str:
     if compared := compare_to_baseline(table):
         tests = dict.fromkeys(describe_test(c.difference.num_seeds) for c in compared)
         lines += ["", f"differences: 95 % interval; p: {' or '.join(tests)}, Holm's correction over all"]
-        for c in compared:
-            p = "" if c.mcnemar_p is None else f"; McNemar p {c.mcnemar_p:.3g}"
-            lines.append(f"  {c.dataset}: {c.run} against {c.baseline}: {c.text}{p}")
+        lines += [
+            f"  {c.row.dataset}: {c.row.run} against {c.other.run}: {c.text}; p {c.difference.p:.3g}" for c in compared
+        ]
     lines += ["", *format_examples(table.examples)]
     return "\n".join([*lines, "", *list_caveats(table), *table.notes, *(f"{k}: {v}" for k, v in table.facts)])
 
@@ -273,8 +256,6 @@ def list_caveats(table: ReasoningTable) -> list[str]:
     for row in table.rows:
         if row.may_overlap:
             caveats.append(f"{row.run}: may have trained on these questions: its recipe sets data.allow_contamination")
-        if row.latency and not row.latency.has_fresh_warmup:
-            caveats.append(f"{row.dataset}: some timed questions were also warm-up questions: it has too few others")
         rows = table.rows_of(row.dataset)
         cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
         if not (row.condition or row.is_subset or cot is None):
@@ -301,13 +282,12 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
             "questions": (rows := table.rows_of(name))[0].accuracy.num_items,
             "majority_baseline": rows[0].results[0].majority_baseline,
             "is_subset": rows[0].is_subset,
-            "runs": [row_to_json(row) for row in rows],
+            "runs": list(map(row_to_json, rows)),
         }
         for name in table.datasets
     ]
     comparisons = [
-        {"dataset": c.dataset, "run": c.run, "baseline": c.baseline, **c.difference._asdict()}
-        | {"is_significant": c.is_significant, "text": c.text, "mcnemar_p": c.mcnemar_p}
+        {"dataset": c.row.dataset, "run": c.row.run, "baseline": c.other.run, **c.to_json()}
         for c in compare_to_baseline(table)
     ]
     data = {
@@ -320,7 +300,7 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
         "notes": list(table.notes),
         "facts": dict(table.facts),
     }
-    return figures_to_json(data)
+    return tables.figures_to_json(data)
 
 
 def row_to_json(row: ReasoningRow) -> dict[str, Any]:

@@ -18,10 +18,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 
 def build_sections(suite: EvalSuite, paths: Sequence[str]) -> list[PageSection]:
-    """Return the sections of one kind of evaluation.
-
-    Its metrics come from files that may be another person's, or another version's; each kind has its own.
-    """
+    """Return the sections of one suite; its metrics come from files that may be another person's or version's."""
     results = load_results(suite, paths)
     try:
         return list(suite.build_sections(results, paths))
@@ -34,12 +31,7 @@ def build_sections(suite: EvalSuite, paths: Sequence[str]) -> list[PageSection]:
 
 
 def build_report(paths: Sequence[str]) -> str:
-    """Return the HTML report of runs, or of directories of several seeds; no model is loaded.
-
-    Raises:
-        InputError: Nothing is stored, seeds of a run were evaluated on different items, or the metrics of a stored
-            result are not those of its kind.
-    """
+    """Return the HTML report of runs, or of directories of several seeds; no model is loaded."""
     sections = [section for suite in reversed(SUITES) for section in build_sections(suite, paths)]
     if not any(section.blocks for section in sections):
         raise InputError(f"{', '.join(paths)}: no stored results; run laconic evaluate on them first")

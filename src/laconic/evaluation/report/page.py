@@ -72,6 +72,5 @@ def _environment() -> Environment:
 
 
 def _render_macro(name: str, *arguments: Any) -> Markup:
-    """Render one of the macros in `blocks.html`."""
     module: Any = _environment().get_template("blocks.html").module
     return getattr(module, name)(*arguments)

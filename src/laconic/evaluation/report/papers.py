@@ -1,7 +1,7 @@
 """What papers report: accuracies for the table rows that recipes reproduce, and tables beside the results of runs."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,26 +23,19 @@ class PaperFigure(NamedTuple):
     source_mark: str
 
 
-PaperFigures = Mapping[tuple[str, str], Mapping[str, Sequence[PaperFigure]]]
-
-
 @cache
-def load_paper_figures() -> PaperFigures:
-    """Load all figures, by (paper table, row) of a recipe and by data set."""
-    figures: dict[tuple[str, str], dict[str, list[PaperFigure]]] = {}
-    for row in tomllib.loads(FIGURES_FILE.read_text(encoding="utf-8"))["row"]:
-        by_dataset = figures.setdefault((row["recipe"][0], row["recipe"][1]), {})
-        for figure in row["figures"]:
-            by_dataset.setdefault(figure["set"], []).append(PaperFigure(figure["percent"], figure["mark"]))
-    return figures
+def load_paper_figures() -> list[dict[str, Any]]:
+    """Return `recipe` (paper table and row) and `figures` (data set, percent and mark) of each row."""
+    return tomllib.loads(FIGURES_FILE.read_text(encoding="utf-8"))["row"]
 
 
 def find_paper_figures(paper_table: str | None, table_row: str | None, dataset: str) -> Sequence[PaperFigure] | None:
     """Return what papers report for a recipe on a data set: empty if unknown, None for a recipe of no paper."""
     if paper_table is None or table_row is None or " table " not in paper_table:
         return None
-    by_dataset = load_paper_figures().get((paper_table, table_row), {})
-    return by_dataset.get("gsm8k" if dataset in GSM8K_TEST_SETS else dataset, ())
+    rows = [row for row in load_paper_figures() if row["recipe"] == [paper_table, table_row]]
+    name = "gsm8k" if dataset in GSM8K_TEST_SETS else dataset
+    return [PaperFigure(x["percent"], x["mark"]) for row in rows for x in row["figures"] if x["set"] == name]
 
 
 def format_paper_figures(figures: Sequence[PaperFigure] | None) -> str:

@@ -2,39 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from laconic.batches import PassCounts
 from laconic.console import pluralize
+from laconic.evaluation import tables
 from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.paired_proportions import describe_test
-from laconic.evaluation.reasoning.table import ReasoningRow, compare_costs, compare_rows
-from laconic.evaluation.report.page import (
-    NO_PLOTS,
-    PagePlot,
-    PageSection,
-    render_details,
-    render_facts,
-    render_list,
-    render_page,
-    render_plots,
-    render_table,
-)
+from laconic.evaluation.reasoning.table import ReasoningRow, RowComparison, compare_costs, compare_rows
+from laconic.evaluation.report import page
+from laconic.evaluation.report.page import NO_PLOTS, PagePlot, PageSection, render_facts, render_table
 from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_accuracies, plot_lines
-from laconic.evaluation.statistics import Difference
-from laconic.evaluation.tables import (
-    MIN_SEEDS,
-    Column,
-    Table,
-    build_table,
-    format_accuracy,
-    format_count,
-    format_interval,
-    format_percent,
-)
+from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count, format_percent
 
 INSPECTED_SPACES = ("keys", "values")
 
@@ -43,9 +25,9 @@ INSPECTED_SPACES = ("keys", "values")
 class MethodResult:
     """One method over its seeds.
 
-    `row` has its answers to the questions; `row.run` is the key of the method. A control is an ablation of another
-    method. Learning curves are (step, accuracy) points for each seed; `iteration_sweep` has the accuracy of each seed
-    by the number of Jacobi iterations, and `cot_accuracy` with the chain written out by the same weights.
+    `row` has its answers to the questions; `row.run` is the key of the method. Learning curves are (step, accuracy)
+    points for each seed; `iteration_sweep` has the accuracy of each seed by the number of Jacobi iterations, and
+    `cot_accuracy` with the chain written out by the same weights.
     """
 
     row: ReasoningRow
@@ -62,10 +44,6 @@ class MethodResult:
     @property
     def name(self) -> str:
         return self.row.run
-
-    @property
-    def num_passes(self) -> float:
-        return sum(self.row.mean_passes)
 
 
 @dataclass(frozen=True)
@@ -101,23 +79,13 @@ class ComparisonReport:
         return self.first_row.seeds
 
 
-class FocusComparison(NamedTuple):
-    """The focus minus another method."""
-
-    other: MethodResult
-    difference: Difference
-    is_significant: bool
-    text: str
-
-
-def compare_to_focus(report: ComparisonReport) -> list[FocusComparison]:
-    """Return the focus minus every other method, with Holm's correction over all."""
+def compare_to_focus(report: ComparisonReport) -> list[tuple[MethodResult, RowComparison]]:
+    """Return every other method, and the focus minus it, with Holm's correction over all."""
     focus = report.find_result(report.focus)
     others = [result for result in report.results if result.name != report.focus]
     if focus is None:
         return []
-    tests = compare_rows([(focus.row, other.row) for other in others])
-    return [FocusComparison(other, *test) for other, test in zip(others, tests, strict=True)]
+    return list(zip(others, compare_rows([(focus.row, other.row) for other in others]), strict=True))
 
 
 def format_passes(passes: Sequence[float]) -> str:
@@ -126,16 +94,17 @@ def format_passes(passes: Sequence[float]) -> str:
     return " + ".join(f"{format_count(n)} {name.replace('_', ' ')}" for name, n in parts if n)
 
 
+def format_total(passes: Sequence[float]) -> str:
+    return f"{format_count(sum(passes))} = {'+'.join(map(format_count, passes))}"
+
+
 POSITIONS = Column("positions", lambda result: " → ".join(map(format_count, result.row.mean_cache_positions)))
 MILLISECONDS = Column("ms", lambda result: "–" if result.row.latency is None else f"{result.row.latency.median:.1f}")
 TERMINAL_COLUMNS = (
     Column("", lambda result: result.title, is_text=True),
-    Column("accuracy", lambda result: format_accuracy(result.row.accuracy)),
-    Column("95 % interval", lambda result: format_interval(result.row.accuracy)),
-    Column(
-        "passes",
-        lambda result: f"{format_count(result.num_passes)} = {'+'.join(map(format_count, result.row.mean_passes))}",
-    ),
+    Column("accuracy", lambda result: tables.format_accuracy(result.row.accuracy)),
+    Column("95 % interval", lambda result: tables.format_interval(result.row.accuracy)),
+    Column("passes", lambda result: format_total(result.row.mean_passes)),
     POSITIONS,
     MILLISECONDS,
 )
@@ -144,7 +113,7 @@ PAGE_COLUMNS = (
     Column("how it answers", lambda result: result.description, is_text=True),
     Column(
         "accuracy, 95 % interval",
-        lambda result: f"{format_accuracy(result.row.accuracy)} ({format_interval(result.row.accuracy)})",
+        lambda result: f"{tables.format_accuracy(result.row.accuracy)} ({tables.format_interval(result.row.accuracy)})",
     ),
     Column("forward passes", lambda result: format_passes(result.row.mean_passes)),
     POSITIONS._replace(title="cache positions"),
@@ -154,7 +123,7 @@ PAGE_COLUMNS = (
 
 def build_terminal_table(report: ComparisonReport) -> Table:
     """Return the table for a terminal; controls follow after an empty line."""
-    table = build_table(TERMINAL_COLUMNS, report.results)
+    table = tables.build_table(TERMINAL_COLUMNS, report.results)
     rows = [*table.rows]
     first_control = next((i for i, result in enumerate(report.results) if result.is_control), 0)
     return table._replace(rows=[*rows[:first_control], (), *rows[first_control:]] if first_control else rows)
@@ -171,7 +140,7 @@ def format_footnotes(report: ComparisonReport) -> str:
     ]
     focus, compared = report.find_result(report.focus), compare_to_focus(report)
     if focus and compared:
-        lines += [f"{focus.title} against", *(f"  {c.other.title}: {c.text}" for c in compared)]
+        lines += [f"{focus.title} against", *(f"  {other.title}: {c.text}" for other, c in compared)]
     return "\n".join([*lines, "", "Not shown", *(f"  {text}" for text in list_caveats(report))])
 
 
@@ -181,28 +150,26 @@ def report_to_json(report: ComparisonReport) -> dict[str, Any]:
             "name": result.name,
             "is_control": result.is_control,
             **result.row.costs_to_json(),
-            "milliseconds": result.row.latency and result.row.latency._asdict(),
-            "cot_accuracy": list(result.cot_accuracy),
-            "iteration_sweep": {str(n): list(shares) for n, shares in result.iteration_sweep.items()},
-            "training_seconds": list(result.training_seconds),
+            "milliseconds": result.row.latency,
+            "cot_accuracy": result.cot_accuracy,
+            "iteration_sweep": {str(n): shares for n, shares in result.iteration_sweep.items()},
+            "training_seconds": result.training_seconds,
         }
         for result in report.results
     ]
-    comparisons = [
-        {"other": c.other.name, **c.difference._asdict(), "is_significant": c.is_significant, "text": c.text}
-        for c in compare_to_focus(report)
-    ]
+    comparisons = [{"other": other.name, **c.to_json()} for other, c in compare_to_focus(report)]
     first = report.first_row.results[0]
-    return {
+    data = {
         "schema": 2,
         "protocol": first.protocol,
-        "seeds": list(report.seeds),
+        "seeds": report.seeds,
         "questions": len(first.records),
-        "majority_baseline": first.majority_baseline._asdict(),
+        "majority_baseline": first.majority_baseline,
         "rows": rows,
         "comparisons": comparisons,
         "caveats": list_caveats(report),
     }
+    return tables.figures_to_json(data)
 
 
 def list_caveats(report: ComparisonReport) -> list[str]:
@@ -214,9 +181,9 @@ def list_caveats(report: ComparisonReport) -> list[str]:
         caveats.append(f"Seeds: {runs} of each. Intervals hold for these runs; another seed may fall outside them.")
     if focus and cot:
         caveats += [f"Costs: {text}." for text in compare_costs(focus.row, cot.row, focus.title)]
-    for c in compare_to_focus(report):
-        if not c.is_significant and c.other.is_control and focus:
-            caveats.append(f"That {focus.title} is better than {c.other.title}: {c.text}.")
+    for other, c in compare_to_focus(report):
+        if not c.is_significant and other.is_control and focus:
+            caveats.append(f"That {focus.title} is better than {other.title}: {c.text}.")
     return [*caveats, *report.caveats]
 
 
@@ -230,7 +197,7 @@ def render_report(report: ComparisonReport) -> str:
             f"Holm's correction over the {len(compared)} comparisons. Where p is above 5 % or the interval contains 0, "
             "nothing is claimed."
         )
-        table = render_facts([(f"over {c.other.title}", c.text) for c in compared])
+        table = render_facts([(f"over {other.title}", c.text) for other, c in compared])
         sections.append(PageSection(f"Differences from {focus.title}", [about, table]))
     if report.inspection:
         sections.append(PageSection("One question inspected", inspection_blocks(report.inspection)))
@@ -238,13 +205,13 @@ def render_report(report: ComparisonReport) -> str:
     table = Table(("key", "here", "why"), differences, num_text_columns=3)
     facts = [("command", report.command)] if report.command else []
     facts += [("seeds", ", ".join(map(str, report.seeds))), *report.facts]
-    runs = [render_details(f"Runs ({len(report.runs)})", [render_facts(report.runs)])] if report.runs else []
+    runs = [page.render_details(f"Runs ({len(report.runs)})", [render_facts(report.runs)])] if report.runs else []
     sections += [
-        PageSection("What this does not show", [render_list(caveats)] if caveats else []),
+        PageSection("What this does not show", [page.render_list(caveats)] if caveats else []),
         PageSection("Where the recipes differ from the papers", [render_table(table)] if differences else []),
         PageSection("Runs", [render_facts(facts), *runs]),
     ]
-    return render_page(report.title, sections, [report.lead])
+    return page.render_page(report.title, sections, [report.lead])
 
 
 def results_blocks(report: ComparisonReport) -> list[str]:
@@ -257,8 +224,8 @@ def results_blocks(report: ComparisonReport) -> list[str]:
         "its end. Milliseconds: batch size 1, greedy, median. A control is the same training with one part removed or "
         "replaced."
     )
-    plots = render_plots(plot_results(report, 100 * floor)) if has_matplotlib() else NO_PLOTS
-    return [plots, render_table(build_table(PAGE_COLUMNS, report.results)), about]
+    plots = page.render_plots(plot_results(report, 100 * floor)) if has_matplotlib() else NO_PLOTS
+    return [plots, render_table(tables.build_table(PAGE_COLUMNS, report.results)), about]
 
 
 def plot_results(report: ComparisonReport, floor: float) -> list[PagePlot]:

@@ -3,9 +3,9 @@
 A plain decoder is a stateful model too; its state is its KV cache. Shapes: B items, T columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -34,11 +34,9 @@ class CacheAsState:
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder's configuration."""
         return self.decoder.config
 
     def initial_state(self, batch_size: int) -> FastWeightState:
-        """Return the state before the first token."""
         weight = cast(Tensor, self.decoder.token_embedding.weight)
         cache = KVCache.empty(self.config, batch_size, weight.dtype, weight.device)
         return FastWeightState((LayerState(cache=cache),), torch.zeros(batch_size, dtype=torch.long))
@@ -56,15 +54,11 @@ class CacheAsState:
         before: FastWeightState = self.initial_state(len(input_ids)) if state is None else state
         embeds = self.decoder.embed(input_ids)
         output = self.decoder(embeds, before.layers[0].cache, attention_mask=attention_mask)
-        if attention_mask is None:
-            num_tokens = torch.full_like(before.position, input_ids.shape[1])
-        else:
-            num_tokens = attention_mask.sum(1).cpu()
+        num_tokens = input_ids.shape[1] if attention_mask is None else attention_mask.sum(1).cpu()
         after = FastWeightState((LayerState(cache=output.cache),), before.position + num_tokens)
         return DecoderOutput(output.hidden_states, cast(Any, after), {})
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """Return the decoder's logits."""
         return self.decoder.logits(hidden_states)
 
 
@@ -106,7 +100,7 @@ def score_tokens(
     targets, T = batch.targets, batch.input_ids.shape[1]
     last_start = batch.segment_slices[-1].start if freeze_last_segment else T
     nll, correct = torch.zeros(batch.input_ids.shape, dtype=torch.float64), torch.zeros_like(batch.attention_mask)
-    for a, b in read_spans(last_start, T):
+    for a, b in pairwise([*range(0, last_start, READ_CHUNK), *range(last_start, T, READ_CHUNK), T]):
         output = read_tokens_checked(
             model,
             batch.input_ids[:, a:b],
@@ -120,13 +114,6 @@ def score_tokens(
     return TokenScores(nll, correct, state)
 
 
-def read_spans(last_start: int, T: int) -> Iterator[tuple[int, int]]:
-    """Yield the columns of each call, split before the last segment."""
-    for start, end in ((0, last_start), (last_start, T)):
-        for a in range(start, end, READ_CHUNK):
-            yield a, min(a + READ_CHUNK, end)
-
-
 def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
     """Return for each row how often each level was updated, mean over the layers that have it."""
     per_layer = [[level.num_updates.double() for level in layer.cms.levels] for layer in state.layers if layer.cms]
@@ -136,5 +123,4 @@ def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
 
 
 def build_metrics(sums: MetricSums, level_updates: Sequence[float], state_bytes: int) -> dict[str, Any]:
-    """Return what is stored of an item under one condition."""
     return {"sums": sums, "level_updates": level_updates, "state_bytes": state_bytes}

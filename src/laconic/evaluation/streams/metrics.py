@@ -110,7 +110,6 @@ def score_passage(
 
 
 def merge_sums(parts: list[MetricSums]) -> MetricSums:
-    """Add up the metrics of several passages."""
     sums: dict[str, tuple[float, float]] = {}
     for part in parts:
         for name, (score, n) in part.items():

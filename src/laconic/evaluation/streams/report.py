@@ -2,21 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from laconic.evaluation.report.page import PagePlot, PageSection, render_list, render_plots, render_table
 from laconic.evaluation.report.papers import render_papers
 from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
 from laconic.evaluation.runs import seed_run_name, seed_runs, short_run_names
-from laconic.evaluation.streams.table import (
-    LEGEND,
-    PAGE_COLUMNS,
-    describe_gains,
-    estimate_metrics,
-    metric_rows,
-    stream_name,
-    stream_title,
-)
+from laconic.evaluation.streams import table
+from laconic.evaluation.streams.table import stream_name, stream_title
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import build_table
 
@@ -29,12 +23,7 @@ CAVEATS = (
 )
 # Suffixes of metrics in metrics.jsonl, y label, title, caption.
 TRAINING_PLOTS = (
-    (
-        ("_updates",),
-        "updates per row",
-        "Updates of each level",
-        "How often each level was updated in a row of a batch.",
-    ),
+    (("_updates",), "updates per row", "Updates of each level", "How often each was updated in a row of a batch."),
     (
         ("_update_size",),
         "‖Δθ‖ / ‖θ₀‖ of an update",
@@ -58,6 +47,7 @@ TRAINING_PLOTS = (
     (("_rank",), "outer products", "Rank of level changes", "Number of outer products in a change."),
     (("state_bytes",), "bytes per row", "Size of the state", "Of one sequence, whatever its length."),
 )
+TRAINING_SUFFIXES = tuple(suffix for suffixes, *_ in TRAINING_PLOTS for suffix in suffixes)
 MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
 
 
@@ -65,7 +55,7 @@ def nll_of_buckets(result: RunResult, condition: str) -> list[tuple[float, float
     """Return (first position, NLL) of the position buckets of a condition."""
     return sorted(
         (float(row.metric.partition("-")[0]), row.estimate.mean)
-        for row in estimate_metrics(result, condition)
+        for row in table.estimate_metrics(result, condition)
         if row.metric.replace("-", "").isdigit()
     )
 
@@ -73,7 +63,7 @@ def nll_of_buckets(result: RunResult, condition: str) -> list[tuple[float, float
 def recall_by_gap(result: RunResult, condition: str) -> dict[str, list[tuple[float, float]]]:
     """Return (gap, percent correct) of a condition by number of pairs."""
     points: dict[str, list[tuple[float, float]]] = {}
-    for row in estimate_metrics(result, condition):
+    for row in table.estimate_metrics(result, condition):
         pairs, _, gap = row.metric.partition(", gap ")
         if gap:
             points.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * row.estimate.mean))
@@ -103,7 +93,6 @@ def plot_series(
 
 
 def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
-    """Plot the NLL by the number of tokens read before."""
     series = [
         (f"{result.run}, {condition}", nll_of_buckets(result, condition))
         for result in results
@@ -115,7 +104,6 @@ def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
 
 
 def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
-    """Plot recall by the distance from a pair to its query."""
     series = [
         (f"{result.run}, {condition}, {pairs}", points)
         for result in results
@@ -123,18 +111,11 @@ def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
         for condition in result.conditions
         for pairs, points in recall_by_gap(result, condition).items()
     ]
-    return plot_series(
-        series,
-        "Recall by gap",
-        "frozen: no updates, so only chance is left.",
-        x_label="tokens from a pair to its query, at least",
-        y_label="correct, %",
-        is_percent=True,
-    )
+    caption, x_label = "frozen: no updates, so only chance is left.", "tokens from a pair to its query, at least"
+    return plot_series(series, "Recall by gap", caption, x_label=x_label, y_label="correct, %", is_percent=True)
 
 
 def plot_training_metrics(runs: Sequence[tuple[str, MetricSeries]]) -> list[PagePlot]:
-    """Plot the metrics of levels and memories over the steps of training."""
     plots: list[PagePlot] = []
     for suffixes, y_label, title, caption in TRAINING_PLOTS:
         series = [
@@ -158,12 +139,11 @@ def load_metric_series(folder: Path) -> MetricSeries:
     """Return the training metrics of a run that are about levels and memories, by name."""
     series: dict[str, list[tuple[float, float]]] = {}
     file = folder / "metrics.jsonl"
-    suffixes = tuple(suffix for plot in TRAINING_PLOTS for suffix in plot[0])
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     for line in text[: text.rfind("\n") + 1].splitlines():  # a run in progress may have a partial last line
         row = json.loads(line)
         for name in row:
-            if name.endswith(suffixes) and name != "grad_norm" and isinstance(row[name], float):
+            if name.endswith(TRAINING_SUFFIXES) and name != "grad_norm" and isinstance(row[name], float):
                 series.setdefault(name, []).append((float(row["step"]), row[name]))
     return series
 
@@ -178,18 +158,19 @@ def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[P
     if not results and not any(metrics for _, metrics in training):
         return []
     results = sorted(results, key=stream_title)
-    gains = describe_gains(results)
-    sections = [PageSection("Streams: what is learned while reading", [render_list(gains)] if gains else [LEGEND])]
+    gains = table.describe_gains(results)
+    lead = render_list(gains) if gains else table.LEGEND
+    sections = [PageSection("Streams: what is learned while reading", [lead])]
     plots = [*plot_nll_by_position(results), *plot_recall_by_gap(results)]
     sections.append(PageSection("Streams: by position and gap", [render_plots(plots)] if plots else []))
-    for title in dict.fromkeys(map(stream_title, results)):
-        same = [result for result in results if stream_title(result) == title]
-        captions = [f"{result.run}, seeds {', '.join(map(str, result.seeds))}" for result in same]
-        tables = [build_table(PAGE_COLUMNS, metric_rows(x), caption) for x, caption in zip(same, captions, strict=True)]
-        sections.append(PageSection(f"Stream {title}", list(map(render_table, tables))))
+    for title, same in groupby(results, stream_title):
+        rows = [(table.metric_rows(x), f"{x.run}, seeds {', '.join(map(str, x.seeds))}") for x in same]
+        tables = [render_table(build_table(table.PAGE_COLUMNS, *row)) for row in rows]
+        sections.append(PageSection(f"Stream {title}", tables))
     curves = plot_training_metrics(training)
-    sections.append(PageSection("Levels and memories in training", [render_plots(curves)] if curves else []))
-    papers = render_papers(["nested"]) if results else []
-    sections.append(PageSection("What papers report on nested learning", papers))
-    caveats = PageSection("Limitations of stream results", [render_list(CAVEATS)])
-    return [*sections, caveats]
+    return [
+        *sections,
+        PageSection("Levels and memories in training", [render_plots(curves)] if curves else []),
+        PageSection("What papers report on nested learning", render_papers(["nested"]) if results else []),
+        PageSection("Limitations of stream results", [render_list(CAVEATS)]),
+    ]

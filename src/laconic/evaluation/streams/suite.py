@@ -30,9 +30,7 @@ class StreamSuite:
     options: Collection[str] = ("data_dir", "shots")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether a run has method hope, all are language models and their data or a task is a stream, or all
-        tasks have classes.
-        """
+        """Accept any task for method hope, streams for language models, and sets with classes for all."""
         methods = {recipe.method for recipe in recipes}
         are_streams = all(recipe.data.source in SYNTHETIC_STREAMS for recipe in recipes)
         has_stream_name = any(task in STREAM_NAMES or is_class_task(task) for task in tasks)
@@ -43,7 +41,6 @@ class StreamSuite:
         )
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for an unknown task, a run that does not read streams, or an option without effect."""
         for name in request.tasks:
             if name not in TASK_NAMES and find_class_file(name) is None:
                 known = ", ".join(TASK_NAMES)
@@ -59,25 +56,15 @@ class StreamSuite:
                 raise UsageError(f"{folder}: method {recipe.method} has no streams; evaluate it by itself")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return method and data, and of a model with fast weights its mixer and levels."""
-        info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
-        if recipe.method != NESTED_METHOD:
-            return info
-        return info | {
-            "mixer": None if recipe.mixer is None else recipe.mixer.kind,
-            "chunk_sizes": None if recipe.cms is None else list(recipe.cms.chunk_sizes),
-            "inner_loop": recipe.inner_loop is None or recipe.inner_loop.enabled,
-        }
+        return {"method": recipe.method, "source": recipe.data.source}
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield the streams of a task name, or one class-incremental evaluation."""
         if is_class_task(task):
             yield build_class_job(request, run, task)
         else:
             yield from build_stream_jobs(request, run, task)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return one table of all streams and one for each run on a set of classes."""
         titles = list(map(stream_title, results["streams"]))
         streams = sorted(results["streams"], key=lambda result: titles.index(stream_title(result)))
         classes = list(iter_class_results(results))
@@ -92,13 +79,11 @@ class StreamSuite:
         return EvalReport(blocks, data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return the sections about streams, training metrics of levels, and classes."""
         classes = [class_report.build_section(*result) for result in iter_class_results(results)]
         return [*stream_report.build_sections(results["streams"], paths), *classes]
 
 
 def iter_class_results(results: Results) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """Yield run, seed and figures of each run on a set of classes."""
     for result in results["class_incremental"]:
         for seed, figures in zip(result.seeds, result.figures, strict=True):
             yield result.run, seed, figures

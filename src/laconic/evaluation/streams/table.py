@@ -6,24 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.evaluation import statistics
+from laconic.evaluation import statistics, tables
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
-from laconic.evaluation.streams.books import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.streams.metrics import OVERALL
+from laconic.evaluation.streams.texts import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import (
-    Column,
-    Table,
-    build_table,
-    figures_to_json,
-    format_accuracy,
-    format_interval,
-    format_mean,
-)
+from laconic.evaluation.tables import Column, Table
 
-NLL_STREAMS = ("ppl", "books", "levels")  # scored by NLL; all others by shares
-# Conditions that the others are compared with: a fresh state, all levels, or a state that is reset.
+# The streams that are scored by NLL, all others are by shares, and the conditions that the others are compared with.
 BASELINES = {"books": FRESH, "levels": "all levels", "ppl": "learn, reset"}
 LEGEND = (
     "score: NLL in nats (ppl, books, levels) or percent; every item of a metric counts the same; updates: of each "
@@ -37,14 +28,12 @@ def stream_name(result: RunResult) -> str:
 
 
 def stream_title(result: RunResult) -> str:
-    """Return the stream, and the task where that has another name."""
     stream = stream_name(result)
     return stream if result.task == stream else f"{stream} ({result.task})"
 
 
 def is_nll(result: RunResult) -> bool:
-    """Return whether scores are NLL."""
-    return stream_name(result) in NLL_STREAMS
+    return stream_name(result) in BASELINES
 
 
 class MetricRow(NamedTuple):
@@ -55,23 +44,17 @@ class MetricRow(NamedTuple):
     metric: str
     estimate: Estimate
 
-    @property
-    def score(self) -> str:
-        """The mean with its standard deviation over seeds."""
-        return (format_mean if is_nll(self.result) else format_accuracy)(self.estimate)
 
-    @property
-    def interval(self) -> str:
-        """The 95 % interval."""
-        low, high = self.estimate.low, self.estimate.high
-        return f"{low:.4f} – {high:.4f}" if is_nll(self.result) else format_interval(self.estimate)
+def format_interval(row: MetricRow) -> str:
+    low, high = row.estimate.low, row.estimate.high
+    return f"{low:.4f} – {high:.4f}" if is_nll(row.result) else tables.format_interval(row.estimate)
 
 
 PAGE_COLUMNS = (
     Column("condition", lambda row: row.condition, is_text=True),
     Column("metric", lambda row: row.metric, is_text=True),
-    Column("score", lambda row: row.score),
-    Column("95 %", lambda row: row.interval),
+    Column("score", lambda row: (tables.format_mean if is_nll(row.result) else tables.format_accuracy)(row.estimate)),
+    Column("95 %", format_interval),
     Column("items", lambda row: f"{row.estimate.num_items:,}"),
     Column("updates", lambda row: ", ".join(f"{n:.4g}" for n in updates_per_level(row.result, row.condition)) or "–"),
     Column("state", lambda row: f"{mean_state_bytes(row.result, row.condition):,}"),
@@ -111,7 +94,6 @@ def updates_per_level(result: RunResult, condition: str) -> list[float]:
 
 
 def mean_state_bytes(result: RunResult, condition: str) -> int:
-    """Return the mean bytes of an item's state at its end."""
     return round(float(np.mean([item.conditions[condition]["state_bytes"] for item in result.pooled_items])))
 
 
@@ -120,11 +102,10 @@ def metric_rows(result: RunResult) -> list[MetricRow]:
 
 
 def build_stream_table(results: Sequence[RunResult]) -> Table:
-    return build_table(COLUMNS, [row for result in results for row in metric_rows(result)])
+    return tables.build_table(COLUMNS, [row for result in results for row in metric_rows(result)])
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    """Return all figures as JSON; a gain on one item has no standard error."""
     conditions = {
         condition: {
             "metrics": {row.metric: row.estimate for row in estimate_metrics(result, condition)},
@@ -144,7 +125,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "conditions": conditions,
         "gains": compute_gains(result),
     }
-    return figures_to_json(data)
+    return tables.figures_to_json(data)
 
 
 class PairedGain(NamedTuple):
@@ -186,7 +167,6 @@ def retained_share(gains: Sequence[PairedGain]) -> float | None:
 
 
 def describe_gains(results: Sequence[RunResult]) -> list[str]:
-    """Return the paired differences in NLL as sentences."""
     sentences: list[str] = []
     for result in results:
         head, gains = f"{result.run}, {stream_title(result)}", compute_gains(result)

@@ -6,7 +6,7 @@ the model switched off (Nested Learning, arXiv:2512.24695, Table 6).
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from laconic.data.synthetic.formal_languages import FormalLanguageDataset
 from laconic.data.synthetic.needle_in_haystack import NeedleDataset
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
-from laconic.evaluation.streams.books import evaluate_book, split_sections
+from laconic.evaluation.streams import metrics, texts
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
     StreamCondition,
@@ -29,14 +29,6 @@ from laconic.evaluation.streams.evaluate import (
     count_level_updates,
     score_tokens,
 )
-from laconic.evaluation.streams.metrics import (
-    score_copying,
-    score_languages,
-    score_mqar,
-    score_needle,
-    score_translation,
-)
-from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, row_text_name
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.from_recipe import build_data
 from laconic.experiment.load_run import LoadedRun
@@ -51,11 +43,11 @@ TEXT_STREAMS = ("ppl", "books", "levels")
 SYNTHETIC_STREAMS = ("mqar", "copying", "continual_translation", "formal_languages")
 STREAM_NAMES = (*SYNTHETIC_STREAMS, "needle", *TEXT_STREAMS)
 SCORERS = {
-    "mqar": score_mqar,
-    "copying": score_copying,
-    "continual_translation": score_translation,
-    "formal_languages": score_languages,
-    "needle": score_needle,
+    "mqar": metrics.score_mqar,
+    "copying": metrics.score_copying,
+    "continual_translation": metrics.score_translation,
+    "formal_languages": metrics.score_languages,
+    "needle": metrics.score_needle,
 }
 MAX_BATCH_TOKENS = 32_768
 LONG_STRINGS = ((51, 100), (101, 200))  # shortest and longest strings of the further bins of a formal language
@@ -65,10 +57,7 @@ NEEDLES_PER_CELL = 5
 
 
 class StreamRequest(NamedTuple):
-    """One evaluation of a run: a task's name, its stream and items, and how many items are read at once.
-
-    `bytes_per_token` are the bytes of each token id, for the NLL per byte of text.
-    """
+    """One evaluation of a run: a task's name, its stream and items, how many are read at once, and bytes of each id."""
 
     name: str
     stream: str
@@ -78,31 +67,19 @@ class StreamRequest(NamedTuple):
 
 
 def build_stream_jobs(request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-    """Yield the evaluations of a run on a task name."""
-    for stream in build_requests(run, task, request.limit):
-        metadata = describe_evaluation(
-            run,
-            "streams",
-            stream.name,
-            limit=request.limit,
-            variant={} if stream.stream == stream.name else {"stream": stream.stream},
-            key={"data": stream.source.fingerprint},
-        )
-        is_ablation = stream.stream == "levels"
-        conditions = (
-            ablation_conditions(run) if is_ablation else list_conditions(as_stateful(run.parts.decoder), stream.stream)
-        )
+    limit = request.limit
+    for stream in build_requests(run, task, limit):
+        variant = {} if stream.stream == stream.name else {"stream": stream.stream}
+        key = {"data": stream.source.fingerprint}
+        metadata = describe_evaluation(run, "streams", stream.name, limit=limit, variant=variant, key=key)
+        conditions = list_conditions(as_stateful(run.parts.decoder), stream.stream)
         yield build_stream_job(metadata, stream, conditions, request.device)
 
 
 def build_stream_job(
     metadata: EvalMetadata, stream: StreamRequest, conditions: Sequence[StreamCondition], device: torch.device
 ) -> EvalJob:
-    """Return the evaluation of a stream under some conditions; books are read by the first condition's model.
-
-    Raises:
-        InputError: Passages of a text do not follow one another, or a book has fewer than five sections.
-    """
+    """Return the evaluation of a stream under some conditions; books are read by the first condition's model."""
     _, kind, source, batch_size, bytes_per_token = stream
     if kind not in TEXT_STREAMS:
 
@@ -110,27 +87,34 @@ def build_stream_job(
             return [[item] for item in evaluate_items(conditions, stream, rows, device)]
 
         return EvalJob(metadata, len(source), evaluate, batch_size)
-    texts = group_rows_by_text(source)
+    by_text = texts.group_rows_by_text(source)
     if kind == "books":
-        for text in texts:
-            split_sections(text, row_text_name(source, text[0]))
+        for rows in by_text:
+            texts.split_sections(rows, texts.row_text_name(source, rows[0]))
 
     def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
         if kind != "books":
-            some = [texts[i] for i in indices]
-            return [[item] for item in evaluate_passages(conditions, source, some, device, bytes_per_token)]
-        others = [texts[(i + 1) % len(texts)] if len(texts) > 1 else None for i in indices]
-        read = partial(evaluate_book, conditions[0].model, source)
-        return [read(texts[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
+            some = [by_text[i] for i in indices]
+            read = {x.name: texts.read_passages(x, source, some, device, bytes_per_token) for x in conditions}
+            per_text = [{name: values[b] for name, values in read.items()} for b in range(len(some))]
+            return [[EvalItem(texts.row_text_name(source, rows[0]), x)] for rows, x in zip(some, per_text, strict=True)]
+        others = [by_text[(i + 1) % len(by_text)] if len(by_text) > 1 else None for i in indices]
+        read_book = partial(texts.evaluate_book, conditions[0].model, source)
+        return [read_book(by_text[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
 
-    return EvalJob(metadata, len(texts), evaluate_texts, batch_size if kind == "ppl" else 1)
+    return EvalJob(metadata, len(by_text), evaluate_texts, batch_size if kind == "ppl" else 1)
 
 
 def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
     """Return the conditions of a stream: weight updates on and off, and for text the state carried and reset.
 
-    A plain decoder has one condition: its cache cannot be switched off and is always reset.
+    Those of "levels" are the model, its ablations, and the model without updates. A plain decoder has one condition:
+    its cache cannot be switched off and is always reset.
     """
+    if stream == "levels":
+        if not isinstance(model, Hope):
+            raise UsageError("--tasks levels: a run of method lm has no levels; give runs of method hope")
+        return name_ablations({"all levels": model, **build_ablations(model)})
     if isinstance(model, CacheAsState):
         return [StreamCondition("lm", model, update_weights=False)]
     updates = (("learn", True), ("frozen", False))
@@ -138,18 +122,6 @@ def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
         return [StreamCondition(name, model, learn) for name, learn in updates]
     states = (("carry", True), ("reset", False))
     return [StreamCondition(f"{a}, {b}", model, learn, carry) for a, learn in updates for b, carry in states]
-
-
-def ablation_conditions(run: LoadedRun) -> list[StreamCondition]:
-    """Return the conditions of "levels": the model, its ablations, and the model without updates.
-
-    Raises:
-        UsageError: The model has no levels.
-    """
-    model = run.parts.decoder
-    if not isinstance(model, Hope):
-        raise UsageError(f"{run.folder}: task levels needs a run of method hope, this is {run.recipe.method}")
-    return name_ablations({"all levels": model, **build_ablations(model)})
 
 
 def name_ablations(models: Mapping[str, StatefulLM]) -> list[StreamCondition]:
@@ -162,28 +134,20 @@ def name_ablations(models: Mapping[str, StatefulLM]) -> list[StreamCondition]:
 def evaluate_items(
     conditions: Sequence[StreamCondition], stream: StreamRequest, rows: Sequence[int], device: torch.device
 ) -> list[EvalItem]:
-    """Evaluate independent documents under every condition."""
-    batch, metrics = load_documents(stream.source, rows).to(device), dict[str, list[dict[str, object]]]()
+    batch = texts.load_documents(stream.source, rows).to(device)
+    results: list[dict[str, Mapping[str, Any]]] = [{} for _ in rows]
     for condition in conditions:
         state, freeze_last = condition.model.initial_state(batch.B), stream.stream == "needle"
         scores = score_tokens(condition.model, batch, state, condition.update_weights, freeze_last)
         score, state_bytes = SCORERS[stream.stream], fast_weights.num_bytes(scores.state) // batch.B
-        metrics[condition.name] = [
-            build_metrics(score(batch, b, scores.correct[b]), updates, state_bytes)
-            for b, updates in enumerate(count_level_updates(scores.state))
-        ]
-    return [
-        EvalItem(name, {condition: per_item[b] for condition, per_item in metrics.items()})
-        for b, name in enumerate(batch.document_ids)
-    ]
+        for b, updates in enumerate(count_level_updates(scores.state)):
+            sums = score(batch, b, scores.correct[b])
+            results[b][condition.name] = build_metrics(sums, updates, state_bytes)
+    return [EvalItem(name, result) for name, result in zip(batch.document_ids, results, strict=True)]
 
 
 def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamRequest]:
-    """Return the evaluations of a task name; "test" and "valid" are the recipe's own data.
-
-    Raises:
-        InputError: The run has no such data.
-    """
+    """Return the evaluations of a task name; "test" and "valid" are the recipe's own data."""
     recipe, kind, part = run.recipe, run.recipe.data.source, "valid" if name == "valid" else "test"
     stream = {"text": "ppl"}.get(kind, kind) if name in RECIPE_SPLITS else name
     if stream in TEXT_STREAMS:
@@ -192,12 +156,9 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
         return [StreamRequest(name, stream, source, batch_size, token_byte_lengths(run.parts.tokenizer))]
     if stream == "needle":
         return [needle_request(run, limit)]
-    if stream not in SYNTHETIC_STREAMS:
-        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, which is not a stream")
-    if kind != stream:
-        raise InputError(
-            f"--tasks {name}: {run.folder} was trained on data.source {kind}; its own tasks are test and valid"
-        )
+    if stream not in SYNTHETIC_STREAMS or kind != stream:
+        why = "its own tasks are test and valid" if kind in SYNTHETIC_STREAMS else "which is not a stream"
+        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, {why}")
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, limit).source
     request = StreamRequest(name, stream, source, max(MAX_BATCH_TOKENS // source.max_length, 1))
     if stream != "formal_languages":
@@ -212,11 +173,8 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
 
 
 def check_has_texts(run: LoadedRun) -> None:
-    """Raise `InputError` for a run without held-out texts."""
-    if run.recipe.data.source != "text":
-        raise InputError(
-            f"{run.folder} was trained on data.source {run.recipe.data.source}; this task needs data.source text"
-        )
+    if (source := run.recipe.data.source) != "text":
+        raise InputError(f"{run.folder} was trained on data.source {source}; this task needs data.source text")
 
 
 def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> DocumentDataset:
@@ -225,15 +183,9 @@ def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> Docume
     config = run.recipe.data.text
     documents, all_ids, _ = build_data.encode_documents(run.recipe, run.parts.tokenizer, part)
     ids = [text_ids[: None if limit is None else limit * config.row_tokens] for text_ids in all_ids]
-    whole = config.model_copy(
-        update={
-            "segment_lengths": "fixed",
-            "segment_tokens": config.row_tokens,
-            "min_segment_tokens": None,
-            "max_segment_tokens": None,
-        }
-    )
-    return DocumentDataset(documents, ids, whole, run.recipe.seed, UNLIMITED_POSITIONS, fixed_segments=True)
+    whole = {"segment_tokens": config.row_tokens, "min_segment_tokens": None, "max_segment_tokens": None}
+    whole_rows = config.model_copy(update={"segment_lengths": "fixed", **whole})
+    return DocumentDataset(documents, ids, whole_rows, run.recipe.seed, UNLIMITED_POSITIONS, fixed_segments=True)
 
 
 def needle_request(run: LoadedRun, limit: int | None) -> StreamRequest:

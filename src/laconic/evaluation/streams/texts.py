@@ -1,4 +1,8 @@
-"""Perplexity of whole texts, read passage by passage with the state carried over or reset."""
+"""Read whole texts: their perplexity passage by passage, or as books, whose sections are partly held out.
+
+Passages are read with the state carried over or reset. A book is a run of sections, which are rows of a source; every
+fifth is held out, and scored on a fork of the state before the book, after it, and after it and another one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +16,13 @@ from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams.evaluate import StreamCondition, build_metrics, count_level_updates, score_tokens
 from laconic.evaluation.streams.metrics import MetricSums, merge_sums, score_passage
-from laconic.interfaces import TrainingData
+from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested import state as fast_weights
 from laconic.nested.state import FastWeightState, LayerState
 
 NAME_BATCH = 64  # rows loaded at once to read their names
+HELD_OUT_EVERY = 5
+FRESH, AFTER_READING, AFTER_OTHER_BOOK = "fresh", "after", "after another"
 
 
 def load_documents(source: TrainingData, rows: Sequence[int]) -> DocumentBatch:
@@ -29,7 +35,6 @@ def row_text_name(source: TrainingData, row: int) -> str:
 
 
 def group_rows_by_text(source: TrainingData) -> list[list[int]]:
-    """Return the rows of each text in order. Raises `InputError`: a passage of a text is missing."""
     texts: dict[str, list[tuple[int, int, int]]] = {}
     for start in range(0, len(source), NAME_BATCH):
         rows = range(start, min(start + NAME_BATCH, len(source)))
@@ -44,20 +49,6 @@ def group_rows_by_text(source: TrainingData) -> list[list[int]]:
         if starts != [0, *ends[:-1]]:
             raise InputError(f"{text}: its passages do not follow one another from the start; evaluate all its rows")
     return [[row for _, _, row in passages] for passages in texts.values()]
-
-
-def evaluate_passages(
-    conditions: Sequence[StreamCondition],
-    source: TrainingData,
-    texts: Sequence[Sequence[int]],
-    device: torch.device,
-    bytes_per_token: Tensor | None = None,
-) -> list[EvalItem]:
-    metrics = {x.name: read_passages(x, source, texts, device, bytes_per_token) for x in conditions}
-    return [
-        EvalItem(row_text_name(source, rows[0]), {name: per_text[b] for name, per_text in metrics.items()})
-        for b, rows in enumerate(texts)
-    ]
 
 
 def read_passages(
@@ -96,3 +87,61 @@ def drop_cache(state: FastWeightState) -> FastWeightState:
 
 def empty_caches(layers: Sequence[LayerState]) -> tuple[LayerState, ...]:
     return tuple(layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in layers)
+
+
+def split_sections(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
+    """Split the sections of a book into those that are read and those held out."""
+    held_out = [*text[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
+    if not held_out:
+        raise InputError(
+            f"{name}: {len(text)} sections, but every {HELD_OUT_EVERY}th is held out; give longer texts or more rows"
+        )
+    return [row for row in text if row not in held_out], held_out
+
+
+def read_sections(
+    model: StatefulLM, source: TrainingData, rows: Sequence[int], state: FastWeightState, device: torch.device
+) -> FastWeightState:
+    for row in rows:
+        state = drop_cache(score_tokens(model, load_documents(source, [row]).to(device), state, True).state)
+    return state
+
+
+def evaluate_book(
+    model: StatefulLM,
+    source: TrainingData,
+    text: Sequence[int],
+    other: Sequence[int] | None,
+    device: torch.device,
+    bytes_per_token: Tensor | None = None,
+) -> list[EvalItem]:
+    """Return an item per held-out section of a book, given by its rows.
+
+    Sections are read from a fresh state, after the book's other sections, and after as many of another book, if any.
+    """
+    sections, held_out = split_sections(text, row_text_name(source, text[0]))
+    fresh = model.initial_state(1)
+    after = read_sections(model, source, sections, fresh, device)
+    states = {FRESH: fresh, AFTER_READING: after}
+    if other is not None:
+        between, _ = split_sections(other, row_text_name(source, other[0]))
+        states[AFTER_OTHER_BOOK] = read_sections(model, source, between[: len(sections)], after, device)
+    items: list[EvalItem] = []
+    for row in held_out:
+        section = load_documents(source, [row]).to(device)
+        metrics = {name: score_section(model, section, state, bytes_per_token) for name, state in states.items()}
+        items.append(EvalItem(section.document_ids[0], metrics))
+    return items
+
+
+def score_section(
+    model: StatefulLM, section: DocumentBatch, state: FastWeightState, bytes_per_token: Tensor | None
+) -> dict[str, Any]:
+    """Score a section on a fork; level updates and bytes are those of the state before it.
+
+    If attention sees the whole section, because it is one segment, weights are not updated on it.
+    """
+    scores = score_tokens(model, section, state, True, freeze_last_segment=len(section.segment_slices) == 1)
+    sums = score_passage(section.targets[0], scores.nll[0], 0, bytes_per_token)
+    without_positions = {name: x for name, x in sums.items() if not name[0].isdigit()}
+    return build_metrics(without_positions, count_level_updates(state)[0], fast_weights.num_bytes(state))
