@@ -12,8 +12,7 @@ import pytest
 from laconic.cli import inspect_run
 from laconic.cli import main as cli
 from laconic.errors import DiskError, UsageError
-from laconic.evaluation.inspection import dataset as inspection_dataset
-from laconic.evaluation.inspection import question
+from laconic.evaluation.inspection import conditions, question
 from laconic.evaluation.reasoning import question_sets
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.experiment import load_run
@@ -57,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, runs: Path, tmp_path: Path) -> RunCli:
     """Run `laconic inspect` in an empty directory; names of runs become paths."""
     monkeypatch.chdir(tmp_path)
-    for module in (inspection_dataset, inspect_run):
+    for module in (conditions, inspect_run):
         monkeypatch.setattr(module, "NUM_REFERENCE_QUESTIONS", 16)
     # untrained models do not end their answers
     monkeypatch.setattr(reasoning_run, "token_budget", lambda run, questions, with_cot: 12 if with_cot else 2)
@@ -138,11 +137,10 @@ def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
     report = json.loads(out)
     assert (report["dataset"], report["questions"], report["protocol"]) == ("test", 6, "last digit")
     first, second = report["runs"]
-    assert len(first["effects"]) == 10
-    assert first["effects"][0]["difference_to_first"] is None
-    for mine, theirs in zip(first["effects"], second["effects"], strict=True):
-        apart = theirs["change"]["mean"] - mine["change"]["mean"]
-        assert theirs["difference_to_first"]["mean"] == pytest.approx(apart)
+    assert (len(first["conditions"]), first["differences_to_first"]) == (10, [])
+    effects = zip(first["conditions"], second["conditions"], second["differences_to_first"], strict=True)
+    for mine, theirs, difference in effects:
+        assert difference["mean"] == pytest.approx(theirs["change"]["mean"] - mine["change"]["mean"])
         assert mine["change"]["mean"] == pytest.approx(mine["accuracy"]["mean"] - first["accuracy"]["mean"])
     assert first["iterations"]["1"] == first["accuracy"]  # as trained
     assert first["chain_words"]["all"]["questions"] == 6
@@ -158,7 +156,7 @@ def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
         assert text_part in text, text_part
     out = run(*args)[1]
     assert out.startswith("6 questions of test, protocol last digit; majority baseline")
-    for text_part in ("kava ", "change, points", "iterations", "as trained", "own chain, %"):
+    for text_part in ("kava ", "another question's thoughts", "iterations", "as trained", "own chain, %"):
         assert text_part in out, text_part
 
 
@@ -205,7 +203,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
     assert not outside((tmp_path / "inspect.html").read_text(encoding="utf-8"))
     code, out, _ = run("coconut", "--task", "valid", "--limit", 3)
     assert code == 0
-    assert "shuffle" in out
+    assert "shuffled thoughts" in out
 
 
 @pytest.mark.parametrize(

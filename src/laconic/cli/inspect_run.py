@@ -9,8 +9,15 @@ from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
-from laconic.evaluation.inspection.dataset import NUM_REFERENCE_QUESTIONS, DatasetInspection, inspect_dataset
-from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
+from laconic.evaluation.inspection.conditions import NUM_REFERENCE_QUESTIONS
+from laconic.evaluation.inspection.dataset import DatasetInspection, inspect_dataset
+from laconic.evaluation.inspection.dataset_summary import (
+    DatasetSummary,
+    dataset_tables,
+    dataset_to_json,
+    describe_set,
+    list_caveats,
+)
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.page import render_inspection_page
 from laconic.evaluation.inspection.question import (
@@ -20,13 +27,7 @@ from laconic.evaluation.inspection.question import (
     with_dataset_chain,
     with_teacher_chain,
 )
-from laconic.evaluation.inspection.summary import (
-    DatasetSummary,
-    QuestionSummary,
-    format_inspection,
-    list_caveats,
-    summary_to_json,
-)
+from laconic.evaluation.inspection.question_summary import QuestionSummary, format_inspection, question_to_json
 from laconic.evaluation.reasoning.question_sets import QuestionSet, load_question_set, single_question
 from laconic.evaluation.reasoning.run import choose_protocol, decoding_for, find_latents
 from laconic.evaluation.runs import short_run_names
@@ -48,7 +49,8 @@ def inspect_runs(command: InspectCommand) -> int:
     check_comparable(runs)
     summary = (inspect_task if command.task else inspect_one_question)(command, runs)
     if command.format == "json":
-        print_json(summary_to_json(summary))
+        is_question = isinstance(summary, QuestionSummary)
+        print_json(question_to_json(summary) if is_question else dataset_to_json(summary))
     elif isinstance(summary, QuestionSummary):
         print(format_inspection(summary), flush=True)
     else:

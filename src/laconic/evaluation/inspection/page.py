@@ -5,17 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
+from laconic.evaluation.inspection.dataset_summary import DatasetSummary, dataset_tables, describe_set, list_caveats
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.inspection.summary import (
+from laconic.evaluation.inspection.question_summary import (
     BASELINE_LABELS,
     SIMILARITY_TERMS,
-    DatasetSummary,
     QuestionSummary,
     correctness_suffix,
-    list_caveats,
     name_passes,
 )
 from laconic.evaluation.report.page import (
@@ -244,9 +242,9 @@ def effect_blocks(summary: QuestionSummary) -> list[str]:
     runs, changed = summary.runs, Markup("<b>{}</b> <small>changed</small>")
     rows: list[list[str]] = [["none", "", *(run.answer for run in runs)]]
     for effect in runs[0].effects:
-        row = [effect.spec.kind, effect.spec.target]
+        row = [*effect[:2]]
         for run in runs:
-            matches = next((x for x in run.effects if x.spec == effect.spec), None)
+            matches = next((x for x in run.effects if x[:2] == effect[:2]), None)
             cell = "–" if matches is None else matches.answer
             if matches is not None and matches.answer != run.answer:
                 cell = changed.format(matches.answer or "(nothing)")

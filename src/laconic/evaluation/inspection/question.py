@@ -12,10 +12,10 @@ from laconic.batches import ReasoningBatch
 from laconic.console import ProgressFn
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, mark_results
-from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.inspection import interventions, kv_selection, kv_similarity
+from laconic.evaluation.inspection.conditions import load_batch
 from laconic.evaluation.inspection.inspected_run import InspectedRun, TeacherChain, latent_keys_values
-from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec
+from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionKind, InterventionTarget
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
@@ -90,7 +90,8 @@ def append_generated_chain(
 class ChangedAnswer(NamedTuple):
     """The answer under an intervention; for "swap" also the answer to the donor's question."""
 
-    spec: InterventionSpec
+    intervention: InterventionKind
+    target: InterventionTarget
     answer: str
     donor_answer: str | None = None
 
@@ -204,7 +205,7 @@ def with_interventions(
     if others is not None:
         num_questions = min(NUM_MEAN_QUESTIONS, len(others))
         begin(f"thinking about {num_questions} other questions for mean")
-        rows = [inspection_dataset.load_batch(run, others, np.arange(num_questions))]
+        rows = [load_batch(run, others, np.arange(num_questions))]
         means = interventions.compute_reference_means(run, rows)
         begin("finding a question to swap with")
         donor_rollout, donor_answer = find_donor(inspection, run, others)
@@ -215,7 +216,7 @@ def with_interventions(
         if has_inputs.get(spec.kind, True):
             begin(f"{spec.kind} in {spec.target}")
             answer = run.answer(batch, interventions.run_intervention(run, batch, spec, inputs)).texts[0]
-            effects.append(ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None))
+            effects.append(ChangedAnswer(*spec, answer, donor_answer if spec.kind == "swap" else None))
     return replace(inspection, effects=tuple(effects))
 
 
@@ -224,7 +225,7 @@ def find_donor(
 ) -> tuple[LatentRollout | None, str | None]:
     """Return the latents of another question and their answer: of the first few, one with a different answer."""
     for row in range(min(MAX_DONOR_TRIES, len(others))):
-        batch = inspection_dataset.load_batch(run, others, np.array([row]))
+        batch = load_batch(run, others, np.array([row]))
         rollout = run.think(batch, record_passes=True)
         answer = run.answer(batch, rollout).texts[0]
         if answer != inspection.answer:

@@ -1,4 +1,4 @@
-"""Tests of an audit, with Holm's correction over all of them, and the verdict: whether the answers use the thoughts."""
+"""Effects of changed thoughts with Holm's correction, as a table, and the verdict: whether the answers use them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.evaluation import statistics
-from laconic.evaluation.paired_proportions import compare_answers, detectable_loss, detectable_loss_over_seeds
+from laconic.evaluation.paired_proportions import (
+    compare_answers,
+    describe_test,
+    detectable_loss,
+    detectable_loss_over_seeds,
+)
 from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
-from laconic.evaluation.tables import figures_to_json, format_percent
+from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix, format_difference
+from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_interval, format_percent
 
 AS_TRAINED = "as trained"  # name of the condition without a change
+MIN_P = 0.0001  # a smaller p-value is printed as a bound
 VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
 SWAPS = ("swap vectors", "swap cache")
 LABELS = {
@@ -283,3 +289,46 @@ def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
         "detectable_loss": audit.detectable_loss,
         "verdict": audit.verdict._asdict(),
     }
+
+
+def format_p(p: float) -> str:
+    return f"< {MIN_P}" if p < MIN_P else f"{p:.3g}"
+
+
+EFFECT_COLUMNS = (
+    Column("", lambda effect: label_condition(effect.name)[0], is_text=True),
+    Column("in", lambda effect: label_condition(effect.name)[1], is_text=True),
+    Column("correct", lambda effect: f"{format_percent(effect.accuracy.mean)} %"),
+    Column("change", lambda effect: format_difference(effect.change)),
+    Column("p", lambda effect: format_p(effect.adjusted_p)),
+    Column("changed", lambda effect: f"{format_percent(effect.changed_share)} %"),
+    Column("donor's", lambda effect: "" if effect.donor_share is None else f"{format_percent(effect.donor_share)} %"),
+)
+
+
+def build_audit_table(audit: ThoughtAudit) -> Table:
+    """Return the table of an audit: as trained, the conditions, then the controls."""
+    table, accuracy = build_table(EFFECT_COLUMNS, audit.effects), audit.row.accuracy
+    first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]
+    rows = [first, *table.rows, *map(comparison_cells, audit.comparisons)]
+    task = f"{accuracy.num_items:,} questions of {audit.row.dataset}, {accuracy.num_seeds} seed"
+    return table._replace(rows=rows, caption=f"{audit.row.run}: {task}{'s' if accuracy.num_seeds > 1 else ''}")
+
+
+def comparison_cells(comparison: ControlComparison) -> list[str]:
+    """Return the table row of a control; its change is the control's accuracy minus the run's."""
+    d = comparison.difference
+    change = format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
+    accuracy = f"{format_percent(comparison.accuracy.mean)} %"
+    return [f"control {comparison.name}", "", accuracy, change, format_p(comparison.adjusted_p), "", ""]
+
+
+def explain_columns(audit: ThoughtAudit) -> list[str]:
+    test = describe_test(audit.row.accuracy.num_seeds)
+    return [
+        "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished "
+        "cache",
+        f"change: in points, paired by question, 95 % interval; p: {test}, Holm's correction over {audit.num_tests} "
+        "tests",
+        "changed: answers that differ from those as trained; donor's: answers that become the other question's",
+    ]
