@@ -27,9 +27,7 @@ from laconic.evaluation.memories.contexts import (
 )
 from laconic.evaluation.memories.documents import (
     CONTINUATION_TOKENS,
-    LEAST_TOKENS,
     PASSAGE_TOKENS,
-    DocumentSet,
     Probe,
     ProbedDocument,
     load_probed_documents,
@@ -100,7 +98,7 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
             else f"the model has {context:,} positions, and the {num_after} tokens after a document leave none for it"
         )
     loaded = load_probed_documents(run.parts.tokenizer, options.documents, options.questions, num_tokens, request.limit)
-    documents, notes = loaded.documents, describe_documents(loaded, num_tokens)
+    documents = loaded.documents
     key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
@@ -110,7 +108,7 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
         limit = find_window_tokens(run, method, documents)
         windows = {} if limit is None else {"window_tokens": f"{limit}"}
         metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key | windows)
-        notes_of_method = notes if method == BASELINES else describe_windows(context, documents, limit)
+        notes_of_method = loaded.notes if method == BASELINES else describe_windows(context, documents, limit)
 
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
@@ -137,23 +135,6 @@ def describe_windows(context: int, documents: Sequence[ProbedDocument], limit: i
         f"context of {context:,} tokens: all heads then keep the same number of slots, so that kvzip is kvzip-equal; "
         f"--tokens {limit} or less gives one window",
     )
-
-
-def describe_documents(loaded: DocumentSet, num_tokens: int) -> tuple[str, ...]:
-    """Return what was left out of the documents and their questions, which are cut to `num_tokens`."""
-    notes = list[str]()
-    if loaded.has_only_questions:
-        notes.append(
-            f"questions alone: needles, copied passages and a continuation need texts of {LEAST_TOKENS} tokens or more"
-        )
-    if loaded.num_skipped:
-        notes.append(f"skipped {pluralize(loaded.num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens")
-    if loaded.num_unanswerable:
-        questions = pluralize(loaded.num_unanswerable, "question")
-        note = f"left out {questions} whose answer is not in the document as it is cut, to {num_tokens:,} tokens"
-        continued = f"; the last {CONTINUATION_TOKENS} of a text are only continued"
-        notes.append(note + ("" if loaded.has_only_questions else continued))
-    return tuple(notes)
 
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
