@@ -15,7 +15,6 @@ from laconic.errors import DiskError, UsageError
 from laconic.evaluation.inspection import conditions, question
 from laconic.evaluation.reasoning import question_sets
 from laconic.evaluation.reasoning import run as reasoning_run
-from laconic.experiment import load_run
 from tests.conftest import RunCli
 from tests.evaluation.pages import ParsedPage as Page
 from tests.evaluation.pages import check_page, leave_out_images
@@ -172,20 +171,6 @@ def test_inspect_question_without_other_questions(run: RunCli, monkeypatch: pyte
     code, out, _ = run("kava", QUESTION, "--out", "a.html")
     assert code == 0
     assert "mean and swap are left out" in out
-
-
-@pytest.mark.medium
-def test_inspect_says_where_a_chain_of_one_step_went(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_step = ("kava", QUESTION, "--format", "json", "--chain", "< < 7 > >")
-    recipe = load_run.load_recipe(runs / "kava" / "recipe.toml")[0]
-    data = recipe.data.model_copy(update={"chain_steps": "drop_last"})
-    monkeypatch.setattr(load_run, "load_recipe", lambda path: (recipe.model_copy(update={"data": data}), []))
-    monkeypatch.setattr(load_run, "check_fingerprint", lambda *_: None)
-    report = json.loads(run(*one_step)[1])
-    assert report["chain"] == []
-    assert "whose only step training leaves out" in report["chain_source"]
-    report = json.loads(run(*one_step, "< < 4 > >")[1])
-    assert report["chain"] == list("<<7>>")
 
 
 @pytest.mark.medium

@@ -54,7 +54,10 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
             "The questions are answered as trained and with changed latents. An answer that stays correct when its "
             "latents are zeros, or those of another question, does not depend on them.",
         ]
-        sections, notes = dataset_sections(summary), list_caveats(summary)
+        sections = [
+            PageSection(x, [render_table(table), *filter(None, [note])]) for x, table, note in dataset_tables(summary)
+        ]
+        notes = list_caveats(summary)
     end = [
         PageSection("What this does not show", [render_list(notes)] if notes else []),
         PageSection("Runs", [render_facts(summary.facts)] if summary.facts else []),
@@ -85,14 +88,6 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         ),
         PageSection("Answers under interventions", effect_blocks(summary)),
     ]
-
-
-def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
-    sections = [
-        PageSection(title, [render_table(table), *filter(None, [note])])
-        for title, table, note in dataset_tables(summary)
-    ]
-    return [*sections, PageSection("Interventions", [render_facts(list(INTERVENTION_LABELS.items()))])]
 
 
 def lens_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str]) -> list[str]:
