@@ -16,7 +16,7 @@ from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.papers import render_papers
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_signed, format_with_error
+from laconic.evaluation.tables import Column, build_table, format_signed, format_with_error
 
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
@@ -55,7 +55,7 @@ def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResul
         PageSection("Recall and soft reading", [page.render_list(recall)] if recall else []),
         *map(build_file_section, file_results),
         PageSection("Published results on compression", [PAPERS_NOTE, *papers]),
-        PageSection("Limitations of compression results", [page.render_list(list_caveats(results, file_results))]),
+        PageSection("Limitations of compression results", [page.render_list(list_caveats(results))]),
     ]
 
 
@@ -102,20 +102,15 @@ def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -
     return page.render_table(build_table(columns, comparisons, caption))
 
 
-def list_caveats(results: Sequence[RunResult], file_results: Sequence[RunResult] = ()) -> list[str]:
+def list_caveats(results: Sequence[RunResult]) -> Sequence[str]:
     """Return what the figures do not show, followed by `CAVEATS`."""
-    caveats: list[str] = []
-    num_seeds = min([len(result.seeds) for result in (*results, *file_results)], default=MIN_SEEDS)
-    if num_seeds < MIN_SEEDS:
-        caveats.append(
-            f"Some runs have only {num_seeds} seed{'s' * (num_seeds > 1)}; another seed may fall outside the intervals."
-        )
     num_texts = [
         len({text_name(item.id) for item in result.items_by_seed[0]}) for result in results if not is_recall(result)
     ]
-    if num_texts and min(num_texts) < MIN_TEXT_GROUPS:
-        caveats.append(
-            f"Documents are stretches of only {min(num_texts)} texts. Standard errors are over stretches, which are "
-            "alike within a text, so errors over texts are larger."
-        )
-    return [*caveats, *CAVEATS]
+    if not num_texts or min(num_texts) >= MIN_TEXT_GROUPS:
+        return CAVEATS
+    caveat = (
+        f"Documents are stretches of only {min(num_texts)} texts. Standard errors are over stretches, which are alike "
+        "within a text, so errors over texts are larger."
+    )
+    return [caveat, *CAVEATS]
