@@ -12,7 +12,7 @@ from laconic.evaluation.compression.context_qa import (
     majority_accuracy,
     score_answers,
 )
-from laconic.evaluation.compression.plots import condition_title
+from laconic.evaluation.compression.table import condition_title
 from laconic.evaluation.example_answers import (
     NUM_EXAMPLES,
     ExampleAnswer,
@@ -79,7 +79,6 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 
 def metric_columns(name: str) -> tuple[Column, Column]:
-    """Return the columns of a metric and of its gain over no context."""
 
     def format_gain(score: ConditionScores) -> str:
         x = score.metrics[name]

@@ -16,12 +16,7 @@ from laconic.compression.segment import build_memory_prompt, read_segment
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
-from laconic.evaluation.labelled_texts import (
-    LabelledText,
-    load_labelled_texts,
-    normalise_text,
-    order_demonstrations,
-)
+from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, normalise_text, order_demonstrations
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.load_run import LoadedRun
@@ -75,7 +70,6 @@ class ContextQA:
 
     @cached_property
     def context_index(self) -> list[int]:
-        """Index of each question's context."""
         contexts = {context: n for n, context in enumerate(dict.fromkeys(row.context for row in self.questions))}
         return [contexts[row.context] for row in self.questions]
 
@@ -276,11 +270,9 @@ class ICLClassification:
         return [round(x, 6) for x in nlls]
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize a text without special tokens."""
         return self.compressor.tokenizer.encode(text, add_special_tokens=False)
 
     def to_tensor(self, rows: Sequence[list[int]]) -> torch.Tensor:
-        """Convert rows of equal length to a tensor on the model's device."""
         return torch.tensor(rows, device=self.compressor.decoder.token_embedding.weight.device)
 
 

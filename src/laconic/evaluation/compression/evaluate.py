@@ -43,7 +43,6 @@ class ContextTail:
 
     @property
     def segments(self) -> tuple[slice, ...]:
-        """Columns of each segment of the context."""
         return tuple(slice(a, b) for a, b in zip((0, *self.segment_ends), self.segment_ends, strict=False))
 
 

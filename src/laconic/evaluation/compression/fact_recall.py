@@ -60,7 +60,6 @@ def length_fact_correlation(items: Sequence[EvalItem], condition: str) -> float 
 
 
 def num_vectors(items: Sequence[EvalItem], condition: str) -> NDArray[np.float64]:
-    """Return N of each document."""
     return np.array([sum(item.conditions[condition]["vectors_per_segment"]) for item in items], dtype=np.float64)
 
 

@@ -45,7 +45,6 @@ class ParetoPoint(NamedTuple):
 
     @property
     def mean_point(self) -> tuple[float, float]:
-        """Mean x and mean quality."""
         return float(np.mean(self.x)), float(self.scores.mean())
 
     @property
@@ -96,7 +95,6 @@ def classify_condition(result: RunResult, condition: str) -> str | None:
 
 
 def pareto_points(result: RunResult) -> list[ParetoPoint]:
-    """Return the points of a run on a data set."""
     points: list[ParetoPoint] = []
     for condition in result.conditions:
         kind = classify_condition(result, condition)
@@ -122,18 +120,13 @@ def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> Sc
     Beyond the longest length, that length's quality is returned, and None below the shortest one. Runs with fewer seeds
     repeat theirs.
     """
-    order = sorted(fixed, key=lambda point: point.x[seed % len(point.x)])
-    lengths = [point.x[seed % len(point.x)] for point in order]
+    points = [(point.x[seed % len(point.x)], point.scores[seed % len(point.scores)]) for point in fixed]
+    points.sort(key=lambda point: point[0])
+    lengths = [length for length, _ in points]
     if not lengths or x < lengths[0]:
         return None
-    x = min(x, lengths[-1])
-    i = min(max(int(np.searchsorted(lengths, x)), 1), len(lengths) - 1) if len(lengths) > 1 else 0
-    right = order[i].scores[seed % len(order[i].scores)]
-    if i == 0:
-        return right
-    left = order[i - 1].scores[seed % len(order[i - 1].scores)]
-    span = lengths[i] - lengths[i - 1]
-    share = 1.0 if span == 0 else (x - lengths[i - 1]) / span
+    i, share = divmod(float(np.interp(x, lengths, range(len(points)))), 1)
+    left, right = points[int(i)][1], points[min(int(i) + 1, len(points) - 1)][1]
     return (1 - share) * left + share * right
 
 

@@ -130,7 +130,12 @@ def compare_reading(
     """
     chat = tokenizer.chat_template is not None
     ids, prefix = encode_document(tokenizer, chapter, chat)
-    check_context(decoder, len(ids))
+    context, needed = decoder.config.max_position_embeddings, len(ids) + 64 + MAX_ANSWER_TOKENS
+    if needed > context:
+        raise UsageError(
+            f"the chapter has {len(ids):,} tokens, with a question and an answer {needed:,}; this model has a context "
+            f"of {context:,}; choose another --model"
+        )
     memory_path.parent.mkdir(parents=True, exist_ok=True)
     numbers, total = count(1), 2 + 4 * (len(questions) + 1)
 
@@ -158,16 +163,6 @@ def compare_reading(
             for condition in conditions
         ]
     return ReadingComparison(tuple(questions), tuple(results), len(ids), seconds, memory.M)
-
-
-def check_context(decoder: Decoder, num_tokens: int) -> None:
-    """Raise `UsageError` (2) if a chapter, a question and its answer do not fit the model's context."""
-    context, needed = decoder.config.max_position_embeddings, num_tokens + 64 + MAX_ANSWER_TOKENS
-    if needed > context:
-        raise UsageError(
-            f"the chapter has {num_tokens:,} tokens, with a question and an answer {needed:,}; this model has a "
-            f"context of {context:,}; choose another --model"
-        )
 
 
 def build_conditions(

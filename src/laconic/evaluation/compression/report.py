@@ -7,17 +7,45 @@ from markupsafe import Markup
 
 from laconic.evaluation.compression import pareto
 from laconic.evaluation.compression.context_qa_report import build_file_section
-from laconic.evaluation.compression.pareto import LengthComparison
-from laconic.evaluation.compression.perplexity import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, text_name
-from laconic.evaluation.compression.plots import plot_pareto, plot_positions
-from laconic.evaluation.compression.table import LEGEND, build_gain_table, document_keys, format_recall, is_recall
+from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
+from laconic.evaluation.compression.pareto import (
+    FIXED_LENGTH,
+    LEARNED_LENGTH,
+    ORACLE_LENGTH,
+    TEXT_END,
+    LengthComparison,
+    ParetoPoint,
+)
+from laconic.evaluation.compression.perplexity import (
+    FULL_TUNED,
+    MIN_TEXT_GROUPS,
+    SIGNIFICANT_ERRORS,
+    nll_by_position,
+    nll_per_document,
+    text_name,
+)
+from laconic.evaluation.compression.table import (
+    LEGEND,
+    build_gain_table,
+    condition_title,
+    document_keys,
+    format_recall,
+    is_recall,
+)
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.papers import render_papers
-from laconic.evaluation.report.plots import has_matplotlib
+from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, has_matplotlib, plot_lines
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, build_table, format_signed, format_with_error
 
+SERIES_STYLES = {
+    FIXED_LENGTH: ("o", "-"),
+    LEARNED_LENGTH: ("D", "none"),
+    TEXT_END: (".", ":"),
+    ORACLE_LENGTH: (".", "--"),
+}
+POSITION_STYLES = {"none": ":", "compressed": "-", "full": "--"}
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
     "scored with no context, after the vectors, and after the text."
@@ -60,7 +88,6 @@ def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResul
 
 
 def document_section(results: Sequence[RunResult]) -> PageSection:
-    """Build the section of results on the same documents."""
     first = results[0]
     plots = page.render_plots(document_plots(results)) if has_matplotlib() else page.NO_PLOTS
     blocks: list[str | Markup] = [page.render_table(build_gain_table(results)), plots]
@@ -80,6 +107,58 @@ def document_plots(results: Sequence[RunResult]) -> list[PagePlot]:
         caption = "Dotted: no context; solid: compressed; dashed: whole text."
         plots.append(PagePlot("Along the tail", caption, plot_positions(results)))
     return plots
+
+
+def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> Markup:
+    """Plot accuracy, or nats per token, against vectors per segment; horizontal lines are the whole text."""
+    has_facts, runs = is_recall(results[0]), list(dict.fromkeys(result.run for result in results))
+    series: list[PlotSeries] = []
+    for color, run in enumerate(runs):
+        for kind, (marker, linestyle) in SERIES_STYLES.items():
+            means = [point.mean_point for point in points if (point.result.run, point.kind) == (run, kind)]
+            values = [(x, 100 * y if has_facts else -y) for x, y in means]
+            series.append(PlotSeries(f"{run}: {kind}", values, color % NUM_COLORS, linestyle, marker))
+    ends = min(point.mean_point[0] for point in points), max(point.mean_point[0] for point in points)
+    for result in results:
+        for condition, y in full_text_levels(result):
+            label, color = f"{result.run}: {condition_title(condition)}", runs.index(result.run) % NUM_COLORS
+            series.append(PlotSeries(label, [(x, y) for x in ends], color, "-.", "None"))
+    return plot_lines(
+        series,
+        x_label="mean vectors per segment",
+        y_label="accuracy, %" if has_facts else "nats per token",
+        alt_text="Quality by vectors per segment",
+    )
+
+
+def full_text_levels(result: RunResult) -> list[tuple[str, float]]:
+    """Return conditions and nats per token."""
+    conditions = [] if is_recall(result) else [name for name in (FULL_TUNED, "full") if name in result.conditions]
+    return [(name, float(nll_per_document(result.items_by_seed, name).mean())) for name in conditions]
+
+
+def plot_positions(results: Sequence[RunResult]) -> Markup:
+    """Plot nats per token along the tail: without context, compressed, and with the whole text."""
+    series = [
+        PlotSeries(
+            f"{result.run}: {condition_title(condition)}",
+            [
+                (BUCKET_TOKENS * (bucket + 0.5), y)
+                for bucket, y in enumerate(nll_by_position(result.items_by_seed, condition))
+            ],
+            color % NUM_COLORS,
+            linestyle,
+        )
+        for color, result in enumerate(results)
+        for condition, linestyle in POSITION_STYLES.items()
+        if condition in result.conditions
+    ]
+    return plot_lines(
+        series,
+        x_label="tokens of the tail",
+        y_label="nats per token",
+        alt_text="Nats per token by position in the tail",
+    )
 
 
 def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -> Markup:

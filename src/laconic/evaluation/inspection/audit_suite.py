@@ -6,12 +6,7 @@ from pathlib import Path
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.inspection.conditions import build_audit_job
-from laconic.evaluation.inspection.verdict import (
-    ThoughtAudit,
-    audit_to_json,
-    build_audit_table,
-    explain_columns,
-)
+from laconic.evaluation.inspection.verdict import ThoughtAudit, audit_to_json, build_audit_table, explain_columns
 from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import build_question_job, choose_protocol
@@ -55,7 +50,6 @@ class AuditSuite(ReasoningSuite):
         yield build_job(run, questions, limit=request.limit, batch_size=request.batch_size)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return the table of the audit, its verdict and notes."""
         result = results["audit"][0]
         controls = [reasoning_table.build_rows(control)[0] for control in results["reasoning"]]
         audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed, controls)

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from laconic.evaluation import statistics
 from laconic.evaluation.paired_proportions import (
@@ -109,7 +108,7 @@ class ThoughtAudit:
                 name,
                 statistics.estimate_proportion(self.correct_under(name)),
                 *test,
-                float(self.is_changed(name).mean()),
+                self.changed_share(name),
                 self.donor_share(name),
             )
             for name, test in zip(self.conditions, self.tests, strict=False)
@@ -125,14 +124,10 @@ class ThoughtAudit:
         rows = [[item.conditions[condition]["is_correct"] for item in items] for items in self.items_by_seed]
         return np.array(rows, dtype=np.float64)
 
-    def is_changed(self, condition: str) -> NDArray[np.bool_]:
-        """Return which predictions differ from those as trained, [seeds, questions]."""
-        return np.array(
-            [
-                [item.conditions[condition]["prediction"] != item.shared["prediction"] for item in items]
-                for items in self.items_by_seed
-            ]
-        )
+    def changed_share(self, condition: str) -> float:
+        """Return the share of predictions that differ from those as trained."""
+        pairs = [(item.conditions[condition], item.shared) for items in self.items_by_seed for item in items]
+        return float(np.mean([changed["prediction"] != trained["prediction"] for changed, trained in pairs]))
 
     def donor_share(self, condition: str) -> float | None:
         """Return `ConditionEffect.donor_share`; None without a swap, or if all donors have the same answer."""

@@ -206,5 +206,4 @@ def ask_question(tokenizer: Tokenizer, question: str, answer_prefix: str, answer
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text within another."""
     return tokenizer.encode(text, add_special_tokens=False)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from laconic.batches.padding import pad_rows
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.kv.cartridge import CartridgeConfig
 from laconic.compression.kv.compress import compute_window_tokens
@@ -51,10 +52,7 @@ def score_probes(
     device: torch.device,
 ) -> tuple[list[float], list[bool]]:
     """Return each probe's nats per scored id, and whether greedy decoding gives all of its scored ids."""
-    width = max(len(probe.ids) for probe in probes)
-    rows = torch.tensor([[*probe.ids, *[0] * (width - len(probe.ids))] for probe in probes], device=device)
-    lengths = torch.tensor([[len(probe.ids)] for probe in probes], device=device)
-    hidden_states = context.hidden_states(rows, torch.arange(width, device=device) < lengths)
+    hidden_states = context.hidden_states(*pad_rows([probe.ids for probe in probes], device=device))
     nats, is_right = list[float](), list[bool]()
     for states, probe in zip(hidden_states, probes, strict=True):
         n, targets = len(probe.ids), torch.tensor(probe.ids[-probe.num_scored :], device=device)

@@ -55,14 +55,12 @@ class MemoryPoint(NamedTuple):
     shares: Mapping[str, Share]
 
     def mean_size(self, field: str) -> float:
-        """Return the mean of a size over documents."""
         return float(np.mean([metrics[field] for metrics in self.metrics]))
 
     def has_task(self, task: str) -> bool:
         return any(task in metrics for metrics in self.metrics)
 
     def mean_score(self, task: str, field: str) -> float:
-        """Return the mean of a task's metric over the documents that have the task."""
         return float(np.mean([metrics[task][field] for metrics in self.metrics if task in metrics]))
 
 
@@ -220,12 +218,10 @@ def build_sections(results: Sequence[RunResult]) -> list[PageSection]:
 
 
 def list_shared_tasks(comparison: Comparison) -> list[str]:
-    """Return the tasks on which the full text gains something."""
     return [task for task in comparison.tasks if any(task in point.shares for point in comparison.points)]
 
 
 def plot_comparison(comparison: Comparison) -> str | Markup:
-    """Return the plot, or why there is none."""
     if not has_matplotlib():
         return NO_PLOTS
     if not list_shared_tasks(comparison):
@@ -235,7 +231,6 @@ def plot_comparison(comparison: Comparison) -> str | Markup:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the figures of a comparison as a JSON object."""
     return {
         "title": comparison.title,
         "contexts": [

@@ -56,15 +56,12 @@ class MemorySuite:
             raise UsageError(f"--methods {unknown}: choose from {', '.join(KV_METHODS)}")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the settings of a run that its figures depend on."""
         return collect_recipe_info(recipe)
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield the evaluations of the baselines and of each method."""
         yield from build_memory_jobs(request, run)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return one table for each set of documents."""
         comparisons = compare_results(results["memories"])
         notes = dict.fromkeys(note for result in results["memories"] for note in result.notes)
         blocks: list[Table | str] = [build_comparison_table(comparison) for comparison in comparisons]
@@ -72,5 +69,4 @@ class MemorySuite:
         return EvalReport([*blocks, LEGEND, *notes], data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return a section for each set of documents."""
         return build_sections(results["memories"])
