@@ -9,11 +9,7 @@ ROW_FORMAT = "a row has context, question, answer_prefix, answer, max_new_tokens
 
 
 class ContextQuestion(NamedTuple):
-    """A question about a context, which is compressed.
-
-    The answer begins with `answer_prefix`, which may be empty. Some tasks ask for all of the `answers`, others accept
-    each.
-    """
+    """A question about a context; some tasks ask for all of the `answers`, others accept each."""
 
     context: str
     question: str

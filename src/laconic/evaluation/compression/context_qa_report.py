@@ -41,10 +41,7 @@ def score_conditions(result: RunResult) -> Sequence[Any]:
 
 
 def list_examples(result: RunResult) -> list[ExampleQuestion]:
-    """Return the first questions of a file with the answers of every condition; of several seeds, the first.
-
-    An answer counts as correct if it matches.
-    """
+    """Return the first questions of a file with the answers of every condition; of several seeds, the first."""
     examples: list[ExampleQuestion] = []
     for item in result.items_by_seed[0][:NUM_EXAMPLES]:
         outputs = [(name, str(item.conditions[name]["output"])) for name in result.conditions]

@@ -1,11 +1,11 @@
 """Run context question answering and in-context classification with a compressor."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from laconic import rng
 from laconic.batches.padding import pad_rows
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.segment import build_memory_prompt, read_segment
+from laconic.console import pluralize
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
@@ -33,11 +34,7 @@ LABEL_BATCH_SIZE = 64
 
 
 def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
-    """Return the evaluation of a run on a file of context questions or labelled texts.
-
-    Raises:
-        InputError: There is no such file, or a row is invalid.
-    """
+    """Return the evaluation of a run on a file of context questions or labelled texts."""
     if not file.is_file():
         raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
     compressor, kind = as_compressor(run), detect_kind(file)
@@ -66,7 +63,6 @@ class ContextQA:
 
     compressor: TextCompressor
     questions: Sequence[ContextQuestion]
-    cached_memory: tuple[str, SummaryMemory] | None = None
 
     @cached_property
     def context_index(self) -> list[int]:
@@ -97,19 +93,15 @@ class ContextQA:
         written = [(name, {"output": text, "context_size": n}) for name, text, n in outputs if text is not None]
         return EvalItem(str(i), {name: shared | output for name, output in written})
 
-    def compress_context(self, text: str) -> SummaryMemory:
-        """Compress a text; the last result is cached."""
-        if self.cached_memory is None or self.cached_memory[0] != text:
-            self.cached_memory = (text, self.compressor.compress([text]))
-        return self.cached_memory[1]
+    @cached_property
+    def compress_context(self) -> Callable[[str], SummaryMemory]:
+        """A function that compresses a text; its last result is cached."""
+        return lru_cache(maxsize=1)(lambda text: self.compressor.compress([text]))
 
     def generate_after_ids(self, context_ids: Sequence[int], prompt: str, max_tokens: int) -> str | None:
-        """Generate after context ids and a prompt, as `TextCompressor.generate` does after a memory.
+        """Generate after context ids and a prompt, as `TextCompressor.generate` does; None if they do not fit.
 
         Special ids that the tokenizer puts before a prompt precede the context.
-
-        Returns:
-            The output, or None if the model has no room for the context.
         """
         compressor = self.compressor
         with_special = compressor.tokenizer.encode(prompt)
@@ -153,7 +145,6 @@ class ICLClassification:
     compressor: TextCompressor
     demonstrations: Sequence[LabelledText]
     test_rows: Mapping[str, Sequence[LabelledText]]
-    cached_contexts: tuple[tuple[int, bool], list[tuple[DemonstrationContext, list[float]]]] | None = None
 
     @cached_property
     def labels(self) -> list[str]:
@@ -174,23 +165,19 @@ class ICLClassification:
             for row in rows
         ]
 
-    def contexts_for_order(self, seed: int, balanced: bool) -> list[tuple[DemonstrationContext, list[float]]]:
-        """Return the contexts of an order, each with the labels' nats after an empty input; the last are cached."""
-        key = (seed, balanced)
-        if self.cached_contexts is None or self.cached_contexts[0] != key:
-            null_ids = self.encode(label_prompt(NULL_INPUT))
-            contexts = self.build_contexts(seed, balanced)
-            self.cached_contexts = key, [(context, self.label_nlls(context, null_ids)) for context in contexts]
-        return self.cached_contexts[1]
+    @cached_property
+    def contexts_for_order(self) -> Callable[[int, bool], list[tuple[DemonstrationContext, list[float]]]]:
+        """A function for the contexts of an order, with the labels' nats after an empty input; the last are cached."""
+        null_ids = self.encode(label_prompt(NULL_INPUT))
+        return lru_cache(maxsize=1)(
+            lambda seed, balanced: [(x, self.label_nlls(x, null_ids)) for x in self.build_contexts(seed, balanced)]
+        )
 
     def build_contexts(self, seed: int, balanced: bool) -> list[DemonstrationContext]:
         """Build the contexts of an order of demonstrations.
 
         These are: no demonstrations; vectors of one, two and three segments, as many last tokens of them, and their
         whole text; and text of the paper's lengths. Texts and segments that do not fit the model are left out.
-
-        Raises:
-            InputError: If no demonstration fits a segment.
         """
         order, method = order_demonstrations(self.demonstrations, seed, balanced=balanced), self.compressor.method
         demos = [self.encode(f"{label_prompt(row.text)} {row.label}\n\n") for row in order]
@@ -203,7 +190,7 @@ class ICLClassification:
         for k, segment in enumerate(segments, 1):
             memory = method.compress(self.to_tensor([segment]), None, memory)
             method.segment_model.check_fits(memory, self.max_prompt_tokens, compresses=False)
-            text, n, name = [*text, *segment], int(memory.num_vectors[0]), f"{k} segment{'s' * (k > 1)}"
+            text, n, name = [*text, *segment], int(memory.num_vectors[0]), pluralize(k, "segment")
             contexts += [
                 DemonstrationContext(f"vectors of {name}", memory, []),
                 DemonstrationContext(f"last tokens of {name}", none, text[-n:]),
@@ -226,22 +213,12 @@ class ICLClassification:
         """Score every label of a text under every condition, with and without the text."""
         item = self.items[i]
         prompt_ids = self.encode(label_prompt(item.row.text))
-        shared = {
-            "split": item.split,
-            "order_seed": item.order_seed,
-            "balanced": item.balanced,
-            "label": self.labels.index(item.row.label),
-            "label_tokens": [len(ids) for ids in self.label_ids],
-        }
-        conditions = {
-            context.condition: {
-                **shared,
-                "label_nll": self.label_nlls(context, prompt_ids),
-                "null_nll": null_nll,
-                "context_size": context.size,
-            }
-            for context, null_nll in self.contexts_for_order(item.order_seed, item.balanced)
-        }
+        shared = {name: getattr(item, name) for name in ("split", "order_seed", "balanced")}
+        shared |= {"label": self.labels.index(item.row.label), "label_tokens": [len(ids) for ids in self.label_ids]}
+        conditions: dict[str, dict[str, Any]] = {}
+        for context, null_nll in self.contexts_for_order(item.order_seed, item.balanced):
+            metrics = {"label_nll": self.label_nlls(context, prompt_ids), "null_nll": null_nll}
+            conditions[context.condition] = shared | metrics | {"context_size": context.size}
         return EvalItem(str(i), conditions)
 
     @torch.inference_mode()
@@ -300,10 +277,6 @@ def split_demonstrations(
     """Split texts into demonstrations, and `limit` texts to label for validation and for testing.
 
     A split that no row names is taken from the training rows. Demonstrations whose text is to be labelled are left out.
-    The result is the same every time.
-
-    Raises:
-        InputError: If there are no demonstrations, or no texts of a split.
     """
 
     def sample(split: str, limit: int | None = None) -> list[LabelledText]:

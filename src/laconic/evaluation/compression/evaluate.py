@@ -47,11 +47,7 @@ class ContextTail:
 
 
 def split_context(batch: Any) -> ContextTail:
-    """Split documents into context and tail; the tail is the last segment.
-
-    Raises:
-        InputError: If there is only one segment, or if a segment is padded.
-    """
+    """Split documents into context and tail, the last segment. Raises `InputError` for one segment or padding."""
     assert isinstance(batch, DocumentBatch)
     *segment_ends, _ = batch.segment_ends
     if not segment_ends or not bool(batch.attention_mask.all()):
@@ -80,14 +76,10 @@ class CompressedContext(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextCondition:
-    """What precedes a tail.
+    """What precedes a tail that `reader` reads: a context that `compress` compresses, or text.
 
-    Attributes:
-        name: Name of the condition.
-        reader: The method that reads the tail.
-        compress: Compresses the context; None if the context is text.
-        end_tokens: Number of last tokens of the context (`ALL_TOKENS` for the whole), or the name of an earlier
-            condition whose number of vectors is used.
+    `end_tokens` is the number of last tokens of the context (`ALL_TOKENS` for the whole), or the name of an earlier
+    condition whose number of vectors is used.
     """
 
     name: str

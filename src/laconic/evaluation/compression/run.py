@@ -206,11 +206,7 @@ def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
 
 
 def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:
-    """Build the evaluations on what a run's recipe holds out: "test", "valid", or "excerpt" of the test split.
-
-    Raises:
-        InputError: If there are no such documents.
-    """
+    """Build the evaluations on what a run's recipe holds out: "test", "valid", or "excerpt" of the test split."""
     recipe, max_positions = run.recipe, run.parts.decoder.config.max_position_embeddings
     untrained = load_untrained_method(run) if isinstance(run.method, AutoCompressor) else None
     part: SplitName = "valid" if split == "valid" else "test"

@@ -145,11 +145,7 @@ def read_text_with_compressor(method: AutoCompressor, name: str, document: Seque
 
 
 def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment_tokens: int) -> ProbeContext:
-    """Compress a document, segment by segment, into summary vectors.
-
-    Raises:
-        UsageError: The document has more segments than the memory holds.
-    """
+    """Compress a document, segment by segment. Raises `UsageError` for more segments than the memory holds."""
     device = method.decoder.token_embedding.weight.device
     segments = torch.tensor([list(document)], dtype=torch.long, device=device).split(segment_tokens, 1)
     most = method.max_segments(segment_tokens)

@@ -75,11 +75,7 @@ def parse_question_row(row: dict[str, Any], text: str, name: str) -> DocumentQue
 
 
 def load_texts(documents: str | None, questions: Sequence[DocumentQuestion]) -> dict[str, str]:
-    """Return texts by name: of a file whose rows of one book form a text, and the contexts of questions.
-
-    Raises:
-        InputError: A question names no document of the file.
-    """
+    """Return texts by name: of a file whose rows of one book form a text, and the contexts of questions."""
     loaded = [] if documents is None else read_documents(documents, TextConfig(document_field=None))[0]
     texts = {document.name: document.text for document in loaded}
     missing = next((q.document for q in questions if not q.has_text and q.document not in texts), None)
@@ -96,9 +92,6 @@ def load_probed_documents(
 
     Without a file of documents, they are the contexts of the questions. If none is long enough, those that questions
     are about are loaded, with questions alone.
-
-    Raises:
-        InputError: A file is invalid, or all texts are too short and no question about them can be answered.
     """
     rows = [] if questions is None else read_rows(questions, parse_question_row)[0]
     texts = load_texts(documents, rows)

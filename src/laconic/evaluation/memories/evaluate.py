@@ -77,11 +77,7 @@ def evaluate_document(run: LoadedRun, document: ProbedDocument, contexts: Iterab
 
 
 def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]:
-    """Yield one evaluation for the plain baselines, and one for each method; each has all sizes.
-
-    Raises:
-        UsageError: The documents do not fit the context of the model.
-    """
+    """Yield one evaluation for the plain baselines, and one for each method; each has all sizes."""
     decoder, options = run.parts.decoder, request.memories
     context, num_after = decoder.config.max_position_embeddings, CONTINUATION_TOKENS + PASSAGE_TOKENS
     if options.fit is not None and not isinstance(run.method, AutoCompressor):

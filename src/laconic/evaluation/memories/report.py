@@ -73,10 +73,7 @@ class Comparison(NamedTuple):
 
 
 def estimate_share(none: Sequence[float], memory: Sequence[float], full: Sequence[float]) -> Share | None:
-    """Return the gain of a context over no context as a part of the full text's; documents are resampled.
-
-    Returns None where the full text gains nothing.
-    """
+    """Return the gain of a context as a part of the full text's, over resampled documents; None without such a gain."""
     gains, whole = np.array(none) - np.array(memory), np.array(none) - np.array(full)
     if whole.sum() <= 0:
         return None
