@@ -271,8 +271,8 @@ def test_check_comparable() -> None:
 
 def test_inspect_names_what_it_reads_if_given_a_model(run_cli: RunCli) -> None:
     code, _, err = run_cli("inspect", "stories260k", "Once")
-    assert code == 2
-    assert "stories260k is a model, which has no latent thoughts; give a run" in err
+    assert code == 66
+    assert "no stories260k; give the directory of a run and a question, or a memory file" in err
 
 
 @pytest.mark.medium

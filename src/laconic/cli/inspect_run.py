@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from laconic.cli.arguments import command_line, parse_ints
+from laconic.cli.commands.evaluate import print_report
 from laconic.cli.commands.inspect import InspectCommand
-from laconic.cli.files import print_json, write_file
+from laconic.cli.files import write_file
 from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
@@ -31,7 +32,7 @@ from laconic.evaluation.inspection.question_summary import QuestionSummary, form
 from laconic.evaluation.reasoning.question_sets import QuestionSet, load_question_set, single_question
 from laconic.evaluation.reasoning.run import choose_protocol, decoding_for, find_latents
 from laconic.evaluation.runs import short_run_names
-from laconic.evaluation.tables import print_table
+from laconic.evaluation.suite import EvalReport
 from laconic.experiment.load_run import LoadedRun, load_run, read_run_method
 from laconic.interfaces import TrainingData
 from laconic.models.checkpoints.weights import resolve_device
@@ -48,18 +49,12 @@ def inspect_runs(command: InspectCommand) -> int:
         runs = [load_run(path, device) for path in (command.model, *command.baseline)]
     check_comparable(runs)
     summary = (inspect_task if command.task else inspect_one_question)(command, runs)
-    if command.format == "json":
-        is_question = isinstance(summary, QuestionSummary)
-        print_json(question_to_json(summary) if is_question else dataset_to_json(summary))
-    elif isinstance(summary, QuestionSummary):
-        print(format_inspection(summary), flush=True)
+    if isinstance(summary, QuestionSummary):
+        report = EvalReport([format_inspection(summary)], question_to_json(summary))
     else:
-        print(describe_set(summary))
-        for _, table, note in dataset_tables(summary):
-            print()
-            print_table(table)
-            print(note)
-        print("\n".join(["", *list_caveats(summary)]), flush=True)
+        tables = [block for _, table, note in dataset_tables(summary) for block in ("", table, note)]
+        report = EvalReport([describe_set(summary), *tables, "", *list_caveats(summary)], dataset_to_json(summary))
+    print_report(report, command.format)
     if command.page_path is not None:
         with status("drawing the page"):
             page = render_inspection_page(summary)
@@ -97,17 +92,8 @@ def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> 
     notes = [note, *list_notes(runs, len(chain))]
     if not has_teacher:
         notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
-    return QuestionSummary(
-        text,
-        question.chain_source,
-        chain,
-        gold,
-        question.teacher_output,
-        inspections,
-        protocol,
-        notes,
-        describe_runs(runs),
-    )
+    chain_facts = question.chain_source, chain, gold, question.teacher_output
+    return QuestionSummary(text, *chain_facts, inspections, protocol, notes, describe_runs(runs))
 
 
 def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetSummary:

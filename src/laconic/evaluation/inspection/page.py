@@ -142,12 +142,11 @@ def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: 
     )
     if not has_matplotlib():
         return [f"{title}. {captions}."]
-    alt_text = f"{title}: " + "; ".join(f"{run.name}, {describe_row_maxima(map.mean, columns)}" for run, map in matches)
     image = plot_heat_maps(
         [(run.name, map.mean) for run, map in matches],
         number_labels(num_rows),
         columns,
-        alt_text,
+        f"{title}. {captions}",
         value_range=find_value_range([map.mean for _, map in matches]),
         mark_max=True,
     )
@@ -175,11 +174,6 @@ def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: 
         render_plots([PagePlot(title, caption, image)]),
         render_details("Each layer, on its own scale", [render_plots(layers)]),
     ]
-
-
-def describe_row_maxima(map: Sequence[Sequence[float]], columns: Sequence[str]) -> str:
-    best = [max(range(len(row)), key=row.__getitem__) for row in map]
-    return "most similar: " + ", ".join(f"{m + 1} {columns[i]} {map[m][i]:.2f}" for m, i in enumerate(best))
 
 
 def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]:
