@@ -124,9 +124,6 @@ def compare_reading(
     """Compress a chapter into a memory file, and answer questions about it under every condition.
 
     With a chat template, chapter and question form one user message. `on_progress` is called at the beginning of steps.
-
-    Raises:
-        UsageError: If the chapter does not fit the model's context.
     """
     chat = tokenizer.chat_template is not None
     ids, prefix = encode_document(tokenizer, chapter, chat)

@@ -127,12 +127,7 @@ def answer_under_conditions(
 
 
 def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
-    """Return the audit of a run on a question set that was loaded with `limit`.
-
-    Raises:
-        InputError: There are too few questions for any effect to be significant.
-        UsageError: The run's method has no latents, or this step of the run has none yet.
-    """
+    """Return the audit of a run on a question set that was loaded with `limit`."""
     decoding = decoding_for(run, questions)
     inspected = InspectedRun(run, run_name(run.folder), decoding)
     conditions = list_conditions(count_latents(inspected, questions.source), inspected.num_iterations)

@@ -32,10 +32,8 @@ TokenIds = Sequence[int]
 
 @dataclass(frozen=True)
 class DatasetInspection:
-    """A run over a set: answers under each intervention, and accuracy by the number of Jacobi iterations.
-
-    `chain_word_rates` has for each question the share of latents whose top token is in the chain, the same for the
-    chain of another question, and the LCS ratio; NaN without a chain.
+    """A run over a set. `chain_word_rates` [N, 3] has for each question the share of latents whose top token is in the
+    chain, the same for the chain of another question, and the LCS ratio; NaN without a chain.
     """
 
     name: str
@@ -56,19 +54,9 @@ def inspect_dataset(
     batch_size: int = 64,
     progress: ProgressFn | None = None,
 ) -> DatasetInspection:
-    """Ask every question as trained, under each intervention, and with other numbers of Jacobi iterations.
+    """Ask `limit` questions as trained, under each intervention, and with other numbers of Jacobi iterations.
 
-    Args:
-        run: Run to inspect.
-        questions: The set, whose first `NUM_REFERENCE_QUESTIONS` questions are the reference of "mean".
-        limit: Ask only so many questions.
-        iterations: Numbers of Jacobi iterations.
-        seed: Seed of donors, shuffles and noise.
-        batch_size: Questions that are answered together.
-        progress: Called after each batch.
-
-    Raises:
-        UsageError: There is only one question.
+    The first `NUM_REFERENCE_QUESTIONS` questions of the set are the reference of "mean".
     """
     source, questions = questions.source, replace(questions, examples=questions.examples[:limit])
     num_questions = len(questions.examples)

@@ -75,9 +75,6 @@ class InspectedRun:
 
     The tables [kv_selection] and [kv_distillation] of `selection_recipe`, by default the run's own, apply to the
     chains. `question_cache` is the cache of questions that `think` is going to be about.
-
-    Raises:
-        UsageError: The run's method has no latents.
     """
 
     run: LoadedRun
@@ -112,7 +109,6 @@ class InspectedRun:
 
     @property
     def latents(self) -> LatentThoughts:
-        """The run's latents: number, schedule and parameters."""
         return require(find_latents(self.run))
 
     @property

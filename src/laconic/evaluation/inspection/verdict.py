@@ -70,11 +70,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class ThoughtAudit:
-    """The answers of a run as trained and under all conditions, and those of its controls as trained.
-
-    Raises:
-        InputError: A control answered other questions.
-    """
+    """The answers of a run as trained and under all conditions, and those of its controls as trained."""
 
     row: ReasoningRow
     items_by_seed: Sequence[Sequence[EvalItem]]
