@@ -91,15 +91,7 @@ def test_inspect_question_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
 
 def test_inspect_question_with_a_given_chain_as_json(run: RunCli, tmp_path: Path) -> None:
     steps = ["< < 7 > >", "< < 4 > >"]
-    args = (
-        "kava",
-        QUESTION,
-        "--answer",
-        "4",
-        "--format",
-        "json",
-        "--chain",
-    )
+    args = ("kava", QUESTION, "--answer", "4", "--format", "json", "--chain")
     code, out, err = run(*args, *steps)
     assert (code, err) == (0, "")
     assert not (tmp_path / "inspect.html").exists()
@@ -120,17 +112,7 @@ def test_inspect_question_with_a_given_chain_as_json(run: RunCli, tmp_path: Path
 
 @pytest.mark.medium
 def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
-    args = (
-        "kava",
-        "--task",
-        "test",
-        "--limit",
-        6,
-        "--batch-size",
-        4,
-        "--jacobi-iterations",
-        "0,1",
-    )
+    args = ("kava", "--task", "test", "--limit", 6, "--batch-size", 4, "--jacobi-iterations", "0,1")
     code, out, _ = run(*args, "--baseline", "nodistil", "--out", "set.html", "--format", "json")
     assert code == 0
     report = json.loads(out)
@@ -198,25 +180,13 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
         (("early", QUESTION), "step 1 is in a stage without latents"),
         (("kava",), "give either a question or --task"),
         (("kava", QUESTION, "--task", "test"), "give either a question or --task"),
-        (
-            ("kava", "--task", "test", "--answer", "4"),
-            "--chain and --answer require a question",
-        ),
-        (
-            ("kava", "--task", "test", "--limit", "1"),
-            "--limit 1: must be at least 2",
-        ),
+        (("kava", "--task", "test", "--answer", "4"), "--chain and --answer require a question"),
+        (("kava", "--task", "test", "--limit", "1"), "--limit 1: must be at least 2"),
         (("kava", "--task", "gsm8k"), "trained on generated digits"),
-        (
-            ("kava", QUESTION, "--jacobi-iterations", "2"),
-            "--jacobi-iterations: requires --task",
-        ),
+        (("kava", QUESTION, "--jacobi-iterations", "2"), "--jacobi-iterations: requires --task"),
         (("kava", QUESTION, "--limit", "3"), "--limit: requires --task"),
         (("kava", QUESTION, "--batch-size", "3"), "--batch-size: requires --task"),
-        (
-            ("kava", QUESTION, "--out", "gone/a.html"),
-            "--out gone/a.html: folder gone does not exist",
-        ),
+        (("kava", QUESTION, "--out", "gone/a.html"), "--out gone/a.html: folder gone does not exist"),
         (("kava", QUESTION, "--out", "."), "is a folder; give a file"),
         (("kava", QUESTION, "--out", "-"), "/dev/stdout is standard output"),
     ],

@@ -5,11 +5,7 @@ from typing import Any
 import pytest
 
 from laconic.evaluation.compression import context_qa
-from laconic.evaluation.compression.context_qa_report import (
-    build_score_table,
-    result_to_json,
-    score_conditions,
-)
+from laconic.evaluation.compression.context_qa_report import build_score_table, result_to_json, score_conditions
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 

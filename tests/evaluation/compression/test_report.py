@@ -139,9 +139,7 @@ def file_result(kind: str) -> RunResult:
             for i in range(2)
         ]
     else:
-        conditions = {
-            "vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4},
-        }
+        conditions = {"vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4}}
         parts = [
             (split, seed, b) for b in (False, True) for seed in (0, 1) for split in ("valid", "test", "test", "test")
         ]
