@@ -103,10 +103,8 @@ class ContextQA:
 
         Special ids that the tokenizer puts before a prompt precede the context.
         """
-        compressor = self.compressor
-        with_special = compressor.tokenizer.encode(prompt)
-        without = compressor.tokenizer.encode(prompt, add_special_tokens=False)
-        ids = [*with_special[: len(with_special) - len(without)], *context_ids, *without]
+        compressor, tokenizer = self.compressor, self.compressor.tokenizer
+        ids = [*tokenizer.encode(""), *context_ids, *tokenizer.encode(prompt, add_special_tokens=False)]
         if context_ids and len(ids) + max_tokens > compressor.decoder.config.max_position_embeddings:
             return None
         config = GenerationConfig(max_tokens=max_tokens, eos_token_ids=compressor.stop_token_ids)

@@ -3,7 +3,7 @@
 Shapes: B rows, M latents, Nc chain columns, G KV heads, E head size; tuples have one entry per layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -32,7 +32,6 @@ from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 
 INSPECTED_POLICIES = ("rkv", "cosine", "attention", "crop", "uniform", "random")
-DecodeToken = Callable[[int], str]
 LayerTensors = tuple[Tensor, ...]
 
 

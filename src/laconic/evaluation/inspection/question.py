@@ -180,8 +180,9 @@ def with_chain(
     inspection: QuestionInspection, run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout
 ) -> QuestionInspection:
     """Add the comparison with the chain."""
-    teacher, n = run.teacher_chain(batch), int(batch.chain_mask.sum())
-    tokens, is_result = kv_selection.decode_chain(batch, run.decode_token)
+    teacher, mask, tokens = run.teacher_chain(batch), batch.chain_mask, inspection.lens.chain
+    is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask
+    n = int(mask.sum())
     I, R, S = (
         to_rows(torch.cat([scores[l][0, :, :n] for l in teacher.matched_layers]).float())
         for scores in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
@@ -190,7 +191,7 @@ def with_chain(
         inspection,
         maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
         selections=kv_selection.chain_selections(teacher, n),
-        token_classes=kv_selection.classify_tokens(tokens, is_result),
+        token_classes=kv_selection.classify_tokens(tokens, is_result[mask].tolist()),
         scores=SelectionScores(I, R, S),
         policy=teacher.policy,
         matched_layers=teacher.matched_layers,

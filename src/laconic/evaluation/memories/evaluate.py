@@ -99,36 +99,31 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
         sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
         sizes |= {"fit": f"{options.fit}"} if method == FIT else {}
         variant = {"method": method, "data": files, "tokens": f"{num_tokens}", **sizes}
-        limit = find_window_tokens(run, method, documents)
-        windows = {} if limit is None else {"window_tokens": f"{limit}"}
+        windows, notes = find_windows(run, method, documents)
         metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key | windows)
-        notes_of_method = loaded.notes if method == BASELINES else describe_windows(context, documents, limit)
 
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
-        yield EvalJob(metadata, len(documents), evaluate, notes=notes_of_method)
+        yield EvalJob(metadata, len(documents), evaluate, notes=loaded.notes if method == BASELINES else notes)
 
 
-def find_window_tokens(run: LoadedRun, method: str, documents: Sequence[ProbedDocument]) -> int | None:
-    """Return the length of the windows that a method reads, if some document is longer, else None."""
+def find_windows(
+    run: LoadedRun, method: str, documents: Sequence[ProbedDocument]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what tells results apart, and a note, where a method reads some document in several windows."""
     if method not in (*KV_METHODS, FIT):
-        return None
+        return {}, ()
     score = KV_METHODS["kvzip" if method == FIT else method][0]
+    context = run.parts.decoder.config.max_position_embeddings
     limit = compute_window_tokens(run.parts.decoder, score, build_repeat_prompt(run.parts.tokenizer))
-    return limit if any(len(document.ids) > limit for document in documents) else None
-
-
-def describe_windows(context: int, documents: Sequence[ProbedDocument], limit: int | None) -> tuple[str, ...]:
-    """Return what reading in windows of `limit` tokens changes; nothing where that is None."""
-    if limit is None:
-        return ()
     count = sum(len(document.ids) > limit for document in documents)
-    return (
+    note = (
         f"KVzip reads {count} of {pluralize(len(documents), 'document')} in windows, as text and repetition exceed the "
         f"context of {context:,} tokens: all heads then keep the same number of slots, so that kvzip is kvzip-equal; "
-        f"--tokens {limit} or less gives one window",
+        f"--tokens {limit} or less gives one window"
     )
+    return ({"window_tokens": f"{limit}"}, (note,)) if count else ({}, ())
 
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
