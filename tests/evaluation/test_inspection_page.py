@@ -63,9 +63,7 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
 
 
 def question(*sides: QuestionInspection, text: str = "How many?") -> QuestionSummary:
-    return QuestionSummary(
-        text, "as given", sides[0].lens.chain, "7", "t0 7", sides, DIGIT, ("a note",), (("run", "step 3"),)
-    )
+    return QuestionSummary(text, "as given", "7", "t0 7", sides, DIGIT, ("a note",), (("run", "step 3"),))
 
 
 def survey(
@@ -85,7 +83,7 @@ def survey(
 READS = [[0.5, 0.1, 0.2], [0.7, 0.3, 0.4], [np.nan] * 3, [0.1, 0.1, 0.1]]
 FIRST = survey("a", [1, 1, 2, 3], [1, 2, 1, 3], READS)
 SECOND = survey("b", [2, 1, 1, 1], [2, 1, 1, 1], [[np.nan] * 3] * 4)
-SET = DatasetSummary("gsm", DIGIT, (FIRST, SECOND), ("a note",))
+SET = DatasetSummary((FIRST, SECOND), ("a note",))
 
 
 def test_effects_by_hand() -> None:
@@ -188,14 +186,14 @@ def test_render_inspection_page_escapes_hostile_text() -> None:
     assert not [tag for tag, _ in page.tags if tag == "script"]
     assert not [attributes for tag, attributes in page.tags if tag == "img" and attributes.get("src") == "x"]
     assert HOSTILE in page.text
-    hostile = replace(SET, name=HOSTILE, runs=(replace(FIRST, name=HOSTILE),))
+    hostile = replace(SET, runs=(replace(FIRST, name=HOSTILE),), notes=(HOSTILE,))
     check_page(inspection_page.render_inspection_page(hostile))
 
 
 def test_render_inspection_page_without_a_teacher() -> None:
     words = LogitLens(("q",), (), (((TokenGuess("7", 1.0),) * 3,),))
     side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer("zero", "vectors", "7"),))
-    result = QuestionSummary("q", "as given", (), None, None, (side,), DIGIT)
+    result = QuestionSummary("q", "as given", None, None, (side,), DIGIT)
     text = ParsedPage(inspection_page.render_inspection_page(result)).words
     assert "as given: none" in text
     assert "sequential" in text

@@ -88,12 +88,11 @@ def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> 
     for run in inspected:
         with progress(run.name) as show:
             inspections.append(inspect_question(run, question.batch, others, seed=command.seed, progress=show))
-    chain = inspections[0].lens.chain
-    notes = [note, *list_notes(runs, len(chain))]
+    notes = [note, *list_notes(runs, len(inspections[0].lens.chain))]
     if not has_teacher:
         notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
-    chain_facts = question.chain_source, chain, gold, question.teacher_output
-    return QuestionSummary(text, *chain_facts, inspections, protocol, notes, describe_runs(runs))
+    source, output = question.chain_source, question.teacher_output
+    return QuestionSummary(text, source, gold, output, inspections, protocol, notes, describe_runs(runs))
 
 
 def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetSummary:
@@ -121,9 +120,7 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetS
                     progress=show,
                 )
             )
-    first = question_sets[0]
-    notes = [*first.notes, *list_notes(runs, None)]
-    return DatasetSummary(first.name, protocol, inspections, notes, describe_runs(runs))
+    return DatasetSummary(inspections, [*question_sets[0].notes, *list_notes(runs, None)], describe_runs(runs))
 
 
 def iteration_counts(text: str | None, run: LoadedRun) -> Sequence[int]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.verdict import build_audit_table, explain_columns
-from laconic.evaluation.reasoning.evaluate import MajorityBaseline
+from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.statistics import Difference, Estimate, format_difference, paired_difference
 from laconic.evaluation.tables import Table, figures_to_json, format_interval, format_percent
 
@@ -24,25 +23,21 @@ CHAIN_WORDS_NOTE = (
 class DatasetSummary:
     """A set of questions as each run answers it; the first run is the inspected one, the others are baselines."""
 
-    name: str
-    protocol: AnswerProtocol
     runs: Sequence[DatasetInspection]
     notes: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
 
     @property
-    def num_questions(self) -> int:
-        return self.runs[0].audit.row.accuracy.num_items
-
-    @property
-    def majority_baseline(self) -> MajorityBaseline:
-        return self.runs[0].audit.row.results[0].majority_baseline
+    def first_row(self) -> ReasoningRow:
+        """The answers of the first run as trained; all runs answered the same questions."""
+        return self.runs[0].audit.row
 
 
 def describe_set(summary: DatasetSummary) -> str:
-    answer, floor = summary.majority_baseline
+    row, result = summary.first_row, summary.first_row.results[0]
+    answer, floor = result.majority_baseline
     return (
-        f"{summary.num_questions:,} questions of {summary.name}, protocol {summary.protocol.name}; majority baseline "
+        f"{row.accuracy.num_items:,} questions of {row.dataset}, protocol {result.protocol}; majority baseline "
         f"{format_percent(floor)} % (always “{answer}”)"
     )
 
@@ -119,7 +114,7 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]
 
 def list_caveats(summary: DatasetSummary) -> list[str]:
     """Return which conclusions the accuracy does not support, then the notes on the set."""
-    floor = summary.majority_baseline.share
+    floor = summary.first_row.results[0].majority_baseline.share
     accuracies = [(run.name, run.audit.row.accuracy) for run in summary.runs]
     caveats = [
         f"{name} is not shown to be above the majority baseline ({format_percent(accuracy.mean)} % correct, baseline "
@@ -131,13 +126,13 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
 
 
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
-    first = summary.runs[0]
+    first, row = summary.runs[0], summary.first_row
     data = {
         "schema": 4,
-        "dataset": summary.name,
-        "questions": summary.num_questions,
-        "protocol": summary.protocol.name,
-        "majority_baseline": summary.majority_baseline,
+        "dataset": row.dataset,
+        "questions": row.accuracy.num_items,
+        "protocol": row.results[0].protocol,
+        "majority_baseline": row.results[0].majority_baseline,
         "runs": [
             {
                 "run": run.name,

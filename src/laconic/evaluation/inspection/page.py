@@ -16,6 +16,7 @@ from laconic.evaluation.inspection.question_summary import (
     correctness_suffix,
     name_passes,
 )
+from laconic.evaluation.inspection.verdict import TARGETS_NOTE, label_condition
 from laconic.evaluation.report.page import (
     NO_PLOTS,
     PagePlot,
@@ -30,16 +31,6 @@ from laconic.evaluation.report.page import (
 )
 from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps, show_whitespace
 from laconic.evaluation.tables import Table, format_percent
-
-INTERVENTION_LABELS = {
-    "zero": "zeros in their place",
-    "mean": "each latent's mean over other questions",
-    "shuffle": "the question's latents change places",
-    "swap": "the latents of another question",
-    "noise": "Gaussian vectors of equal norm",
-    "vectors": "replaced just before they are read, in every pass; everything after them is recomputed",
-    "cache": "keys and values replaced in the finished cache; keys are rotated to their new position",
-}
 
 
 def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
@@ -76,21 +67,21 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         block
         for space in KV_SPACES
         for baseline in BASELINE_LABELS
-        for block in map_blocks(summary.runs, summary.chain, space, baseline)
+        for block in map_blocks(summary.runs, space, baseline)
     ]
     return [
         PageSection("Answers", [render_facts(answers), f"The chain, {summary.chain_source}:", chain]),
-        PageSection("Logit lens", lens_blocks(summary.runs, summary.chain)),
+        PageSection("Logit lens", lens_blocks(summary.runs)),
         PageSection("Similarity to the teacher's chain", [*maps, SIMILARITY_TERMS] if maps else []),
         PageSection(
             "Tokens selected of the chain",
-            [block for run in summary.runs if run.selections for block in selection_blocks(run, summary.chain)],
+            [block for run in summary.runs if run.selections for block in selection_blocks(run)],
         ),
         PageSection("Answers under interventions", effect_blocks(summary)),
     ]
 
 
-def lens_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str]) -> list[str]:
+def lens_blocks(runs: Sequence[QuestionInspection]) -> list[str]:
     blocks = [
         "The most likely token at each latent after each pass, with its probability in percent. A hidden state becomes "
         "the next latent, so a token stands one column before its own. That a token can be read there does not show "
@@ -101,7 +92,7 @@ def lens_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str]) -> lis
         header = ["pass", "bot", *(str(i + 1) for i in range(len(run.lens.top_tokens)))]
         rows = [[name, *(shade_guess(slot[0]) for slot in row)] for name, row in passes]
         blocks.append(render_table(Table(header, rows, run.name, len(header))))
-        if chain:
+        if run.lens.chain:
             blocks.append(
                 f"After the last pass, {format_percent(run.lens.share_in_chain)} % of the latents name a token of the "
                 f"chain; in order, {format_percent(run.lens.lcs_ratio)} % of it."
@@ -127,14 +118,13 @@ def describe_guess(guess: TokenGuess) -> str:
     return f"{show_whitespace(guess.token)} {format_percent(guess.probability)} %"
 
 
-def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: str, baseline: str) -> list[str]:
+def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[str]:
     """Return one similarity map of every run that has it, on a common scale, and its layers."""
     matches = [(run, map) for run in runs if (map := run.find_map(space, baseline))]
     if not matches:
         return []
-    num_rows, num_columns = len(matches[0][1].mean), len(matches[0][1].mean[0])
-    is_chain = num_columns == len(chain) and baseline == "chain"
-    columns = list(chain) if is_chain else number_labels(num_columns)
+    num_rows, num_columns, chain = len(matches[0][1].mean), len(matches[0][1].mean[0]), runs[0].lens.chain
+    columns = list(chain) if baseline == "chain" else number_labels(num_columns)
     title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
     captions = "; ".join(
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
@@ -176,8 +166,9 @@ def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: 
     ]
 
 
-def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]:
+def selection_blocks(run: QuestionInspection) -> list[str]:
     """Return what each policy selects of the chain: by token, by class, by layer and head."""
+    chain = run.lens.chain
     trained = f"trained with policy {run.policy}" if run.is_distilled else "trained without KV distillation"
     if run.selections[0].mask.all():
         return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
@@ -228,22 +219,20 @@ def number_labels(n: int) -> list[str]:
 
 
 def effect_blocks(summary: QuestionSummary) -> list[str]:
-    runs, changed = summary.runs, Markup("<b>{}</b> <small>changed</small>")
-    rows: list[list[str]] = [["none", "", *(run.answer for run in runs)]]
-    for effect in runs[0].effects:
-        row = [*effect[:2]]
-        for run in runs:
-            matches = next((x for x in run.effects if x[:2] == effect[:2]), None)
-            cell = "–" if matches is None else matches.answer
-            if matches is not None and matches.answer != run.answer:
-                cell = changed.format(matches.answer or "(nothing)")
-            if matches is not None and matches.donor_answer is not None:
-                cell = Markup("{} <small>donor: {}</small>").format(cell, matches.donor_answer)
+    changed = Markup("<b>{}</b> <small>changed</small>")
+    rows: list[list[str]] = [["none", "", *(run.answer for run in summary.runs)]]
+    for effect in summary.runs[0].effects:
+        row = [*label_condition(f"{effect.intervention} {effect.target}")]
+        for run in summary.runs:
+            same = next((x for x in run.effects if x[:2] == effect[:2]), effect._replace(answer="–", donor_answer=None))
+            cell = same.answer if same.answer in (run.answer, "–") else changed.format(same.answer or "(nothing)")
+            if same.donor_answer is not None:
+                cell = Markup("{} <small>donor: {}</small>").format(cell, same.donor_answer)
             row.append(cell)
         rows.append(row)
-    header = ["intervention", "on", *(run.name for run in runs)]
+    header = ["thoughts", "in", *(run.name for run in summary.runs)]
     return [
         "One question shows what can happen, not how often; laconic inspect RUN --task SET asks many.",
         render_table(Table(header, rows, num_text_columns=len(header))),
-        render_details("The interventions", [render_facts(list(INTERVENTION_LABELS.items()))]),
+        f"{TARGETS_NOTE}.",
     ]

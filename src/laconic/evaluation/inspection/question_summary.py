@@ -25,13 +25,16 @@ class QuestionSummary:
 
     text: str
     chain_source: str
-    chain: tuple[str, ...]
     gold: str | None
     teacher_output: str | None
     runs: Sequence[QuestionInspection]
     protocol: AnswerProtocol
     notes: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        return self.runs[0].lens.chain
 
 
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:

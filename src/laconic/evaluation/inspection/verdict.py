@@ -20,6 +20,9 @@ from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix, for
 from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_interval, format_percent
 
 AS_TRAINED = "as trained"  # name of the condition without a change
+TARGETS_NOTE = (
+    "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished cache"
+)
 MIN_P = 0.0001  # a smaller p-value is printed as a bound
 VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
 SWAPS = ("swap vectors", "swap cache")
@@ -317,8 +320,7 @@ def comparison_cells(comparison: ControlComparison) -> list[str]:
 def explain_columns(audit: ThoughtAudit) -> list[str]:
     test = describe_test(audit.row.accuracy.num_seeds)
     return [
-        "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished "
-        "cache",
+        TARGETS_NOTE,
         f"change: in points, paired by question, 95 % interval; p: {test}, Holm's correction over {audit.num_tests} "
         "tests",
         "changed: answers that differ from those as trained; donor's: answers that become the other question's",
