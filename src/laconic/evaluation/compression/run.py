@@ -1,6 +1,6 @@
 """Evaluate a compressor on held-out documents: its readers, its conditions, and the data sets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from laconic.evaluation.compression.evaluate import (
     evaluate_batch,
     split_context,
 )
-from laconic.evaluation.compression.tails import EXCERPT_TOKENS, DocumentTails, sample_tails
+from laconic.evaluation.compression.tails import EXCERPT_TOKENS, sample_tails
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.from_recipe import build_data, build_model
@@ -206,7 +206,10 @@ def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
 
 
 def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:
-    """Build the evaluations on what a run's recipe holds out: "test", "valid", or "excerpt" of the test split."""
+    """Build the evaluations on what a run's recipe holds out: "test", "valid", or "excerpt" of the test split.
+
+    Text has one for each context length that fits the run, with all lengths of vectors after one whole segment.
+    """
     recipe, max_positions = run.recipe, run.parts.decoder.config.max_position_embeddings
     untrained = load_untrained_method(run) if isinstance(run.method, AutoCompressor) else None
     part: SplitName = "valid" if split == "valid" else "test"
@@ -227,8 +230,13 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
     if num_short := sum(length < max(contexts) + S for length in lengths):
         needs = f"{max(contexts) + S:,} tokens, {max(contexts):,} to compress and {S:,} to score"
         log_note(f"{split}: left out {num_short:,} of {pluralize(len(lengths), 'document')}, shorter than {needs}")
-    excerpt_tokens = EXCERPT_TOKENS if split == EXCERPT else None
-    jobs = list(build_text_jobs(request, run, part, tails, excerpt_tokens, untrained))
+    excerpt, name = (EXCERPT_TOKENS, f"{part}-{EXCERPT}") if split == EXCERPT else (None, part)
+    limit, jobs = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None, list[EvalJob]()
+    for n in (quarters * S // 4 for quarters in CONTEXT_QUARTERS):
+        if (excerpt or 1) <= n <= tails.context_tokens and (limit is None or -(-n // S) < limit):
+            data = replace(tails, context_tokens=n, excerpt_tokens=excerpt)
+            conditions = build_conditions(run, data, n, excerpt or S, all_lengths=n == S, untrained=untrained)
+            jobs.append(build_document_job(request, run, f"{name}-{n}", data, conditions, n + S))
     if not jobs:
         needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if split == EXCERPT else "fits"
         raise InputError(
@@ -242,23 +250,3 @@ def choose_contexts(lengths: Sequence[int], segment_tokens: int) -> list[int]:
     room = sorted(lengths)[(len(lengths) - 1) // 2] - segment_tokens
     contexts = [quarters * segment_tokens // 4 for quarters in CONTEXT_QUARTERS]
     return [context for context in contexts if context <= room] or contexts[:1]
-
-
-def build_text_jobs(
-    request: EvalRequest,
-    run: LoadedRun,
-    part: str,
-    tails: DocumentTails,
-    excerpt_tokens: int | None,
-    untrained: AutoCompressor | None,
-) -> Iterator[EvalJob]:
-    """Yield an evaluation for each context length that fits the run; all lengths only for one whole segment."""
-    S, name = tails.tail_tokens, part if excerpt_tokens is None else f"{part}-{EXCERPT}"
-    limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
-    for quarters in CONTEXT_QUARTERS:
-        n = quarters * S // 4
-        if not (excerpt_tokens or 1) <= n <= tails.context_tokens or (limit is not None and -(-n // S) >= limit):
-            continue
-        data = replace(tails, context_tokens=n, excerpt_tokens=excerpt_tokens)
-        conditions = build_conditions(run, data, n, excerpt_tokens or S, all_lengths=n == S, untrained=untrained)
-        yield build_document_job(request, run, f"{name}-{n}", data, conditions, n + S)
