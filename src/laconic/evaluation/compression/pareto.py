@@ -23,12 +23,8 @@ from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import ScoreMatrix
 from laconic.evaluation.suite import RunResult
 
-FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH = (
-    "fixed lengths",
-    "learned length",
-    "end of the text",
-    "best length, by trial",
-)
+FIXED_LENGTH, LEARNED_LENGTH = "fixed lengths", "learned length"
+TEXT_END, ORACLE_LENGTH = "end of the text", "best length, by trial"
 
 
 class ParetoPoint(NamedTuple):

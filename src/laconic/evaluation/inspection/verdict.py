@@ -140,10 +140,6 @@ class ThoughtAudit:
         return float(np.mean(changed)) if changed else None
 
     @property
-    def floor(self) -> float:
-        return self.row.results[0].majority_baseline.share
-
-    @property
     def swaps(self) -> tuple[ConditionEffect, ConditionEffect]:
         """The effects of a swap of the vectors, and of their keys and values."""
         by_name = {effect.name: effect for effect in self.effects}
@@ -181,7 +177,7 @@ def label_condition(name: str) -> tuple[str, str]:
 
 def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
     """Return the verdict on the effects, without the controls."""
-    vectors, cache = audit.swaps
+    (vectors, cache), floor = audit.swaps, audit.row.results[0].majority_baseline.share
     accuracy, others = audit.row.accuracy, [effect for effect in audit.effects if effect.is_significant]
     if vectors.is_significant:
         return "used", (
@@ -209,10 +205,10 @@ def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
             f"no use of the thoughts is shown; they make the answers worse ({describe_effect(others)}): {cost}"
         )
     changed = max(vectors.changed_share, cache.changed_share)
-    if accuracy.low <= audit.floor or accuracy.mean <= loss:
+    if accuracy.low <= floor or accuracy.mean <= loss:
         shares = (
             f"it answers {format_percent(accuracy.mean)} % correctly, always giving the most frequent answer "
-            f"{format_percent(audit.floor)} %"
+            f"{format_percent(floor)} %"
         )
         if changed:
             return "undetermined", (
@@ -232,21 +228,13 @@ def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
 
 def judge_controls(comparisons: Sequence[ControlComparison], name: VerdictName) -> str:
     """Return the rest of the sentence: how the run compares with its controls; empty without any."""
-    if not comparisons:
-        return ""
-    better = [c.name for c in comparisons if c.is_significant and c.difference.mean > 0]
-    worse = [c.name for c in comparisons if c.is_significant and c.difference.mean < 0]
-    same = [c.name for c in comparisons if not c.is_significant]
-    parts = [
-        f"{text} {' and '.join(names)}"
-        for text, names in (
-            ("more accurate than", better),
-            ("less accurate than", worse),
-            ("not shown to differ in accuracy from", same),
-        )
-        if names
-    ]
-    return f"; {'but' if name == 'used' and not better else 'and'} the run is {', '.join(parts)}"
+    better, worse, same = "more accurate than", "less accurate than", "not shown to differ in accuracy from"
+    names: dict[str, list[str]] = {better: [], worse: [], same: []}
+    for c in comparisons:
+        names[same if not c.is_significant else better if c.difference.mean > 0 else worse].append(c.name)
+    parts = [f"{text} {' and '.join(controls)}" for text, controls in names.items() if controls]
+    conjunction = "but" if name == "used" and not names[better] else "and"
+    return f"; {conjunction} the run is {', '.join(parts)}" if parts else ""
 
 
 def describe_effect(effects: Sequence[ConditionEffect]) -> str:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from laconic.batches.padding import pad_rows
 from laconic.compression.autocompressor import AutoCompressor
@@ -38,6 +36,7 @@ from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from laconic.losses import score_rows_in_chunks
+from laconic.models.decoder import Decoder
 from laconic.storage.manifest import hash_json
 
 TASK = "memories"
@@ -45,34 +44,27 @@ BASELINES = "baselines"
 ContextBuilder = Callable[[ProbedDocument], Iterable[ProbeContext]]
 
 
-def score_probes(
-    context: ProbeContext,
-    compute_logits: Callable[[Float[Tensor, "N D"]], Float[Tensor, "N V"]],
-    probes: Sequence[Probe],
-    device: torch.device,
-) -> tuple[list[float], list[bool]]:
-    """Return each probe's nats per scored id, and whether greedy decoding gives all of its scored ids."""
+def score_probes(context: ProbeContext, decoder: Decoder, probes: Sequence[Probe]) -> dict[str, float]:
+    """Return the mean nats per scored id, and the share of probes whose scored ids greedy decoding gives."""
+    device = decoder.token_embedding.weight.device
     hidden_states = context.hidden_states(*pad_rows([probe.ids for probe in probes], device=device))
     nats, is_right = list[float](), list[bool]()
     for states, probe in zip(hidden_states, probes, strict=True):
         n, targets = len(probe.ids), torch.tensor(probe.ids[-probe.num_scored :], device=device)
-        nll, is_correct = score_rows_in_chunks(compute_logits, states[n - probe.num_scored - 1 : n - 1], targets)
+        nll, is_correct = score_rows_in_chunks(decoder.logits, states[n - probe.num_scored - 1 : n - 1], targets)
         nats.append(float(nll.mean()))
         is_right.append(bool(is_correct.all()))
-    return nats, is_right
+    return {"nats": sum(nats) / len(nats), "right": sum(is_right) / len(is_right)}
 
 
 @torch.no_grad()
 def evaluate_document(run: LoadedRun, document: ProbedDocument, contexts: Iterable[ProbeContext]) -> EvalItem:
     """Return the sizes of each context, and per task the mean nats per token and the share of right answers."""
-    decoder = run.parts.decoder
-    device, conditions = decoder.token_embedding.weight.device, dict[str, dict[str, Any]]()
+    conditions: dict[str, dict[str, Any]] = {}
     for context in contexts:
-        sizes = ("positions", "file_bytes", "used_bytes")
-        metrics = conditions[context.name] = {name: getattr(context, name) for name in sizes}
-        for task, probes in document.probes.items():
-            nats, is_right = score_probes(context, decoder.logits, probes, device)
-            metrics[task] = {"nats": sum(nats) / len(nats), "right": sum(is_right) / len(is_right)}
+        sizes = {name: getattr(context, name) for name in ("positions", "file_bytes", "used_bytes")}
+        scores = {task: score_probes(context, run.parts.decoder, probes) for task, probes in document.probes.items()}
+        conditions[context.name] = sizes | scores
     return EvalItem(document.name, conditions)
 
 
