@@ -98,67 +98,47 @@ def document_section(results: Sequence[RunResult]) -> PageSection:
 
 def document_plots(results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot quality against vectors if several lengths were evaluated, and loss along the tail if it is long."""
-    points, plots = [point for result in results for point in pareto.pareto_points(result)], list[PagePlot]()
-    if len(points) > 1:
-        title, better = ("Accuracy", "Higher") if is_recall(results[0]) else ("Nats per token", "Lower")
-        caption = f"{better} is better. One point per length; diamonds are learned lengths. The best lengths are an "
-        plots.append(PagePlot(f"{title} against vectors", caption + "upper bound.", plot_pareto(points, results)))
-    if sum(bool(n) for n in results[0].items_by_seed[0][0].shared["scored_tokens"]) > 1:
-        caption = "Dotted: no context; solid: compressed; dashed: whole text."
-        plots.append(PagePlot("Along the tail", caption, plot_positions(results)))
-    return plots
+    points = [point for result in results for point in pareto.pareto_points(result)]
+    plots = [plot_pareto(points, results)] if len(points) > 1 else []
+    is_long = sum(bool(n) for n in results[0].items_by_seed[0][0].shared["scored_tokens"]) > 1
+    return [*plots, *([plot_positions(results)] if is_long else [])]
 
 
-def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> Markup:
+def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> PagePlot:
     """Plot accuracy, or nats per token, against vectors per segment; horizontal lines are the whole text."""
-    has_facts, runs = is_recall(results[0]), list(dict.fromkeys(result.run for result in results))
+    has_facts, lengths = is_recall(results[0]), [point.mean_point[0] for point in points]
+    y_label, better = ("accuracy, %", "Higher") if has_facts else ("nats per token", "Lower")
     series: list[PlotSeries] = []
-    for color, run in enumerate(runs):
+    for color, result in enumerate(results):
         for kind, (marker, linestyle) in SERIES_STYLES.items():
-            means = [point.mean_point for point in points if (point.result.run, point.kind) == (run, kind)]
+            means = [point.mean_point for point in points if (point.result.run, point.kind) == (result.run, kind)]
             values = [(x, 100 * y if has_facts else -y) for x, y in means]
-            series.append(PlotSeries(f"{run}: {kind}", values, color % NUM_COLORS, linestyle, marker))
-    ends = min(point.mean_point[0] for point in points), max(point.mean_point[0] for point in points)
-    for result in results:
-        for condition, y in full_text_levels(result):
-            label, color = f"{result.run}: {condition_title(condition)}", runs.index(result.run) % NUM_COLORS
-            series.append(PlotSeries(label, [(x, y) for x in ends], color, "-.", "None"))
-    return plot_lines(
-        series,
-        x_label="mean vectors per segment",
-        y_label="accuracy, %" if has_facts else "nats per token",
-        alt_text="Quality by vectors per segment",
-    )
+            series.append(PlotSeries(f"{result.run}: {kind}", values, color % NUM_COLORS, linestyle, marker))
+        for condition in () if has_facts else (FULL_TUNED, "full"):
+            if condition in result.conditions:
+                nats = float(nll_per_document(result.items_by_seed, condition).mean())
+                values = [(min(lengths), nats), (max(lengths), nats)]
+                label = f"{result.run}: {condition_title(condition)}"
+                series.append(PlotSeries(label, values, color % NUM_COLORS, "-.", "None"))
+    alt_text = "Quality by vectors per segment"
+    image = plot_lines(series, x_label="mean vectors per segment", y_label=y_label, alt_text=alt_text)
+    caption = "One point per length; diamonds are learned lengths. The best lengths are an upper bound."
+    return PagePlot("Quality against vectors", f"{better} is better. {caption}", image)
 
 
-def full_text_levels(result: RunResult) -> list[tuple[str, float]]:
-    """Return conditions and nats per token."""
-    conditions = [] if is_recall(result) else [name for name in (FULL_TUNED, "full") if name in result.conditions]
-    return [(name, float(nll_per_document(result.items_by_seed, name).mean())) for name in conditions]
-
-
-def plot_positions(results: Sequence[RunResult]) -> Markup:
+def plot_positions(results: Sequence[RunResult]) -> PagePlot:
     """Plot nats per token along the tail: without context, compressed, and with the whole text."""
-    series = [
-        PlotSeries(
-            f"{result.run}: {condition_title(condition)}",
-            [
-                (BUCKET_TOKENS * (bucket + 0.5), y)
-                for bucket, y in enumerate(nll_by_position(result.items_by_seed, condition))
-            ],
-            color % NUM_COLORS,
-            linestyle,
-        )
-        for color, result in enumerate(results)
-        for condition, linestyle in POSITION_STYLES.items()
-        if condition in result.conditions
-    ]
-    return plot_lines(
-        series,
-        x_label="tokens of the tail",
-        y_label="nats per token",
-        alt_text="Nats per token by position in the tail",
-    )
+    series: list[PlotSeries] = []
+    for color, result in enumerate(results):
+        for condition, linestyle in POSITION_STYLES.items():
+            if condition in result.conditions:
+                nats = enumerate(nll_by_position(result.items_by_seed, condition))
+                values = [(BUCKET_TOKENS * (bucket + 0.5), y) for bucket, y in nats]
+                label = f"{result.run}: {condition_title(condition)}"
+                series.append(PlotSeries(label, values, color % NUM_COLORS, linestyle))
+    alt_text = "Nats per token by position in the tail"
+    image = plot_lines(series, x_label="tokens of the tail", y_label="nats per token", alt_text=alt_text)
+    return PagePlot("Along the tail", "Dotted: no context; solid: compressed; dashed: whole text.", image)
 
 
 def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -> Markup:

@@ -120,11 +120,11 @@ def describe_guess(guess: TokenGuess) -> str:
 
 def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[str]:
     """Return one similarity map of every run that has it, on a common scale, and its layers."""
-    matches = [(run, map) for run in runs if (map := run.find_map(space, baseline))]
+    matches = [(run, map) for run in runs for map in run.maps if (map.space, map.baseline) == (space, baseline)]
     if not matches:
         return []
-    num_rows, num_columns, chain = len(matches[0][1].mean), len(matches[0][1].mean[0]), runs[0].lens.chain
-    columns = list(chain) if baseline == "chain" else number_labels(num_columns)
+    M, N = len(matches[0][1].mean), len(matches[0][1].mean[0])
+    rows, columns = number_labels(M), list(runs[0].lens.chain) if baseline == "chain" else number_labels(N)
     title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
     captions = "; ".join(
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
@@ -132,34 +132,19 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
     )
     if not has_matplotlib():
         return [f"{title}. {captions}."]
-    image = plot_heat_maps(
-        [(run.name, map.mean) for run, map in matches],
-        number_labels(num_rows),
-        columns,
-        f"{title}. {captions}",
-        value_range=find_value_range([map.mean for _, map in matches]),
-        mark_max=True,
-    )
+    means = [(run.name, map.mean) for run, map in matches]
+    value_range = find_value_range([mean for _, mean in means])
+    image = plot_heat_maps(means, rows, columns, f"{title}. {captions}", value_range=value_range, mark_max=True)
     caption = (
         "Cosine of each latent (down) with each token (across), mean over the matched layers; a dot marks the most "
         f"similar token. {captions}."
     )
-    layers = [
-        PagePlot(
-            run.name,
-            "Layers that are not distilled are named so.",
-            plot_heat_maps(
-                [
-                    (f"layer {l}{'' if l in run.matched_layers else ', not distilled'}", x)
-                    for l, x in enumerate(map.layers)
-                ],
-                number_labels(num_rows),
-                columns,
-                f"{title}, {run.name}, each layer",
-            ),
-        )
-        for run, map in matches
-    ]
+    layers: list[PagePlot] = []
+    for run, map in matches:
+        names = [f"layer {l}{'' if l in run.matched_layers else ', not distilled'}" for l in range(len(map.layers))]
+        panels = list(zip(names, map.layers, strict=True))
+        maps = plot_heat_maps(panels, rows, columns, f"{title}, {run.name}, each layer")
+        layers.append(PagePlot(run.name, "Layers that are not distilled are named so.", maps))
     return [
         render_plots([PagePlot(title, caption, image)]),
         render_details("Each layer, on its own scale", [render_plots(layers)]),
@@ -172,8 +157,7 @@ def selection_blocks(run: QuestionInspection) -> list[str]:
     trained = f"trained with policy {run.policy}" if run.is_distilled else "trained without KV distillation"
     if run.selections[0].mask.all():
         return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
-    classes = list(dict.fromkeys(run.token_classes))
-    tokens = np.array(run.token_classes)
+    classes, tokens = list(dict.fromkeys(run.token_classes)), np.array(run.token_classes)
     rows = [
         [selection.policy, *(format_percent(float(selection.mask[..., tokens == name].mean())) for name in classes)]
         for selection in run.selections
@@ -182,30 +166,17 @@ def selection_blocks(run: QuestionInspection) -> list[str]:
     if not has_matplotlib():
         return [render_table(by_class)]
     heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[0].mask.shape[1])]
-    policies = [selection.policy for selection in run.selections]
-    shares = plot_heat_maps(
-        [("", [selection.token_shares for selection in run.selections])],
-        policies,
-        chain,
-        f"{run.name}: share of layers and heads that select each chain token, by policy",
-        value_range=(0.0, 1.0),
-    )
-    per_head = plot_heat_maps(
-        [
-            (selection.policy, selection.mask.reshape(-1, selection.mask.shape[2]).astype(float).tolist())
-            for selection in run.selections
-        ],
-        heads,
-        chain,
-        f"{run.name}: tokens selected in each layer and head, by policy",
-        value_range=(0.0, 1.0),
-    )
+    policies, token_shares = zip(*((x.policy, x.token_shares) for x in run.selections), strict=True)
+    alt_text = f"{run.name}: share of layers and heads that select each chain token, by policy"
+    shares = plot_heat_maps([("", token_shares)], policies, chain, alt_text, value_range=(0.0, 1.0))
+    masks = [(x.policy, x.mask.reshape(-1, len(chain)).astype(float).tolist()) for x in run.selections]
+    alt_text = f"{run.name}: tokens selected in each layer and head, by policy"
+    per_head = plot_heat_maps(masks, heads, chain, alt_text, value_range=(0.0, 1.0))
     details = [PagePlot("Selected in each layer and head", "", per_head)]
     if run.scores:
         names = ("importance I", "redundancy R", f"score S of {run.policy}")
-        scores = plot_heat_maps(
-            list(zip(names, run.scores, strict=True)), heads, chain, f"{run.name}: scores of each token"
-        )
+        panels = list(zip(names, run.scores, strict=True))
+        scores = plot_heat_maps(panels, heads, chain, f"{run.name}: scores of each token")
         details.append(PagePlot("Scores", "", scores))
     return [
         render_plots([PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)]),

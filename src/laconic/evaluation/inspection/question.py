@@ -124,10 +124,6 @@ class QuestionInspection:
     best_tokens: tuple[tuple[str, float], ...] = ()
     effects: tuple[ChangedAnswer, ...] = ()
 
-    def find_map(self, space: str, baseline: str) -> SimilarityMap | None:
-        """Return the map of a space against the chain or against its selected tokens."""
-        return next((map for map in self.maps if (map.space, map.baseline) == (space, baseline)), None)
-
 
 @torch.no_grad()
 def inspect_question(

@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
-from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_list, render_table
+from laconic.evaluation.report.page import NO_PLOTS
 from laconic.evaluation.report.plots import has_matplotlib, render_plot
 from laconic.evaluation.statistics import percentile_interval, resample_weights
 from laconic.evaluation.suite import RunResult
@@ -202,16 +202,6 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
             axes.set(title=TASK_TITLES[task], xlabel=x_label)
         line[0].set_ylabel("share of the full text's gain, %")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
-
-
-def build_sections(results: Sequence[RunResult]) -> list[PageSection]:
-    """Return one section for each set of documents: a plot and a table."""
-    sections = [
-        PageSection(x.title, [LEGEND, plot_comparison(x), render_table(build_comparison_table(x))])
-        for x in compare_results(results)
-    ]
-    notes = list(dict.fromkeys(note for result in results for note in result.notes))
-    return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]
 
 
 def list_shared_tasks(comparison: Comparison) -> list[str]:
