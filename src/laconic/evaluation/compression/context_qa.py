@@ -150,15 +150,9 @@ def compute_icl_score(runs: Sequence[Items], condition: str) -> ICLScore:
         names = [name for name, is_on in (("balanced", balanced), ("calibrated", calibrated)) if is_on]
         variants.append(" and ".join(names) or "neither")
         validation.append(scores[(balanced, calibrated)])
-    return ICLScore(
-        condition,
-        mean_context_size(runs, condition),
-        float(np.mean(accuracies)),
-        float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None,
-        tuple(accuracies),
-        tuple(variants),
-        float(np.mean(validation)),
-    )
+    size, accuracy = mean_context_size(runs, condition), float(np.mean(accuracies))
+    std = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None
+    return ICLScore(condition, size, accuracy, std, tuple(accuracies), tuple(variants), float(np.mean(validation)))
 
 
 def select_items(items: Items, split: str, balanced: bool) -> list[EvalItem]:

@@ -76,7 +76,6 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 
 def metric_columns(name: str) -> tuple[Column, Column]:
-
     def format_gain(score: ConditionScores) -> str:
         x = score.metrics[name]
         gain = format_with_error(format_signed(100 * x.gain, 1), 100 * x.gain_se, 1)

@@ -102,16 +102,11 @@ class ThoughtAudit:
 
     @cached_property
     def effects(self) -> list[ConditionEffect]:
-        return [
-            ConditionEffect(
-                name,
-                statistics.estimate_proportion(self.correct_under(name)),
-                *test,
-                self.changed_share(name),
-                self.donor_share(name),
-            )
-            for name, test in zip(self.conditions, self.tests, strict=False)
-        ]
+        effects: list[ConditionEffect] = []
+        for name, test in zip(self.conditions, self.tests, strict=False):
+            accuracy = statistics.estimate_proportion(self.correct_under(name))
+            effects.append(ConditionEffect(name, accuracy, *test, self.changed_share(name), self.donor_share(name)))
+        return effects
 
     @cached_property
     def comparisons(self) -> list[ControlComparison]:
