@@ -70,13 +70,6 @@ class LengthComparison(NamedTuple):
         return "below the line" if self.difference < -SIGNIFICANT_ERRORS * self.se else "no difference shown"
 
 
-def condition_quality(result: RunResult, condition: str) -> ScoreMatrix:
-    """Return the quality of a condition, [R, N]."""
-    if is_recall(result):
-        return accuracy_per_document(result.items_by_seed, condition)
-    return -nll_per_document(result.items_by_seed, condition)
-
-
 def classify_condition(result: RunResult, condition: str) -> str | None:
     """Return the series of a condition; None if it is not plotted."""
     if condition.startswith("end"):
@@ -91,16 +84,14 @@ def classify_condition(result: RunResult, condition: str) -> str | None:
 
 
 def pareto_points(result: RunResult) -> list[ParetoPoint]:
-    points: list[ParetoPoint] = []
+    points, seeds = list[ParetoPoint](), result.items_by_seed
     for condition in result.conditions:
-        kind = classify_condition(result, condition)
-        if kind is None:
-            continue
-        x = tuple(
-            mean_text_tokens(documents, condition) if kind == TEXT_END else mean_vectors(documents, condition) or 0.0
-            for documents in result.items_by_seed
-        )
-        points.append(ParetoPoint(result, condition, kind, x, condition_quality(result, condition)))
+        if kind := classify_condition(result, condition):
+            count = mean_text_tokens if kind == TEXT_END else mean_vectors
+            x = tuple(count(documents, condition) or 0.0 for documents in seeds)
+            is_accuracy = is_recall(result)
+            scores = accuracy_per_document(seeds, condition) if is_accuracy else -nll_per_document(seeds, condition)
+            points.append(ParetoPoint(result, condition, kind, x, scores))
     return points
 
 

@@ -142,7 +142,9 @@ def compare_reading(
 
     begin("compressing the chapter")
     start = time.perf_counter()
-    memory = compress_text(decoder, tokenizer, chapter, CONFIG, name=memory_path.stem, chat=chat).memory
+    memory = compress_text(
+        decoder, tokenizer, chapter, CONFIG, name=memory_path.stem, chat=chat, on_progress=on_progress
+    ).memory
     memory.save(memory_path)
     seconds = time.perf_counter() - start
     form = CHAT_QUESTION if chat else PLAIN_QUESTION
