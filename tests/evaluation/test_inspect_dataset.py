@@ -11,18 +11,16 @@ import torch
 
 from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT
-from laconic.evaluation.inspection import dataset as inspection_dataset
-from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection import conditions, interventions
+from laconic.evaluation.inspection.dataset import DatasetInspection, compute_chain_word_rates, inspect_dataset
 from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice, TeacherChain
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.latent.answering import AnswerDecoding
-from tests.evaluation.answers import predicted
 from tests.latent.batches import build_kava, reasoning_batch, select_in_all_layers
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
-SWAP = InterventionSpec("swap")
 
 
 class Rows:
@@ -71,11 +69,9 @@ EXAMPLES = [ReasoningExample(str(i), f"question {i}", (), str(i)) for i in range
 QUESTIONS = QuestionSet("five", Rows(), EXAMPLES, DIGIT, range(len(SIZES)), 6, has_text_answers=False)
 
 
-def requested(
-    subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> inspection_dataset.DatasetInspection:
-    monkeypatch.setattr(inspection_dataset, "NUM_REFERENCE_QUESTIONS", 4)
-    return inspection_dataset.inspect_dataset(subject, QUESTIONS, iterations=(0, 2), batch_size=batch)
+def requested(subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch) -> DatasetInspection:
+    monkeypatch.setattr(conditions, "NUM_REFERENCE_QUESTIONS", 4)
+    return inspect_dataset(subject, QUESTIONS, iterations=(0, 2), batch_size=batch)
 
 
 @pytest.mark.medium
@@ -83,25 +79,27 @@ def test_every_question_is_counted_once_whatever_the_batches(
     subject: InspectedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = requested(subject, 5, monkeypatch), requested(subject, 2, monkeypatch)
-    assert whole.baseline == parts.baseline
-    assert whole.by_intervention == parts.by_intervention
+    assert whole.audit.items_by_seed == parts.audit.items_by_seed
     assert whole.by_iterations == parts.by_iterations
-    assert whole.by_iterations[2] == whole.baseline
+    assert whole.by_iterations[2] == whole.audit.row.accuracy
     assert np.array_equal(whole.chain_word_rates, parts.chain_word_rates, equal_nan=True)
-    assert list(whole.by_intervention) == interventions.list_interventions(4)
+    names = [conditions.replace_thoughts(spec).name for spec in interventions.list_interventions(4)]
+    assert whole.audit.conditions == names
 
 
 def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     result = requested(subject, 5, monkeypatch)
-    for i in range(len(SIZES)):
+    donors = interventions.choose_donors(len(SIZES), 0)
+    for i, item in enumerate(result.audit.items_by_seed[0]):
         batch = Rows().batch([i], 0, 0)
         rollout = subject.think(batch, record_passes=True)
-        theirs = subject.think(Rows().batch([int(result.donors[i])], 0, 0), record_passes=True)
+        theirs = subject.think(Rows().batch([int(donors[i])], 0, 0), record_passes=True)
         build_inputs = interventions.InterventionInputs(rollout, np.array([i]), donor_rollout=theirs)
         plain = subject.answer(batch, rollout).texts[0]
-        swapped = interventions.run_intervention(subject, batch, SWAP, build_inputs)
-        assert result.baseline.records[i].prediction == plain
-        assert result.by_intervention[SWAP].records[i].prediction == subject.answer(batch, swapped).texts[0]
+        swapped = interventions.run_intervention(subject, batch, InterventionSpec("swap"), build_inputs)
+        assert item.shared["prediction"] == plain
+        assert item.conditions["swap vectors"]["prediction"] == subject.answer(batch, swapped).texts[0]
+        assert item.conditions["swap vectors"]["donor"] == str(donors[i])
         top = subject.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
         chain = batch.chain_ids[0, batch.chain_mask[0]].tolist()
         if chain:
@@ -111,26 +109,13 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
             assert np.isnan(result.chain_word_rates[i]).all()
 
 
-def test_answers_that_become_the_donors() -> None:
-    """Of four questions one has its donor's answer anyway, and one donor has none."""
-    built = predicted(["1", "2", "2", None], [True] * 4)
-    swapped = predicted(["2", "2", "1", "1"], [False] * 4)
-    result = inspection_dataset.DatasetInspection(
-        "run", "kava", built, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3))
-    )
-    assert result.changed_to_donor(SWAP, DIGIT).tolist() == [
-        1.0,
-        1.0,
-    ]  # row 0 took "2"; row 3, without an answer, took "1"
-
-
 def test_chance_is_taken_of_questions_that_have_a_chain() -> None:
     """Of four questions two have a chain: each is held against the other's, whatever the seed."""
     top, chains = [(1, 2), (3, 4), (5, 6), (7, 8)], [(1, 2), (), (5, 1, 2), ()]
     for seed in range(8):
-        built = inspection_dataset.compute_chain_word_rates(top, chains, seed)
+        built = compute_chain_word_rates(top, chains, seed)
         assert built[0].tolist() == [1.0, 1.0, 1.0]
         assert built[2].tolist() == [0.5, 0.0, 1 / 3]
         assert np.isnan(built[[1, 3]]).all()
-    one = inspection_dataset.compute_chain_word_rates([(1, 2), (3, 4)], [(1, 2), ()], 0)
+    one = compute_chain_word_rates([(1, 2), (3, 4)], [(1, 2), ()], 0)
     assert np.isnan(one).all()  # nothing to hold it against

@@ -10,24 +10,25 @@ import pytest
 from markupsafe import Markup
 
 from laconic.data.reasoning.answer_matching import CODI, DIGIT
+from laconic.evaluation.inspection import dataset_summary, question_summary
 from laconic.evaluation.inspection import page as inspection_page
-from laconic.evaluation.inspection import summary as inspection_summary
 from laconic.evaluation.inspection.dataset import DatasetInspection
-from laconic.evaluation.inspection.dataset_tables import dataset_tables
-from laconic.evaluation.inspection.interventions import InterventionSpec
+from laconic.evaluation.inspection.dataset_summary import DatasetSummary
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
 from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection, SelectionScores
-from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
+from laconic.evaluation.inspection.question_summary import QuestionSummary
+from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit
+from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.report import plots
+from laconic.evaluation.results_store import EvalItem
 from tests.conftest import needs
 from tests.evaluation.answers import predicted
 from tests.evaluation.pages import ParsedPage, check_page, leave_out_images
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
 SELECTORS = ("rkv", "cosine", "attention", "crop", "uniform", "random")
-ZERO, SWAP = InterventionSpec("zero"), InterventionSpec("swap")
 
 
 def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run") -> QuestionInspection:
@@ -57,49 +58,46 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         "rkv",
         tuple(range(layers)),
         True,
-        effects=(ChangedAnswer(ZERO, "8"), ChangedAnswer(SWAP, "9", "9")),
+        effects=(ChangedAnswer("zero", "vectors", "8"), ChangedAnswer("swap", "vectors", "9", "9")),
     )
 
 
 def question(*sides: QuestionInspection, text: str = "How many?") -> QuestionSummary:
-    return QuestionSummary(
-        text, "as given", sides[0].lens.chain, "7", "t0 7", sides, DIGIT, ("a note",), (("run", "step 3"),)
-    )
+    return QuestionSummary(text, "as given", "7", "t0 7", sides, DIGIT, ("a note",), (("run", "step 3"),))
 
 
 def survey(
     name: str, right: list[int], zeroed: list[int], reads: list[list[float]], gold: str = "1123"
 ) -> DatasetInspection:
     """Four questions; digits as predictions: 1 counts as correct."""
-    answered = [predicted([str(x) for x in item], [x == 1 for x in item], gold) for item in (right, zeroed)]
-    return DatasetInspection(name, "kava", answered[0], {ZERO: answered[1], SWAP: answered[1]}, {2: answered[0]},
-                  np.array([1, 2, 3, 0]), 2, np.array(reads))  # fmt: skip
+    answered = predicted([str(x) for x in right], [x == 1 for x in right], gold)
+    items: list[EvalItem] = []
+    for i, (record, x) in enumerate(zip(answered.records, zeroed, strict=True)):
+        changed = {"prediction": str(x), "is_correct": x == 1, "donor": str((i + 1) % 4)}
+        conditions = {**record.to_item(AS_TRAINED).conditions, "zero vectors": changed}
+        items.append(EvalItem(str(i), conditions | {"swap vectors": changed, "swap cache": changed}))
+    audit = ThoughtAudit(ReasoningRow("gsm", name, "", (0,), (answered,)), [items])
+    return DatasetInspection(name, "kava", audit, {2: audit.row.accuracy}, 2, np.array(reads))
 
 
 READS = [[0.5, 0.1, 0.2], [0.7, 0.3, 0.4], [np.nan] * 3, [0.1, 0.1, 0.1]]
 FIRST = survey("a", [1, 1, 2, 3], [1, 2, 1, 3], READS)
 SECOND = survey("b", [2, 1, 1, 1], [2, 1, 1, 1], [[np.nan] * 3] * 4)
-SET = DatasetSummary("gsm", DIGIT, (FIRST, SECOND), ("a note",))
+SET = DatasetSummary((FIRST, SECOND), ("a note",))
 
 
-def test_compute_effects_by_hand() -> None:
-    zero, swap = inspection_summary.compute_effects(FIRST, None, DIGIT)
-    assert (zero.accuracy.mean, zero.change.mean, zero.is_significant, zero.difference_to_first) == (
-        0.5,
-        0.0,
-        False,
-        None,
-    )
-    assert swap.donor_share is not None
-    assert swap.donor_share.num_items == 3  # question 1 has its donor's answer anyway
-    assert swap.donor_share.mean == pytest.approx(1 / 3)  # question 2, which is answered 2 now
-    other = inspection_summary.compute_effects(SECOND, FIRST, DIGIT)[0]
-    assert other.difference_to_first is not None
-    assert (other.change.mean, other.difference_to_first.mean) == (0.0, 0.0)
+def test_effects_by_hand() -> None:
+    zero, swap, _ = FIRST.audit.effects
+    assert (zero.accuracy.mean, zero.change.mean, zero.is_significant, zero.donor_share) == (0.5, 0.0, False, None)
+    assert swap.donor_share == pytest.approx(1 / 3)  # question 1 has its donor's answer anyway; 2 is answered 2 now
+    assert [x.mean for x in dataset_summary.subtract_effects(SECOND, FIRST)] == [0.0] * 3
+    rows = dataset_summary.effects_table(SET).rows
+    assert [row[-1] for row in rows[:4]] == [""] * 4
+    assert rows[5][-1].startswith("+0.0 (")
 
 
 def test_chain_word_rates_of_correct_and_wrong_answers() -> None:
-    result = inspection_summary.chain_word_rates(FIRST)
+    result = dataset_summary.chain_word_rates(FIRST)
     assert result["correct"] == {
         "questions": 2, "share_in_chain": 0.6, "share_in_other_chain": 0.2, "lcs_ratio": pytest.approx(0.3)
     }  # fmt: skip
@@ -107,24 +105,24 @@ def test_chain_word_rates_of_correct_and_wrong_answers() -> None:
         "questions": 1, "share_in_chain": 0.1, "share_in_other_chain": 0.1, "lcs_ratio": 0.1
     }  # fmt: skip
     assert result["all"]["questions"] == 3
-    assert inspection_summary.chain_word_rates(SECOND) == {}
+    assert dataset_summary.chain_word_rates(SECOND) == {}
 
 
 def test_list_caveats_names_runs_at_the_majority_baseline() -> None:
-    low, note = inspection_summary.list_caveats(SET)[0], inspection_summary.list_caveats(SET)[-1]
+    low, note = dataset_summary.list_caveats(SET)[0], dataset_summary.list_caveats(SET)[-1]
     assert low.startswith("a is not shown to be above the majority baseline (50.0 %")
     assert note == "a note"
     assert "not shown to be above the majority baseline" in inspection_page.render_inspection_page(SET)
     good = survey("c", [1, 1, 1, 1], [1, 1, 1, 1], READS, gold="1234")
-    assert inspection_summary.list_caveats(replace(SET, runs=(good,))) == ["a note"]
+    assert dataset_summary.list_caveats(replace(SET, runs=(good,))) == ["a note"]
 
 
 def test_correctness_suffix() -> None:
     result = question(build_inspection(1, 1, 2, 3))
-    assert inspection_summary.correctness_suffix("7 ", result) == ", correct"
-    assert inspection_summary.correctness_suffix("8", result) == ", expected 7"
-    assert inspection_summary.correctness_suffix("8", replace(result, gold=None)) == ""
-    assert inspection_summary.correctness_suffix("The answer is: 7", replace(result, protocol=CODI)) == ", correct"
+    assert question_summary.correctness_suffix("7 ", result) == ", correct"
+    assert question_summary.correctness_suffix("8", result) == ", expected 7"
+    assert question_summary.correctness_suffix("8", replace(result, gold=None)) == ""
+    assert question_summary.correctness_suffix("The answer is: 7", replace(result, protocol=CODI)) == ", correct"
 
 
 @pytest.mark.medium
@@ -136,12 +134,12 @@ def test_render_inspection_page_text_and_json_agree(
     html = inspection_page.render_inspection_page(result)
     page = check_page(html)
     assert inspection_page.render_inspection_page(result) == html
-    assert json.loads(json.dumps(inspection_summary.summary_to_json(result), allow_nan=False))["notes"][-1] == "a note"
     text = page.words
     if isinstance(result, QuestionSummary):
-        both = inspection_summary.format_inspection(result)
+        data, both = question_summary.question_to_json(result), question_summary.format_inspection(result)
     else:
-        both = str(dataset_tables(result))
+        data, both = dataset_summary.dataset_to_json(result), str(dataset_summary.dataset_tables(result))
+    assert json.loads(json.dumps(data, allow_nan=False))["notes"][-1] == "a note"
     for name in ("run", "other") if isinstance(result, QuestionSummary) else ("a", "b"):
         assert name in text
         assert name in both
@@ -149,7 +147,9 @@ def test_render_inspection_page_text_and_json_agree(
         "diagonal contrast +0.125", "diagonal contrast: mean", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct",
         "step 3",
     )  # fmt: skip
-    for words in output if isinstance(result, QuestionSummary) else ("no difference shown", "as trained", "50.0"):
+    for words in (
+        output if isinstance(result, QuestionSummary) else ("another question's thoughts", "as trained", "50.0")
+    ):
         assert words in text, words
 
 
@@ -186,20 +186,20 @@ def test_render_inspection_page_escapes_hostile_text() -> None:
     assert not [tag for tag, _ in page.tags if tag == "script"]
     assert not [attributes for tag, attributes in page.tags if tag == "img" and attributes.get("src") == "x"]
     assert HOSTILE in page.text
-    hostile = replace(SET, name=HOSTILE, runs=(replace(FIRST, name=HOSTILE),))
+    hostile = replace(SET, runs=(replace(FIRST, name=HOSTILE),), notes=(HOSTILE,))
     check_page(inspection_page.render_inspection_page(hostile))
 
 
 def test_render_inspection_page_without_a_teacher() -> None:
     words = LogitLens(("q",), (), (((TokenGuess("7", 1.0),) * 3,),))
-    side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer(ZERO, "7"),))
-    result = QuestionSummary("q", "as given", (), None, None, (side,), DIGIT)
+    side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer("zero", "vectors", "7"),))
+    result = QuestionSummary("q", "as given", None, None, (side,), DIGIT)
     text = ParsedPage(inspection_page.render_inspection_page(result)).words
     assert "as given: none" in text
     assert "sequential" in text
     assert "Tokens selected" not in text
     assert "Similarity to" not in text
-    assert "sequential" in inspection_summary.format_inspection(result)
+    assert "sequential" in question_summary.format_inspection(result)
 
 
 @pytest.mark.medium

@@ -127,9 +127,7 @@ def test_a_shuffle_reads_the_vectors_of_other_slots(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
     built = build_inputs(run, batch)
     traced = run.think(
-        batch,
-        intervention=lambda z, t: interventions.replacement_vectors("shuffle", z, t, built),
-        record_passes=True,
+        batch, intervention=lambda z, t: interventions.replacement_vectors("shuffle", z, t, built), record_passes=True
     )
     order, t = interventions.shuffle_order(built), 0 if rounds is None else 1
     for b, row in enumerate(order.tolist()):

@@ -9,7 +9,6 @@ from laconic.cli.compress_kv import loss_lines
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import abbreviate_hash, format_setting
-from laconic.config.nested import CMSConfig
 from laconic.console import pluralize
 from laconic.experiment.from_recipe.untrained_levels import read_untrained_levels, read_writer_metadata
 from laconic.experiment.state_report import format_reports, state_file_to_json
@@ -22,55 +21,35 @@ MAX_SEGMENTS_LISTED = 24
 def describe_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata of a memory file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     memory = SummaryMemory.load(path)
-    return memory_to_json(path, memory), memory_lines(path, memory)
-
-
-def document_rows(memory: SummaryMemory) -> list[dict[str, Any]]:
-    """Return each document with its tokens and vectors per segment."""
-    assert memory.metadata is not None
-    rows: list[dict[str, Any]] = []
-    for documents, lengths in zip(memory.metadata.documents, memory.vectors_per_segment.tolist(), strict=True):
-        for document in documents:
+    metadata, documents, size = memory.metadata, list[dict[str, Any]](), path.stat().st_size
+    assert metadata is not None
+    for row, lengths in zip(metadata.documents, memory.vectors_per_segment.tolist(), strict=True):
+        for document in row:
             vectors = lengths[document.first : document.first + len(document.segments)]
             tokens = {"tokens": document.segments, "vectors": vectors}
-            rows.append({"name": document.name, "sha256": document.sha256, **tokens})
-    return rows
-
-
-def memory_to_json(path: Path, memory: SummaryMemory) -> dict[str, Any]:
-    assert memory.metadata is not None
-    metadata = asdict(memory.metadata)
-    del metadata["documents"]
+            documents.append({"name": document.name, "sha256": document.sha256, **tokens})
     counts = {"texts": memory.B, "vectors": int(memory.valid.sum()), "tokens": int(memory.num_tokens.sum())}
-    sizes = {"bytes": path.stat().st_size, "vector_bytes": memory.num_bytes}
-    return {
-        "schema": 1, "file": str(path), **counts, **sizes, "metadata": metadata, "documents": document_rows(memory)
-    }  # fmt: skip
-
-
-def memory_lines(path: Path, memory: SummaryMemory) -> list[str]:
-    metadata = memory.metadata
-    assert metadata is not None
+    data = {"schema": 1, "file": str(path), **counts, "bytes": size, "vector_bytes": memory.num_bytes}
+    data["metadata"] = {name: value for name, value in asdict(metadata).items() if name != "documents"}
     config = metadata.method["compression"]
     policy = ", ".join(str(config[key]) for key in ("summary", "length_policy", "memory_policy") if key in config)
-    return [
-        f"{path}: {int(memory.valid.sum()):,} vectors of width {memory.D} in {metadata.dtype}, "
-        f"{path.stat().st_size:,} bytes",
+    lines = [
+        f"{path}: {counts['vectors']:,} vectors of width {memory.D} in {metadata.dtype}, {size:,} bytes",
         f"reader     {abbreviate_hash(metadata.reader)} ({metadata.family}, {metadata.layers} layers, "
         f"width {metadata.width}, vocabulary {metadata.vocab:,}), tokenizer {abbreviate_hash(metadata.tokenizer)}",
         f"method     {policy}; positions {metadata.positions}, bos {metadata.bos}",
         f"written    {metadata.created} by laconic {metadata.laconic}",
-        *(line for row in document_rows(memory) for line in document_lines(row)),
+        *(line for document in documents for line in document_lines(document)),
     ]
+    return data | {"documents": documents}, lines
 
 
 def document_lines(row: dict[str, Any]) -> list[str]:
     vectors, tokens = row["vectors"], row["tokens"]
     more = " …" if len(vectors) > MAX_SEGMENTS_LISTED else ""
-    mean = sum(vectors) / max(len(vectors), 1)
     return [
         f"text       {row['name']}: {sum(tokens):,} tokens in {len(tokens):,} segments, {sum(vectors):,} vectors, "
-        f"{mean:.2f} per segment; sha256 {row['sha256'][:12]}…",
+        f"{sum(vectors) / max(len(vectors), 1):.2f} per segment; sha256 {row['sha256'][:12]}…",
         f"vectors    {' '.join(map(str, vectors[:MAX_SEGMENTS_LISTED]))}{more}",
     ]
 
@@ -78,20 +57,14 @@ def document_lines(row: dict[str, Any]) -> list[str]:
 def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata and sizes of a KV memory as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     memory = KVMemory.load(path)
-    assert memory.metadata is not None
-    heads = [[list(map(int, layer)) for layer in row] for row in memory.slots.transpose(0, 1)]
-    counts = {"texts": memory.B, "tokens": list(map(int, memory.num_tokens)), "slots_per_head": heads}
-    data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, **counts}
-    return data | {"metadata": asdict(memory.metadata)}, kv_memory_lines(path, memory)
-
-
-def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
-    metadata, heads = memory.metadata, memory.slots
+    metadata, heads, size = memory.metadata, memory.slots, path.stat().st_size
     assert metadata is not None
+    counts = {"texts": memory.B, "tokens": memory.num_tokens.tolist(), "slots_per_head": heads.transpose(0, 1).tolist()}
+    data = {"schema": 1, "file": str(path), "bytes": size, **counts, "metadata": asdict(metadata)}
     settings = ", ".join(f"{name} {describe_setting(value)}" for name, value in metadata.settings.items())
     lines = [
         f"{path}: {float(memory.num_slots.mean()):,.1f} slots per KV head ({int(heads.min()):,} to "
-        f"{int(heads.max()):,}), keys and values in {metadata.dtype}, {path.stat().st_size:,} bytes",
+        f"{int(heads.max()):,}), keys and values in {metadata.dtype}, {size:,} bytes",
         f"model      {abbreviate_hash(metadata.model)} ({metadata.family}, {metadata.layers} layers, "
         f"{metadata.kv_heads} KV heads of {metadata.head_size}), tokenizer {abbreviate_hash(metadata.tokenizer)}",
         f"method     {metadata.method}" + (f"; {settings}" if settings else ""),
@@ -105,7 +78,7 @@ def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
             f"text       {document.name}: {pluralize(document.tokens, 'token')}{windows}; "
             f"sha256 {document.sha256[:12]}…"
         )
-    return lines + (loss_lines(metadata.measured) if metadata.measured else [])
+    return data, lines + (loss_lines(metadata.measured) if metadata.measured else [])
 
 
 def describe_setting(value: object) -> str:
@@ -119,32 +92,21 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     state, metadata = read_state_file(path)
     with translate_structure_errors(path):
-        summary = state_file_to_json(state, metadata)
-        data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, "state": summary}
-        return data, state_lines(path, state, metadata, summary)
-
-
-def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
-    levels = read_untrained_levels(path)
-    writer = "hope" if levels is None else "levels added to a checkpoint"
-    return [
-        f"{path}: fast-weight state of {writer}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
-        f"{path.stat().st_size:,} bytes",
-        f"model      {abbreviate_hash(str(summary['model']))}, tokenizer "
-        f"{abbreviate_hash(str(summary['tokenizer']))}{describe_levels(path, levels)}",
-        f"written    {summary['created'] or 'at an unknown time'} by laconic {summary['version']}",
-        *(format_reports(state, chunk_sizes) if chunk_sizes else []),
-        *(
-            f"text       {document['name']}: {document['tokens']:,} tokens; sha256 {document['sha256'][:12]}…"
-            for row in summary["documents"]
-            for document in row
-        ),
-    ]
-
-
-def describe_levels(path: Path, levels: CMSConfig | None) -> str:
-    """Return checkpoint and learning rate of a state that a plain checkpoint wrote, else ""."""
-    if levels is None:
-        return ""
-    return f"; checkpoint {read_writer_metadata(path)['checkpoint'][:12]}… with inner_lr {levels.initial_inner_lr:g}"
+        summary, size = state_file_to_json(state, metadata), path.stat().st_size
+        chunk_sizes = (metadata.get("source") or {}).get("chunks") or ()
+        levels, writer, checkpoint = read_untrained_levels(path), "hope", ""
+        if levels is not None:
+            writer, name = "levels added to a checkpoint", read_writer_metadata(path)["checkpoint"][:12]
+            checkpoint = f"; checkpoint {name}… with inner_lr {levels.initial_inner_lr:g}"
+        lines = [
+            f"{path}: fast-weight state of {writer}, {pluralize(len(state.position), 'row')}, "
+            f"{summary['tokens']:,} tokens read, {size:,} bytes",
+            f"model      {abbreviate_hash(str(summary['model']))}, tokenizer "
+            f"{abbreviate_hash(str(summary['tokenizer']))}{checkpoint}",
+            f"written    {summary['created'] or 'at an unknown time'} by laconic {summary['version']}",
+            *(format_reports(state, chunk_sizes) if chunk_sizes else []),
+        ]
+        for document in (document for row in summary["documents"] for document in row):
+            name, digest = document["name"], document["sha256"][:12]
+            lines.append(f"text       {name}: {document['tokens']:,} tokens; sha256 {digest}…")
+        return {"schema": 1, "file": str(path), "bytes": size, "state": summary}, lines

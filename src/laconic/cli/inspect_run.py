@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 
 from laconic.cli.arguments import command_line, parse_ints
+from laconic.cli.commands.evaluate import print_report
 from laconic.cli.commands.inspect import InspectCommand
-from laconic.cli.files import print_json, write_file
+from laconic.cli.files import write_file
 from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
-from laconic.evaluation.inspection.dataset import NUM_REFERENCE_QUESTIONS, DatasetInspection, inspect_dataset
-from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
+from laconic.evaluation.inspection.conditions import NUM_REFERENCE_QUESTIONS
+from laconic.evaluation.inspection.dataset import DatasetInspection, inspect_dataset
+from laconic.evaluation.inspection.dataset_summary import (
+    DatasetSummary,
+    dataset_tables,
+    dataset_to_json,
+    describe_set,
+    list_caveats,
+)
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.page import render_inspection_page
 from laconic.evaluation.inspection.question import (
@@ -20,17 +28,11 @@ from laconic.evaluation.inspection.question import (
     with_dataset_chain,
     with_teacher_chain,
 )
-from laconic.evaluation.inspection.summary import (
-    DatasetSummary,
-    QuestionSummary,
-    format_inspection,
-    list_caveats,
-    summary_to_json,
-)
+from laconic.evaluation.inspection.question_summary import QuestionSummary, format_inspection, question_to_json
 from laconic.evaluation.reasoning.question_sets import QuestionSet, load_question_set, single_question
 from laconic.evaluation.reasoning.run import choose_protocol, decoding_for, find_latents
 from laconic.evaluation.runs import short_run_names
-from laconic.evaluation.tables import print_table
+from laconic.evaluation.suite import EvalReport
 from laconic.experiment.load_run import LoadedRun, load_run, read_run_method
 from laconic.interfaces import TrainingData
 from laconic.models.checkpoints.weights import resolve_device
@@ -47,17 +49,12 @@ def inspect_runs(command: InspectCommand) -> int:
         runs = [load_run(path, device) for path in (command.model, *command.baseline)]
     check_comparable(runs)
     summary = (inspect_task if command.task else inspect_one_question)(command, runs)
-    if command.format == "json":
-        print_json(summary_to_json(summary))
-    elif isinstance(summary, QuestionSummary):
-        print(format_inspection(summary), flush=True)
+    if isinstance(summary, QuestionSummary):
+        report = EvalReport([format_inspection(summary)], question_to_json(summary))
     else:
-        print(describe_set(summary))
-        for _, table, note in dataset_tables(summary):
-            print()
-            print_table(table)
-            print(note)
-        print("\n".join(["", *list_caveats(summary)]), flush=True)
+        tables = [block for _, table, note in dataset_tables(summary) for block in ("", table, note)]
+        report = EvalReport([describe_set(summary), *tables, "", *list_caveats(summary)], dataset_to_json(summary))
+    print_report(report, command.format)
     if command.page_path is not None:
         with status("drawing the page"):
             page = render_inspection_page(summary)
@@ -91,21 +88,11 @@ def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> 
     for run in inspected:
         with progress(run.name) as show:
             inspections.append(inspect_question(run, question.batch, others, seed=command.seed, progress=show))
-    chain = inspections[0].lens.chain
-    notes = [note, *list_notes(runs, len(chain))]
+    notes = [note, *list_notes(runs, len(inspections[0].lens.chain))]
     if not has_teacher:
         notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
-    return QuestionSummary(
-        text,
-        question.chain_source,
-        chain,
-        gold,
-        question.teacher_output,
-        inspections,
-        protocol,
-        notes,
-        describe_runs(runs),
-    )
+    source, output = question.chain_source, question.teacher_output
+    return QuestionSummary(text, source, gold, output, inspections, protocol, notes, describe_runs(runs))
 
 
 def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetSummary:
@@ -133,9 +120,7 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetS
                     progress=show,
                 )
             )
-    first = question_sets[0]
-    notes = [*first.notes, *list_notes(runs, None)]
-    return DatasetSummary(first.name, protocol, inspections, notes, describe_runs(runs))
+    return DatasetSummary(inspections, [*question_sets[0].notes, *list_notes(runs, None)], describe_runs(runs))
 
 
 def iteration_counts(text: str | None, run: LoadedRun) -> Sequence[int]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.errors import UsageError
-from laconic.evaluation.audit.suite import AuditSuite
 from laconic.evaluation.compression.suite import CompressionSuite
+from laconic.evaluation.inspection.audit_suite import AuditSuite
 from laconic.evaluation.memories.suite import MemorySuite
 from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.runs import load_recipes

@@ -13,17 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from laconic.batches import ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.data.synthetic.digits import TOKEN_IDS
-from laconic.evaluation.audit.job import audit_batch, list_conditions
-from laconic.evaluation.audit.verdict import ThoughtAudit
-from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
+from laconic.evaluation.inspection.conditions import (
+    answer_under_conditions,
+    count_latents,
+    list_conditions,
+    reference_means_of,
+)
 from laconic.evaluation.inspection.inspected_run import InspectedRun
-from laconic.evaluation.inspection.interventions import choose_donors
+from laconic.evaluation.inspection.verdict import ThoughtAudit
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.question_sets import QuestionSet, encode_questions
 from laconic.evaluation.reasoning.run import decoding_for
@@ -102,11 +104,8 @@ def audit_in_memory(run: LoadedRun, n: int = 100) -> ThoughtAudit:
     assert latents is not None
     decoding = replace(decoding_for(run, questions), max_tokens=1)
     inspected = InspectedRun(run, "planted", decoding)
-    with torch.no_grad():
-        num_latents = inspected.think(load_batch(inspected, questions.source, np.array([0]))).latents.shape[1]
-        conditions = list_conditions(num_latents, latents.num_iterations)
-        donors, rows = choose_donors(n, 0).tolist(), list(range(n))
-        means = reference_means_of(inspected, questions.source, 64)
-        items = audit_batch(inspected, questions, conditions, donors, rows, means, lambda share: None)
+    conditions = list_conditions(count_latents(inspected, questions.source), latents.num_iterations)
+    means = reference_means_of(inspected, questions.source, 64)
+    items = answer_under_conditions(inspected, questions, conditions, range(n), means)
     row = ReasoningRow("digits", "planted", "", (0,), (ReasoningResult.from_items(items, "last digit", 0),))
     return ThoughtAudit(row, [items])

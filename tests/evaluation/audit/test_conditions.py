@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from laconic.evaluation.audit.job import cut_thoughts, limit_iterations, list_conditions
+from laconic.evaluation.inspection.conditions import cut_thoughts, limit_iterations, list_conditions
 from laconic.evaluation.inspection.interventions import InterventionInputs
 from laconic.models.modes import eval_no_grad
 from tests.evaluation.test_interventions import M, subject

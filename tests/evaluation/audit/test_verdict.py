@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from laconic.errors import InputError
-from laconic.evaluation.audit.job import list_conditions
-from laconic.evaluation.audit.verdict import AS_TRAINED, ThoughtAudit, audit_to_json
+from laconic.evaluation.inspection.conditions import list_conditions
+from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit, audit_to_json
 from laconic.evaluation.results_store import EvalItem
 from tests.evaluation.answers import row
 

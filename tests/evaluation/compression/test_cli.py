@@ -236,11 +236,7 @@ def test_evaluate_and_report_files_of_questions_and_labels(
     assert "majority baseline " in out
     assert ReportCommand(("books/seed-0",), Path("files.html")).run() == 0
     text = (runs / "files.html").read_text()
-    for title in (
-        "In-context classification: labelled",
-        "question answering: questions",
-        "answered by",
-    ):
+    for title in ("In-context classification: labelled", "question answering: questions", "answered by"):
         assert title in text, title
     assert run("books/seed-1", "--tasks", questions, "--limit", 1)[0] == 0
     with pytest.raises(InputError, match="different items of questions"):

@@ -5,12 +5,7 @@ from typing import Any
 import pytest
 
 from laconic.evaluation.compression import context_qa
-from laconic.evaluation.compression.context_qa_report import (
-    answer_scores,
-    build_score_table,
-    label_scores,
-    result_to_json,
-)
+from laconic.evaluation.compression.context_qa_report import build_score_table, result_to_json, score_conditions
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 
@@ -52,7 +47,7 @@ def test_icl_variant_is_chosen_on_validation_items_only() -> None:
     combinations = [(b, seed, label) for b in (False, True) for seed in (0, 1) for label in (0, 1, 1)]
     test = [label_item(3 + i, "test", seed, b, label, nll, null_nll) for i, (b, seed, label) in enumerate(combinations)]
     items = [*valid, balanced, *test]
-    (score,) = label_scores(run_result("labels", items))
+    (score,) = score_conditions(run_result("labels", items))
     assert (score.variants, score.validation_accuracy, score.context_size) == (("neither",), 1, pytest.approx(4.4))
     assert (score.accuracy, score.std) == (pytest.approx(1 / 3), 0)
     assert score.accuracies == pytest.approx((1 / 3, 1 / 3))
@@ -60,7 +55,7 @@ def test_icl_variant_is_chosen_on_validation_items_only() -> None:
     choices = [context_qa.choose_label(balanced, "condition", calibrated) for calibrated in (False, True)]
     assert choices == [0, 1]
     other = [label_item(0, "valid", 0, False, 1, nll, null_nll), valid[1]]
-    (score,) = label_scores(run_result("labels", [*valid, *test], [*other, *test]))
+    (score,) = score_conditions(run_result("labels", [*valid, *test], [*other, *test]))
     assert score.variants == ("neither", "calibrated")
     assert (score.accuracy, len(score.accuracies)) == (pytest.approx(1 / 2), 4)
     assert score.std == pytest.approx(((1 / 6) ** 2 * 4 / 3) ** 0.5)
@@ -83,7 +78,7 @@ def test_answer_scores_are_paired_and_clustered_by_context() -> None:
         answer_item(3, 1, "dog", "dog", "cat"),
     ]
     result = run_result("answers", items)
-    none, compressed = answer_scores(result)
+    none, compressed = score_conditions(result)
     assert (none.condition, compressed.condition) == ("none", "compressed")
     assert compressed.context_size == 2
     x = compressed.metrics["match"]

@@ -118,7 +118,7 @@ def test_evaluate_batch_scores_the_same_tokens_under_each_condition() -> None:
 
 
 def test_compress_other_text_takes_the_document_half_the_data_set_further_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ContextCompressor, "compress", lambda _, split, rule: split.names)
+    monkeypatch.setattr(ContextCompressor, "compress", lambda _, split: split.names)
     source, reader = RandomDocuments(), ContextCompressor(cast(Any, None), 0)
     names = reader.compress_other_text(split_context(source.batch([0, 3, 4], 0, 0)), source)
     assert names == ("row 2", "row 0", "row 1")

@@ -116,7 +116,6 @@ def test_report_page_contains_the_figures() -> None:
         "AutoCompressor-2.7B",
         "F=2 51.3 % correct, N 2.00; correlation of N with F 1.000",
         "recall, soft minus hard: -0.1000 nats per token",
-        "only 1 seed;",
         "stretches of only 2 texts",
         "open question",
         "stop, compressed its own 2.00 2.2750 2.2500 -0.0250 ± 0.0076 below the line",
@@ -140,9 +139,7 @@ def file_result(kind: str) -> RunResult:
             for i in range(2)
         ]
     else:
-        conditions = {
-            "vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4},
-        }
+        conditions = {"vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4}}
         parts = [
             (split, seed, b) for b in (False, True) for seed in (0, 1) for split in ("valid", "test", "test", "test")
         ]

@@ -46,7 +46,7 @@ def test_load_probed_documents_questions_with_their_context(tmp_path: Path) -> N
     tokenizer = load_tokenizer("stories260k")
     loaded = load_probed_documents(tokenizer, None, str(tmp_path / "questions.jsonl"), 192, None)
     (document,) = loaded.documents
-    assert (document.name, loaded.num_skipped, loaded.num_unanswerable) == ("text 1", 0, 0)
+    assert (document.name, loaded.notes) == ("text 1", ())
     texts = [tokenizer.decode(probe.ids) for probe in document.probes["questions"]]
     assert texts[0].strip() == "Question: What color was the ball?\nAnswer: It was red"
     assert texts[1].strip() == "Question: Where was it lost?\nAnswer: in the park"
@@ -60,7 +60,7 @@ def test_load_probed_documents_refuses(documents: Path, tmp_path: Path) -> None:
     questions.write_text('{"document": "a", "question": "Who?"}\n')
     with pytest.raises(InputError, match="answer"):
         load_probed_documents(tokenizer, str(documents), str(questions), 192, None)
-    with pytest.raises(InputError, match=r"cut to 90 tokens .* and 96 for copied passages; raise --tokens"):
+    with pytest.raises(InputError, match=r"cut to 90 tokens .* too short: .* a larger --tokens"):
         load_probed_documents(tokenizer, str(documents), None, 90, None)
 
 
@@ -71,7 +71,7 @@ def test_load_probed_documents_skips_short_texts(documents: Path, tmp_path: Path
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     loaded = load_probed_documents(tokenizer, str(documents), str(questions), 192, 1)
     assert [document.name for document in loaded.documents] == ["a"], "the limit counts documents that are used"
-    assert (loaded.num_skipped, loaded.num_unanswerable) == (1, 1)
+    assert [note.split()[:3] for note in loaded.notes] == [["skipped", "1", "document"], ["left", "out", "1"]]
 
 
 def test_book_questions_are_about_their_books() -> None:

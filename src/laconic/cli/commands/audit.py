@@ -42,8 +42,8 @@ class AuditCommand:
         check_minimum(1, batch_size=self.batch_size)
         from laconic.cli.commands.evaluate import print_report
         from laconic.cli.commands.train import select_device
-        from laconic.evaluation.audit.suite import AuditSuite
         from laconic.evaluation.checkpoints import resolve_run
+        from laconic.evaluation.inspection.audit_suite import AuditSuite
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.training.signals import handle_signals
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laconic.cli.arguments import Device, OutputFormat, command_line
-from laconic.cli.files import print_json, write_file
+from laconic.cli.files import write_file
 from laconic.console import log_message, pluralize, progress, status
 
 TITLE = "The Falling Star, from The War of the Worlds by H. G. Wells (1898); text of Standard Ebooks, CC0"
@@ -31,8 +31,9 @@ class DemoReadCommand:
         import torch
 
         import laconic
+        from laconic.cli.commands.evaluate import print_report
         from laconic.evaluation.compression import reading_demo, reading_page
-        from laconic.evaluation.tables import print_table
+        from laconic.evaluation.suite import EvalReport
 
         start = time.monotonic()
         model = self.model
@@ -53,13 +54,9 @@ class DemoReadCommand:
             ("command", command_line()),
         ]
         write_file(self.out / "report.html", reading_page.render_reading_page(comparison, TITLE, chapter, facts))
-        if self.format == "json":
-            print_json({"schema": 1, "model": model} | comparison.to_json())
-            return 0
-        print_table(reading_page.build_costs_table(comparison))
-        for index in range(len(comparison.questions)):
-            print()
-            print_table(reading_page.build_answers_table(comparison, index))
-        print("\n" + "\n".join(reading_page.list_notes(comparison)))
+        tables = [reading_page.build_answers_table(comparison, i) for i in range(len(comparison.questions))]
+        answers = [block for table in tables for block in ("", table)]
+        blocks = [reading_page.build_costs_table(comparison), *answers, "", *reading_page.list_notes(comparison)]
+        print_report(EvalReport(blocks, {"schema": 1, "model": model} | comparison.to_json()), self.format)
         log_message(f"laconic demo read: {time.monotonic() - start:.0f} s")
         return 0

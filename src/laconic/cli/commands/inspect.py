@@ -59,27 +59,11 @@ class InspectCommand:
     format: OutputFormat = "human"
 
     def run(self) -> int:
-        from laconic.experiment.load_run import is_export
-        from laconic.models.checkpoints.named_models import NAMED_MODELS
-
         folder = Path(self.model)
-        is_named = self.model in NAMED_MODELS and not folder.exists()
-        if folder.suffix == ".gguf" or is_named or ((folder / "config.json").is_file() and not is_export(folder)):
-            raise UsageError(
-                f"{self.model} is a model, which has no latent thoughts; give a run that was trained to think, or a "
-                f"memory file. laconic verify parity {self.model} compares a model with transformers"
-            )
         if folder.is_file():
             return self.inspect_file()
         if not folder.exists():
             raise InputError(f"no {self.model}; give the directory of a run and a question, or a memory file")
-        from laconic.compression.kv.cartridge_file import is_cartridge
-
-        if is_cartridge(folder):
-            raise UsageError(
-                f"{self.model} is a peft cartridge, whose files do not name a text; use it with "
-                f"laconic generate MODEL PROMPT --memory {self.model}"
-            )
         self.validate()
         from laconic.cli.inspect_run import inspect_runs
 

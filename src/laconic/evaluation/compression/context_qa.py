@@ -27,7 +27,6 @@ def normalize_words(text: str) -> list[str]:
 
 
 def answer_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 if the normalized words equal those of an answer, else 0."""
     return float(any(normalize_words(prediction) == normalize_words(answer) for answer in answers))
 
 
@@ -103,7 +102,6 @@ def mean_context_size(runs: Sequence[Items], condition: str) -> float:
 
 
 def score_answers(runs: Sequence[Items], condition: str) -> ConditionScores:
-    """Score a condition of context questions."""
     contexts = [str(item.shared["context"]) for item in runs[0]]
     results: dict[str, MetricResult] = {}
     for name, metric in METRICS.items():
@@ -132,7 +130,6 @@ def choose_label(item: EvalItem, condition: str, calibrated: bool) -> int:
 
 
 def label_accuracy(items: Items, condition: str, calibrated: bool) -> float:
-    """Return the share of items whose chosen label is correct."""
     return float(np.mean([choose_label(item, condition, calibrated) == item.shared["label"] for item in items]))
 
 
@@ -153,15 +150,9 @@ def compute_icl_score(runs: Sequence[Items], condition: str) -> ICLScore:
         names = [name for name, is_on in (("balanced", balanced), ("calibrated", calibrated)) if is_on]
         variants.append(" and ".join(names) or "neither")
         validation.append(scores[(balanced, calibrated)])
-    return ICLScore(
-        condition,
-        mean_context_size(runs, condition),
-        float(np.mean(accuracies)),
-        float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None,
-        tuple(accuracies),
-        tuple(variants),
-        float(np.mean(validation)),
-    )
+    size, accuracy = mean_context_size(runs, condition), float(np.mean(accuracies))
+    std = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None
+    return ICLScore(condition, size, accuracy, std, tuple(accuracies), tuple(variants), float(np.mean(validation)))
 
 
 def select_items(items: Items, split: str, balanced: bool) -> list[EvalItem]:

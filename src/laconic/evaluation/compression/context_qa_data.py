@@ -9,11 +9,7 @@ ROW_FORMAT = "a row has context, question, answer_prefix, answer, max_new_tokens
 
 
 class ContextQuestion(NamedTuple):
-    """A question about a context, which is compressed.
-
-    The answer begins with `answer_prefix`, which may be empty. Some tasks ask for all of the `answers`, others accept
-    each.
-    """
+    """A question about a context; some tasks ask for all of the `answers`, others accept each."""
 
     context: str
     question: str
@@ -26,14 +22,16 @@ class ContextQuestion(NamedTuple):
 def parse_question(row: dict[str, Any], text: str, name: str) -> ContextQuestion:
     """Parse a row. Raises `RowError`."""
     context, question = (require_text(row, field, text, ROW_FORMAT) for field in ("context", "question"))
-    task = row.get("task")
+    answers, max_new_tokens, task = row.get("answer"), row.get("max_new_tokens"), row.get("task")
+    if not isinstance(answers, list):
+        answers = [require_text(row, "answer", text, ROW_FORMAT)]
+    elif not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
+        raise wrong_type("answer", "a list of strings", text)
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise wrong_type("max_new_tokens", "an integer of at least 1", text)
+    prefix = parse_answer_prefix(row, text)
     return ContextQuestion(
-        context,
-        question,
-        parse_answer_prefix(row, text),
-        parse_answers(row, text),
-        parse_max_new_tokens(row, text),
-        None if task is None else str(task),
+        context, question, prefix, tuple(answers), max_new_tokens, None if task is None else str(task)
     )
 
 
@@ -48,26 +46,6 @@ def parse_answer_prefix(row: dict[str, Any], text: str) -> str:
     if prefix is not None and not isinstance(prefix, str):
         raise wrong_type("answer_prefix", "a string", text)
     return prefix or ""
-
-
-def parse_answers(row: dict[str, Any], text: str) -> tuple[str, ...]:
-    """Parse the answer or a list of answers. Raises `RowError`."""
-    answers = row.get("answer")
-    if not isinstance(answers, list):
-        return (require_text(row, "answer", text, ROW_FORMAT),)
-    if not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
-        raise wrong_type("answer", "a list of strings", text)
-    return tuple(answers)
-
-
-def parse_max_new_tokens(row: dict[str, Any], text: str) -> int:
-    """Parse the longest answer in tokens. Raises `RowError`."""
-    if "max_new_tokens" not in row:
-        raise RowError(1, "missing fields", f"max_new_tokens: no such field in {make_excerpt(text)}; {ROW_FORMAT}")
-    number = row["max_new_tokens"]
-    if type(number) is not int or number < 1:
-        raise wrong_type("max_new_tokens", "an integer of at least 1", text)
-    return number
 
 
 def load_context_questions(path: str | Path) -> list[ContextQuestion]:

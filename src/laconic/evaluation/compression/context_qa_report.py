@@ -1,18 +1,18 @@
 """Context question answering and in-context classification: one table for terminal and page, and JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from laconic.console import pluralize
 from laconic.evaluation.compression.context_qa import (
     METRICS,
     ConditionScores,
-    ICLScore,
     compute_icl_score,
     count_test_texts,
     majority_accuracy,
     score_answers,
 )
-from laconic.evaluation.compression.plots import condition_title
+from laconic.evaluation.compression.table import condition_title
 from laconic.evaluation.example_answers import (
     NUM_EXAMPLES,
     ExampleAnswer,
@@ -34,21 +34,14 @@ from laconic.evaluation.tables import (
 )
 
 
-def answer_scores(result: RunResult) -> list[ConditionScores]:
-    """Return the scores of each condition of context questions."""
-    return [score_answers(result.items_by_seed, name) for name in result.conditions]
-
-
-def label_scores(result: RunResult) -> list[ICLScore]:
-    """Return the scores of each condition of in-context classification."""
-    return [compute_icl_score(result.items_by_seed, name) for name in result.conditions]
+def score_conditions(result: RunResult) -> Sequence[Any]:
+    """Return `ConditionScores` of context questions, or `ICLScore` of in-context classification."""
+    score = score_answers if result.variant["kind"] == "answers" else compute_icl_score
+    return [score(result.items_by_seed, name) for name in result.conditions]
 
 
 def list_examples(result: RunResult) -> list[ExampleQuestion]:
-    """Return the first questions of a file with the answers of every condition; of several seeds, the first.
-
-    An answer counts as correct if it matches.
-    """
+    """Return the first questions of a file with the answers of every condition; of several seeds, the first."""
     examples: list[ExampleQuestion] = []
     for item in result.items_by_seed[0][:NUM_EXAMPLES]:
         outputs = [(name, str(item.conditions[name]["output"])) for name in result.conditions]
@@ -61,30 +54,28 @@ def list_examples(result: RunResult) -> list[ExampleQuestion]:
     return examples
 
 
-def count_contexts(result: RunResult) -> int:
-    """Return the number of contexts that questions are about."""
-    return len({item.shared["context"] for item in result.items_by_seed[0]})
+def count_items(result: RunResult) -> dict[str, Any]:
+    """Return the number of questions and of their contexts; or of texts and labels, and the majority baseline."""
+    items = result.items_by_seed[0]
+    if result.variant["kind"] == "answers":
+        return {"items": len(items), "contexts": len({item.shared["context"] for item in items})}
+    num_labels = len(items[0].shared["label_tokens"])
+    return {"items": count_test_texts(items), "majority_accuracy": majority_accuracy(items), "num_labels": num_labels}
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    """Return the scores as a JSON object."""
-    items, kind = result.items_by_seed[0], result.variant["kind"]
-    data: dict[str, Any] = {
+    data = {
         "run": result.run,
         "file": result.task,
-        "kind": kind,
-        "seeds": list(result.seeds),
-        "items": len(items) if kind == "answers" else count_test_texts(items),
+        "kind": result.variant["kind"],
+        "seeds": result.seeds,
+        **count_items(result),
+        "conditions": score_conditions(result),
     }
-    if kind == "labels":
-        data |= {"majority_accuracy": majority_accuracy(items), "num_labels": len(items[0].shared["label_tokens"])}
-        return figures_to_json(data | {"conditions": label_scores(result)})
-    return figures_to_json(data | {"contexts": count_contexts(result), "conditions": answer_scores(result)})
+    return figures_to_json(data)
 
 
 def metric_columns(name: str) -> tuple[Column, Column]:
-    """Return the columns of a metric and of its gain over no context."""
-
     def format_gain(score: ConditionScores) -> str:
         x = score.metrics[name]
         gain = format_with_error(format_signed(100 * x.gain, 1), 100 * x.gain_se, 1)
@@ -124,15 +115,14 @@ NOTES = {
 
 def build_score_table(result: RunResult) -> Table:
     """Return a row for each condition."""
-    items, title = result.items_by_seed[0], f"{result.run}, {result.task}"
+    counts, title = count_items(result), f"{result.run}, {result.task}"
     if result.variant["kind"] == "answers":
-        questions = pluralize(len(items), "question")
-        caption = f"{title}: {questions} about {pluralize(count_contexts(result), 'context')}"
-        return build_table(ANSWER_COLUMNS, answer_scores(result), caption)
-    majority = f"majority baseline {format_percent(majority_accuracy(items))} %"
-    texts, num_labels = pluralize(count_test_texts(items), "text"), len(items[0].shared["label_tokens"])
-    caption = f"{title}: {texts}, {num_labels} labels; {majority}"
-    return build_table(LABEL_COLUMNS, label_scores(result), caption)
+        questions = pluralize(counts["items"], "question")
+        caption = f"{title}: {questions} about {pluralize(counts['contexts'], 'context')}"
+        return build_table(ANSWER_COLUMNS, score_conditions(result), caption)
+    majority = f"majority baseline {format_percent(counts['majority_accuracy'])} %"
+    caption = f"{title}: {pluralize(counts['items'], 'text')}, {counts['num_labels']} labels; {majority}"
+    return build_table(LABEL_COLUMNS, score_conditions(result), caption)
 
 
 def list_blocks(result: RunResult) -> list[Table | str]:

@@ -1,11 +1,11 @@
 """Run context question answering and in-context classification with a compressor."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,15 +13,11 @@ from laconic import rng
 from laconic.batches.padding import pad_rows
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.segment import build_memory_prompt, read_segment
+from laconic.console import pluralize
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
-from laconic.evaluation.labelled_texts import (
-    LabelledText,
-    load_labelled_texts,
-    normalise_text,
-    order_demonstrations,
-)
+from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, normalise_text, order_demonstrations
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.load_run import LoadedRun
@@ -38,11 +34,7 @@ LABEL_BATCH_SIZE = 64
 
 
 def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
-    """Return the evaluation of a run on a file of context questions or labelled texts.
-
-    Raises:
-        InputError: There is no such file, or a row is invalid.
-    """
+    """Return the evaluation of a run on a file of context questions or labelled texts."""
     if not file.is_file():
         raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
     compressor, kind = as_compressor(run), detect_kind(file)
@@ -71,11 +63,9 @@ class ContextQA:
 
     compressor: TextCompressor
     questions: Sequence[ContextQuestion]
-    cached_memory: tuple[str, SummaryMemory] | None = None
 
     @cached_property
     def context_index(self) -> list[int]:
-        """Index of each question's context."""
         contexts = {context: n for n, context in enumerate(dict.fromkeys(row.context for row in self.questions))}
         return [contexts[row.context] for row in self.questions]
 
@@ -103,24 +93,18 @@ class ContextQA:
         written = [(name, {"output": text, "context_size": n}) for name, text, n in outputs if text is not None]
         return EvalItem(str(i), {name: shared | output for name, output in written})
 
-    def compress_context(self, text: str) -> SummaryMemory:
-        """Compress a text; the last result is cached."""
-        if self.cached_memory is None or self.cached_memory[0] != text:
-            self.cached_memory = (text, self.compressor.compress([text]))
-        return self.cached_memory[1]
+    @cached_property
+    def compress_context(self) -> Callable[[str], SummaryMemory]:
+        """A function that compresses a text; its last result is cached."""
+        return lru_cache(maxsize=1)(lambda text: self.compressor.compress([text]))
 
     def generate_after_ids(self, context_ids: Sequence[int], prompt: str, max_tokens: int) -> str | None:
-        """Generate after context ids and a prompt, as `TextCompressor.generate` does after a memory.
+        """Generate after context ids and a prompt, as `TextCompressor.generate` does; None if they do not fit.
 
         Special ids that the tokenizer puts before a prompt precede the context.
-
-        Returns:
-            The output, or None if the model has no room for the context.
         """
-        compressor = self.compressor
-        with_special = compressor.tokenizer.encode(prompt)
-        without = compressor.tokenizer.encode(prompt, add_special_tokens=False)
-        ids = [*with_special[: len(with_special) - len(without)], *context_ids, *without]
+        compressor, tokenizer = self.compressor, self.compressor.tokenizer
+        ids = [*tokenizer.encode(""), *context_ids, *tokenizer.encode(prompt, add_special_tokens=False)]
         if context_ids and len(ids) + max_tokens > compressor.decoder.config.max_position_embeddings:
             return None
         config = GenerationConfig(max_tokens=max_tokens, eos_token_ids=compressor.stop_token_ids)
@@ -159,7 +143,6 @@ class ICLClassification:
     compressor: TextCompressor
     demonstrations: Sequence[LabelledText]
     test_rows: Mapping[str, Sequence[LabelledText]]
-    cached_contexts: tuple[tuple[int, bool], list[tuple[DemonstrationContext, list[float]]]] | None = None
 
     @cached_property
     def labels(self) -> list[str]:
@@ -180,23 +163,19 @@ class ICLClassification:
             for row in rows
         ]
 
-    def contexts_for_order(self, seed: int, balanced: bool) -> list[tuple[DemonstrationContext, list[float]]]:
-        """Return the contexts of an order, each with the labels' nats after an empty input; the last are cached."""
-        key = (seed, balanced)
-        if self.cached_contexts is None or self.cached_contexts[0] != key:
-            null_ids = self.encode(label_prompt(NULL_INPUT))
-            contexts = self.build_contexts(seed, balanced)
-            self.cached_contexts = key, [(context, self.label_nlls(context, null_ids)) for context in contexts]
-        return self.cached_contexts[1]
+    @cached_property
+    def contexts_for_order(self) -> Callable[[int, bool], list[tuple[DemonstrationContext, list[float]]]]:
+        """A function for the contexts of an order, with the labels' nats after an empty input; the last are cached."""
+        null_ids = self.encode(label_prompt(NULL_INPUT))
+        return lru_cache(maxsize=1)(
+            lambda seed, balanced: [(x, self.label_nlls(x, null_ids)) for x in self.build_contexts(seed, balanced)]
+        )
 
     def build_contexts(self, seed: int, balanced: bool) -> list[DemonstrationContext]:
         """Build the contexts of an order of demonstrations.
 
         These are: no demonstrations; vectors of one, two and three segments, as many last tokens of them, and their
         whole text; and text of the paper's lengths. Texts and segments that do not fit the model are left out.
-
-        Raises:
-            InputError: If no demonstration fits a segment.
         """
         order, method = order_demonstrations(self.demonstrations, seed, balanced=balanced), self.compressor.method
         demos = [self.encode(f"{label_prompt(row.text)} {row.label}\n\n") for row in order]
@@ -209,7 +188,7 @@ class ICLClassification:
         for k, segment in enumerate(segments, 1):
             memory = method.compress(self.to_tensor([segment]), None, memory)
             method.segment_model.check_fits(memory, self.max_prompt_tokens, compresses=False)
-            text, n, name = [*text, *segment], int(memory.num_vectors[0]), f"{k} segment{'s' * (k > 1)}"
+            text, n, name = [*text, *segment], int(memory.num_vectors[0]), pluralize(k, "segment")
             contexts += [
                 DemonstrationContext(f"vectors of {name}", memory, []),
                 DemonstrationContext(f"last tokens of {name}", none, text[-n:]),
@@ -232,22 +211,12 @@ class ICLClassification:
         """Score every label of a text under every condition, with and without the text."""
         item = self.items[i]
         prompt_ids = self.encode(label_prompt(item.row.text))
-        shared = {
-            "split": item.split,
-            "order_seed": item.order_seed,
-            "balanced": item.balanced,
-            "label": self.labels.index(item.row.label),
-            "label_tokens": [len(ids) for ids in self.label_ids],
-        }
-        conditions = {
-            context.condition: {
-                **shared,
-                "label_nll": self.label_nlls(context, prompt_ids),
-                "null_nll": null_nll,
-                "context_size": context.size,
-            }
-            for context, null_nll in self.contexts_for_order(item.order_seed, item.balanced)
-        }
+        shared = {name: getattr(item, name) for name in ("split", "order_seed", "balanced")}
+        shared |= {"label": self.labels.index(item.row.label), "label_tokens": [len(ids) for ids in self.label_ids]}
+        conditions: dict[str, dict[str, Any]] = {}
+        for context, null_nll in self.contexts_for_order(item.order_seed, item.balanced):
+            metrics = {"label_nll": self.label_nlls(context, prompt_ids), "null_nll": null_nll}
+            conditions[context.condition] = shared | metrics | {"context_size": context.size}
         return EvalItem(str(i), conditions)
 
     @torch.inference_mode()
@@ -276,11 +245,9 @@ class ICLClassification:
         return [round(x, 6) for x in nlls]
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize a text without special tokens."""
         return self.compressor.tokenizer.encode(text, add_special_tokens=False)
 
     def to_tensor(self, rows: Sequence[list[int]]) -> torch.Tensor:
-        """Convert rows of equal length to a tensor on the model's device."""
         return torch.tensor(rows, device=self.compressor.decoder.token_embedding.weight.device)
 
 
@@ -308,10 +275,6 @@ def split_demonstrations(
     """Split texts into demonstrations, and `limit` texts to label for validation and for testing.
 
     A split that no row names is taken from the training rows. Demonstrations whose text is to be labelled are left out.
-    The result is the same every time.
-
-    Raises:
-        InputError: If there are no demonstrations, or no texts of a split.
     """
 
     def sample(split: str, limit: int | None = None) -> list[LabelledText]:

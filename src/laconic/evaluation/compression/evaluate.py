@@ -43,16 +43,11 @@ class ContextTail:
 
     @property
     def segments(self) -> tuple[slice, ...]:
-        """Columns of each segment of the context."""
         return tuple(slice(a, b) for a, b in zip((0, *self.segment_ends), self.segment_ends, strict=False))
 
 
 def split_context(batch: Any) -> ContextTail:
-    """Split documents into context and tail; the tail is the last segment.
-
-    Raises:
-        InputError: If there is only one segment, or if a segment is padded.
-    """
+    """Split documents into context and tail, the last segment. Raises `InputError` for one segment or padding."""
     assert isinstance(batch, DocumentBatch)
     *segment_ends, _ = batch.segment_ends
     if not segment_ends or not bool(batch.attention_mask.all()):
@@ -81,30 +76,16 @@ class CompressedContext(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextCondition:
-    """What precedes a tail.
+    """What precedes a tail that `reader` reads: a context that `compress` compresses, or text.
 
-    Attributes:
-        name: Name of the condition.
-        reader: The method that reads the tail.
-        compress: Compresses the context; None if the context is text.
-        end_tokens: Number of last tokens of the context (`ALL_TOKENS` for the whole), or the name of an earlier
-            condition whose number of vectors is used.
+    `end_tokens` is the number of last tokens of the context (`ALL_TOKENS` for the whole), or the name of an earlier
+    condition whose number of vectors is used.
     """
 
     name: str
     reader: AutoCompressor | LanguageModelBaseline
     compress: Callable[[ContextTail], CompressedContext] | None = None
     end_tokens: int | str = 0
-
-
-class ConditionTensors(NamedTuple):
-    """A condition on a batch: nats and correctness at each position of the tail, and the sizes of the contexts."""
-
-    nll: Float[Tensor, "B T"]
-    is_correct: Bool[Tensor, "B T"]
-    context_sizes: Int[Tensor, " B"]
-    vectors_per_segment: Int[Tensor, "B n"] | None = None
-    expected_lengths: Float[Tensor, "B n"] | None = None
 
 
 @torch.inference_mode()
@@ -115,13 +96,12 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
     `BUCKET_TOKENS` positions of the tail; the scored tokens predicted correctly; the number of vectors or tokens before
     the tail; the number of vectors of each segment; and E[N] of each segment, if known.
     """
-    tensors: dict[str, ConditionTensors] = {}
+    metrics: dict[str, list[dict[str, Any]]] = {}
     for condition in conditions:
-        tensors[condition.name] = run_condition(split, condition, tensors)
+        metrics[condition.name] = run_condition(split, condition, metrics)
     scored = sum_buckets(split.loss_mask.long()).tolist()
     num_facts = [None] * len(scored) if split.num_facts is None else split.num_facts.tolist()
     shared = [{"num_facts": n, "scored_tokens": tokens} for n, tokens in zip(num_facts, scored, strict=True)]
-    metrics = {name: to_metrics(values) for name, values in tensors.items()}
     return [
         EvalItem(split.names[b], {name: shared[b] | values[b] for name, values in metrics.items()})
         for b in range(len(scored))
@@ -129,22 +109,32 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
 
 
 def run_condition(
-    split: ContextTail, condition: ContextCondition, earlier: Mapping[str, ConditionTensors]
-) -> ConditionTensors:
+    split: ContextTail, condition: ContextCondition, earlier: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
     """Score the tails of a batch under one condition; a text may be as long as the vectors of an `earlier` one."""
     compressed, end = None if condition.compress is None else condition.compress(split), condition.end_tokens
-    sizes = earlier[end].context_sizes if isinstance(end, str) else torch.full_like(split.row_index, end)
+    sizes = torch.full_like(split.row_index, 0 if isinstance(end, str) else end)
+    if isinstance(end, str):
+        sizes = sizes.new_tensor([metrics["context_size"] for metrics in earlier[end]])
     sizes = sizes.clamp(max=split.context.shape[1])
     input_ids, mask = build_text_context(split, sizes)
-    memory = None if compressed is None else compressed.memory
+    memory, B = None if compressed is None else compressed.memory, len(input_ids)
     hidden_states = condition.reader.read_text(input_ids, mask, memory)[:, -split.tail.shape[1] :]
     # Each token is predicted from the one before it; nats and correctness are 0 and False where nothing is scored.
     targets = split.tail.masked_fill(~split.loss_mask, IGNORE_INDEX)[:, 1:]
     nll, is_correct = score_grid(condition.reader.decoder.logits, hidden_states[:, :-1], targets)
-    scores = F.pad(nll, (1, 0)), F.pad(is_correct, (1, 0))
-    if compressed is None:
-        return ConditionTensors(*scores, sizes)
-    return ConditionTensors(*scores, compressed.memory.num_vectors, *compressed[1:])
+    columns: dict[str, list[Any]] = {
+        "nll": sum_buckets(F.pad(nll, (1, 0)).double()).tolist(),
+        "num_correct": is_correct.sum(1).tolist(),
+        "context_size": (sizes if memory is None else memory.num_vectors).tolist(),
+        "vectors_per_segment": [[]] * B,
+        "expected_lengths": [[]] * B,
+    }
+    if compressed is not None:
+        columns["vectors_per_segment"] = compressed.vectors_per_segment.tolist()
+    if compressed is not None and compressed.expected_lengths is not None:
+        columns["expected_lengths"] = compressed.expected_lengths.double().tolist()
+    return [{name: values[b] for name, values in columns.items()} for b in range(B)]
 
 
 def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
@@ -158,17 +148,3 @@ def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[I
 def sum_buckets(x: Tensor) -> Tensor:
     """Sum over each `BUCKET_TOKENS` positions: [B, T] to [B, ceil(T / BUCKET_TOKENS)]."""
     return F.pad(x, (0, -x.shape[1] % BUCKET_TOKENS)).unflatten(1, (-1, BUCKET_TOKENS)).sum(-1)
-
-
-def to_metrics(tensors: ConditionTensors) -> list[dict[str, Any]]:
-    """Convert a condition on a batch to the metrics of each document."""
-    B = len(tensors.nll)
-    none: list[list[Any]] = [[]] * B
-    columns = {
-        "nll": sum_buckets(tensors.nll.double()).tolist(),
-        "num_correct": tensors.is_correct.sum(1).tolist(),
-        "context_size": tensors.context_sizes.tolist(),
-        "vectors_per_segment": none if tensors.vectors_per_segment is None else tensors.vectors_per_segment.tolist(),
-        "expected_lengths": none if tensors.expected_lengths is None else tensors.expected_lengths.double().tolist(),
-    }
-    return [{name: values[b] for name, values in columns.items()} for b in range(B)]

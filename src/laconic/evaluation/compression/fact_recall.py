@@ -29,17 +29,12 @@ def recall_by_facts(items: Sequence[EvalItem], condition: str) -> list[RecallByF
     for num_facts in sorted({item.shared["num_facts"] for item in items}):
         same = [item for item in items if item.shared["num_facts"] == num_facts]
         metrics, (accuracy, nll) = [item.conditions[condition] for item in same], score_per_token(same, condition)
-        expected = [sum(m["expected_lengths"]) for m in metrics if m["expected_lengths"]]
-        groups.append(
-            RecallByFacts(
-                num_facts,
-                len(metrics),
-                accuracy,
-                nll,
-                float(np.mean([sum(m["vectors_per_segment"]) for m in metrics])),
-                float(np.mean(expected)) if expected else None,
-            )
+        lengths = [sum(m["expected_lengths"]) for m in metrics if m["expected_lengths"]]
+        mean_vectors, expected = (
+            float(num_vectors(same, condition).mean()),
+            float(np.mean(lengths)) if lengths else None,
         )
+        groups.append(RecallByFacts(num_facts, len(metrics), accuracy, nll, mean_vectors, expected))
     return groups
 
 
@@ -60,7 +55,6 @@ def length_fact_correlation(items: Sequence[EvalItem], condition: str) -> float 
 
 
 def num_vectors(items: Sequence[EvalItem], condition: str) -> NDArray[np.float64]:
-    """Return N of each document."""
     return np.array([sum(item.conditions[condition]["vectors_per_segment"]) for item in items], dtype=np.float64)
 
 
@@ -84,12 +78,7 @@ def soft_hard_gap(items: Sequence[EvalItem]) -> SoftHardGap | None:
         return None
     (soft_accuracy, soft_nll), (hard_accuracy, hard_nll) = (score_per_token(items, c) for c in ("soft", "compressed"))
     expected = np.array([sum(item.conditions["soft"]["expected_lengths"]) for item in items])
-    sampled = num_vectors(items, "sampled")
-    return SoftHardGap(
-        soft_nll - hard_nll,
-        soft_accuracy - hard_accuracy,
-        float(expected.mean() - num_vectors(items, "compressed").mean()),
-        float(expected.mean()),
-        float(sampled.mean()),
-        float(sampled.std(ddof=1) / np.sqrt(len(sampled))) if len(sampled) > 1 else float("nan"),
-    )
+    hard, sampled = num_vectors(items, "compressed"), num_vectors(items, "sampled")
+    lengths = float(expected.mean() - hard.mean()), float(expected.mean()), float(sampled.mean())
+    se = float(sampled.std(ddof=1) / np.sqrt(len(sampled))) if len(sampled) > 1 else float("nan")
+    return SoftHardGap(soft_nll - hard_nll, soft_accuracy - hard_accuracy, *lengths, se)

@@ -23,12 +23,8 @@ from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import ScoreMatrix
 from laconic.evaluation.suite import RunResult
 
-FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH = (
-    "fixed lengths",
-    "learned length",
-    "end of the text",
-    "best length, by trial",
-)
+FIXED_LENGTH, LEARNED_LENGTH = "fixed lengths", "learned length"
+TEXT_END, ORACLE_LENGTH = "end of the text", "best length, by trial"
 
 
 class ParetoPoint(NamedTuple):
@@ -45,7 +41,6 @@ class ParetoPoint(NamedTuple):
 
     @property
     def mean_point(self) -> tuple[float, float]:
-        """Mean x and mean quality."""
         return float(np.mean(self.x)), float(self.scores.mean())
 
     @property
@@ -75,13 +70,6 @@ class LengthComparison(NamedTuple):
         return "below the line" if self.difference < -SIGNIFICANT_ERRORS * self.se else "no difference shown"
 
 
-def condition_quality(result: RunResult, condition: str) -> ScoreMatrix:
-    """Return the quality of a condition, [R, N]."""
-    if is_recall(result):
-        return accuracy_per_document(result.items_by_seed, condition)
-    return -nll_per_document(result.items_by_seed, condition)
-
-
 def classify_condition(result: RunResult, condition: str) -> str | None:
     """Return the series of a condition; None if it is not plotted."""
     if condition.startswith("end"):
@@ -96,17 +84,14 @@ def classify_condition(result: RunResult, condition: str) -> str | None:
 
 
 def pareto_points(result: RunResult) -> list[ParetoPoint]:
-    """Return the points of a run on a data set."""
-    points: list[ParetoPoint] = []
+    points, seeds = list[ParetoPoint](), result.items_by_seed
     for condition in result.conditions:
-        kind = classify_condition(result, condition)
-        if kind is None:
-            continue
-        x = tuple(
-            mean_text_tokens(documents, condition) if kind == TEXT_END else mean_vectors(documents, condition) or 0.0
-            for documents in result.items_by_seed
-        )
-        points.append(ParetoPoint(result, condition, kind, x, condition_quality(result, condition)))
+        if kind := classify_condition(result, condition):
+            count = mean_text_tokens if kind == TEXT_END else mean_vectors
+            x = tuple(count(documents, condition) or 0.0 for documents in seeds)
+            is_accuracy = is_recall(result)
+            scores = accuracy_per_document(seeds, condition) if is_accuracy else -nll_per_document(seeds, condition)
+            points.append(ParetoPoint(result, condition, kind, x, scores))
     return points
 
 
@@ -122,18 +107,13 @@ def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> Sc
     Beyond the longest length, that length's quality is returned, and None below the shortest one. Runs with fewer seeds
     repeat theirs.
     """
-    order = sorted(fixed, key=lambda point: point.x[seed % len(point.x)])
-    lengths = [point.x[seed % len(point.x)] for point in order]
+    points = [(point.x[seed % len(point.x)], point.scores[seed % len(point.scores)]) for point in fixed]
+    points.sort(key=lambda point: point[0])
+    lengths = [length for length, _ in points]
     if not lengths or x < lengths[0]:
         return None
-    x = min(x, lengths[-1])
-    i = min(max(int(np.searchsorted(lengths, x)), 1), len(lengths) - 1) if len(lengths) > 1 else 0
-    right = order[i].scores[seed % len(order[i].scores)]
-    if i == 0:
-        return right
-    left = order[i - 1].scores[seed % len(order[i - 1].scores)]
-    span = lengths[i] - lengths[i - 1]
-    share = 1.0 if span == 0 else (x - lengths[i - 1]) / span
+    i, share = divmod(float(np.interp(x, lengths, range(len(points)))), 1)
+    left, right = points[int(i)][1], points[min(int(i) + 1, len(points) - 1)][1]
     return (1 - share) * left + share * right
 
 

@@ -122,9 +122,6 @@ def nll_by_position(seeds: ItemsBySeed, condition: str) -> list[float]:
 
 
 def context_gains(seeds: ItemsBySeed, conditions: Sequence[str]) -> list[ContextGain]:
-    """Compute the gain of every condition.
-
-    Shares are left out for fact recall, because no model is trained to read its facts as text.
-    """
+    """Compute all gains; without shares for fact recall, as no model is trained to read its facts as text."""
     full_condition = "full" if "full" in conditions and seeds[0][0].shared["num_facts"] is None else None
     return [context_gain(seeds, condition, full_condition) for condition in conditions]

@@ -6,9 +6,9 @@ Ebooks edition, CC0), in `falling_star.txt`. Each way to give it to the model is
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ from laconic.experiment.text_models.kv_compressor import (
     compress_text,
     encode_document,
     encode_prompt,
-    is_chat_memory,
     load_kv_memories,
 )
 from laconic.generation.config import GenerationConfig
@@ -124,74 +123,45 @@ def compare_reading(
 ) -> ReadingComparison:
     """Compress a chapter into a memory file, and answer questions about it under every condition.
 
-    With a chat template, chapter and question form one user message. `on_progress` is called with the current step,
-    often.
-
-    Raises:
-        UsageError: If the chapter does not fit the model's context.
+    With a chat template, chapter and question form one user message. `on_progress` is called at the beginning of steps.
     """
     chat = tokenizer.chat_template is not None
     ids, prefix = encode_document(tokenizer, chapter, chat)
-    check_context(decoder, len(ids))
+    context, needed = decoder.config.max_position_embeddings, len(ids) + 64 + MAX_ANSWER_TOKENS
+    if needed > context:
+        raise UsageError(
+            f"the chapter has {len(ids):,} tokens, with a question and an answer {needed:,}; this model has a context "
+            f"of {context:,}; choose another --model"
+        )
     memory_path.parent.mkdir(parents=True, exist_ok=True)
-    steps = StepProgress(on_progress, 2 + 4 * (len(questions) + 1))
+    numbers, total = count(1), 2 + 4 * (len(questions) + 1)
+
+    def begin(step: str) -> None:
+        """Report the next step; no time left is estimated, since steps differ too much."""
+        on_progress(f"step {next(numbers)} of {total}: {step}", 0, 0)
+
+    begin("compressing the chapter")
     start = time.perf_counter()
-    with steps.step("compressing the chapter"):
-        memory = compress_text(
-            decoder, tokenizer, chapter, CONFIG, name=memory_path.stem, chat=chat, on_progress=steps.repeat
-        ).memory
-        memory.save(memory_path)
+    memory = compress_text(
+        decoder, tokenizer, chapter, CONFIG, name=memory_path.stem, chat=chat, on_progress=on_progress
+    ).memory
+    memory.save(memory_path)
     seconds = time.perf_counter() - start
-    prompts = [encode_question(tokenizer, memory, question.text) for question in questions]
+    form = CHAT_QUESTION if chat else PLAIN_QUESTION
+    prompts = [encode_prompt(tokenizer, memory, form.format(question.text)) for question in questions]
     device = decoder.token_embedding.weight.device
     document = torch.tensor([ids], device=device)
-    reader = DocumentReader(decoder, lambda done: steps.repeat("", done, 0))
+    reader = DocumentReader(decoder)
     conditions = build_conditions(reader, tokenizer, document, prefix, memory, memory_path)
+    begin("choosing passages to repeat")
     with torch.no_grad():
-        with steps.step("choosing passages to repeat"):
-            full = reader.read(document)
-            probes = build_loss_probes(decoder, full, document, build_repeat_prompt(tokenizer), prefix)
+        full = reader.read(document)
+        probes = build_loss_probes(decoder, full, document, build_repeat_prompt(tokenizer), prefix)
         results = [
-            run_condition(decoder, tokenizer, condition, list(zip(questions, prompts, strict=True)), probes, steps)
+            run_condition(decoder, tokenizer, condition, list(zip(questions, prompts, strict=True)), probes, begin)
             for condition in conditions
         ]
     return ReadingComparison(tuple(questions), tuple(results), len(ids), seconds, memory.M)
-
-
-class StepProgress:
-    """Counts steps and reports progress within them; no time left is estimated, since steps differ too much."""
-
-    def __init__(self, on_progress: ProgressFn, total: int) -> None:
-        self.on_progress, self.total, self.done, self.name = on_progress, total, 0, ""
-
-    def repeat(self, name: str = "", done: int = 0, total: int = 0) -> None:
-        """Report the current step again, with the positions that it has read if their total is known."""
-        positions = f", {done:,} of {total:,} positions" if total else ""
-        self.on_progress(f"step {self.done + 1} of {self.total}: {self.name}{positions}", 0, 0)
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Report a step at its beginning, and count it at its end."""
-        self.name = name
-        self.repeat()
-        yield
-        self.done += 1
-
-
-def check_context(decoder: Decoder, num_tokens: int) -> None:
-    """Raise `UsageError` (2) if a chapter, a question and its answer do not fit the model's context."""
-    context, needed = decoder.config.max_position_embeddings, num_tokens + 64 + MAX_ANSWER_TOKENS
-    if needed > context:
-        raise UsageError(
-            f"the chapter has {num_tokens:,} tokens, with a question and an answer {needed:,}; this model has a "
-            f"context of {context:,}; choose another --model"
-        )
-
-
-def encode_question(tokenizer: Tokenizer, memory: KVMemory, question: str) -> list[int]:
-    """Return the ids of a question that follows the chapter."""
-    form = CHAT_QUESTION if is_chat_memory(memory) else PLAIN_QUESTION
-    return encode_prompt(tokenizer, memory, form.format(question))
 
 
 def build_conditions(
@@ -226,31 +196,24 @@ def run_condition(
     condition: Condition,
     questions: Sequence[tuple[ChapterQuestion, list[int]]],
     probes: LossProbes,
-    steps: StepProgress,
+    begin: Callable[[str], None],
 ) -> ReadingResult:
     """Answer every question, each from a cache that is read or loaded again, and measure the loss."""
     answers, seconds = list[str](), list[float]()
     for index, (_, prompt) in enumerate(questions, 1):
-        with steps.step(f"{condition.name}, question {index}"):
-            times = list[float]()
+        begin(f"{condition.name}, question {index}")
+        times = list[float]()
 
-            def record_time(row: int, token: int, text: str, logprob: float, times: list[float] = times) -> None:
-                times.append(time.perf_counter())
-                steps.repeat()
+        def record_time(row: int, token: int, text: str, logprob: float, times: list[float] = times) -> None:
+            times.append(time.perf_counter())
 
-            config = GenerationConfig(max_tokens=MAX_ANSWER_TOKENS, return_state=False, on_token=record_time)
-            start = time.perf_counter()
-            reply = generate(decoder, tokenizer, input_ids=[prompt], state=condition.read(), config=config)[0]
-            seconds.append(times[0] - start if times else time.perf_counter() - start)
-            answers.append(" ".join((reply.text or "").split()))
-    with steps.step(f"{condition.name}, loss"):
-        loss = measure_document_loss(decoder, condition.read(), probes).repeat
-    return ReadingResult(
-        condition.name,
-        tuple(answers),
-        tuple(question.is_right(answer) for (question, _), answer in zip(questions, answers, strict=True)),
-        condition.positions,
-        condition.num_bytes,
-        tuple(seconds),
-        loss,
-    )
+        config = GenerationConfig(max_tokens=MAX_ANSWER_TOKENS, return_state=False, on_token=record_time)
+        start = time.perf_counter()
+        reply = generate(decoder, tokenizer, input_ids=[prompt], state=condition.read(), config=config)[0]
+        seconds.append((times[0] if times else time.perf_counter()) - start)
+        answers.append(" ".join((reply.text or "").split()))
+    begin(f"{condition.name}, loss")
+    loss = measure_document_loss(decoder, condition.read(), probes).repeat
+    correct = tuple(question.is_right(answer) for (question, _), answer in zip(questions, answers, strict=True))
+    size = condition.positions, condition.num_bytes
+    return ReadingResult(condition.name, tuple(answers), correct, *size, tuple(seconds), loss)

@@ -7,17 +7,45 @@ from markupsafe import Markup
 
 from laconic.evaluation.compression import pareto
 from laconic.evaluation.compression.context_qa_report import build_file_section
-from laconic.evaluation.compression.pareto import LengthComparison
-from laconic.evaluation.compression.perplexity import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, text_name
-from laconic.evaluation.compression.plots import plot_pareto, plot_positions
-from laconic.evaluation.compression.table import LEGEND, build_gain_table, document_keys, format_recall, is_recall
+from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
+from laconic.evaluation.compression.pareto import (
+    FIXED_LENGTH,
+    LEARNED_LENGTH,
+    ORACLE_LENGTH,
+    TEXT_END,
+    LengthComparison,
+    ParetoPoint,
+)
+from laconic.evaluation.compression.perplexity import (
+    FULL_TUNED,
+    MIN_TEXT_GROUPS,
+    SIGNIFICANT_ERRORS,
+    nll_by_position,
+    nll_per_document,
+    text_name,
+)
+from laconic.evaluation.compression.table import (
+    LEGEND,
+    build_gain_table,
+    condition_title,
+    document_keys,
+    format_recall,
+    is_recall,
+)
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.papers import render_papers
-from laconic.evaluation.report.plots import has_matplotlib
+from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, has_matplotlib, plot_lines
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_signed, format_with_error
+from laconic.evaluation.tables import Column, build_table, format_signed, format_with_error
 
+SERIES_STYLES = {
+    FIXED_LENGTH: ("o", "-"),
+    LEARNED_LENGTH: ("D", "none"),
+    TEXT_END: (".", ":"),
+    ORACLE_LENGTH: (".", "--"),
+}
+POSITION_STYLES = {"none": ":", "compressed": "-", "full": "--"}
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
     "scored with no context, after the vectors, and after the text."
@@ -55,12 +83,11 @@ def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResul
         PageSection("Recall and soft reading", [page.render_list(recall)] if recall else []),
         *map(build_file_section, file_results),
         PageSection("Published results on compression", [PAPERS_NOTE, *papers]),
-        PageSection("Limitations of compression results", [page.render_list(list_caveats(results, file_results))]),
+        PageSection("Limitations of compression results", [page.render_list(list_caveats(results))]),
     ]
 
 
 def document_section(results: Sequence[RunResult]) -> PageSection:
-    """Build the section of results on the same documents."""
     first = results[0]
     plots = page.render_plots(document_plots(results)) if has_matplotlib() else page.NO_PLOTS
     blocks: list[str | Markup] = [page.render_table(build_gain_table(results)), plots]
@@ -71,15 +98,47 @@ def document_section(results: Sequence[RunResult]) -> PageSection:
 
 def document_plots(results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot quality against vectors if several lengths were evaluated, and loss along the tail if it is long."""
-    points, plots = [point for result in results for point in pareto.pareto_points(result)], list[PagePlot]()
-    if len(points) > 1:
-        title, better = ("Accuracy", "Higher") if is_recall(results[0]) else ("Nats per token", "Lower")
-        caption = f"{better} is better. One point per length; diamonds are learned lengths. The best lengths are an "
-        plots.append(PagePlot(f"{title} against vectors", caption + "upper bound.", plot_pareto(points, results)))
-    if sum(bool(n) for n in results[0].items_by_seed[0][0].shared["scored_tokens"]) > 1:
-        caption = "Dotted: no context; solid: compressed; dashed: whole text."
-        plots.append(PagePlot("Along the tail", caption, plot_positions(results)))
-    return plots
+    points = [point for result in results for point in pareto.pareto_points(result)]
+    plots = [plot_pareto(points, results)] if len(points) > 1 else []
+    is_long = sum(bool(n) for n in results[0].items_by_seed[0][0].shared["scored_tokens"]) > 1
+    return [*plots, *([plot_positions(results)] if is_long else [])]
+
+
+def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> PagePlot:
+    """Plot accuracy, or nats per token, against vectors per segment; horizontal lines are the whole text."""
+    has_facts, lengths = is_recall(results[0]), [point.mean_point[0] for point in points]
+    y_label, better = ("accuracy, %", "Higher") if has_facts else ("nats per token", "Lower")
+    series: list[PlotSeries] = []
+    for color, result in enumerate(results):
+        for kind, (marker, linestyle) in SERIES_STYLES.items():
+            means = [point.mean_point for point in points if (point.result.run, point.kind) == (result.run, kind)]
+            values = [(x, 100 * y if has_facts else -y) for x, y in means]
+            series.append(PlotSeries(f"{result.run}: {kind}", values, color % NUM_COLORS, linestyle, marker))
+        for condition in () if has_facts else (FULL_TUNED, "full"):
+            if condition in result.conditions:
+                nats = float(nll_per_document(result.items_by_seed, condition).mean())
+                values = [(min(lengths), nats), (max(lengths), nats)]
+                label = f"{result.run}: {condition_title(condition)}"
+                series.append(PlotSeries(label, values, color % NUM_COLORS, "-.", "None"))
+    alt_text = "Quality by vectors per segment"
+    image = plot_lines(series, x_label="mean vectors per segment", y_label=y_label, alt_text=alt_text)
+    caption = "One point per length; diamonds are learned lengths. The best lengths are an upper bound."
+    return PagePlot("Quality against vectors", f"{better} is better. {caption}", image)
+
+
+def plot_positions(results: Sequence[RunResult]) -> PagePlot:
+    """Plot nats per token along the tail: without context, compressed, and with the whole text."""
+    series: list[PlotSeries] = []
+    for color, result in enumerate(results):
+        for condition, linestyle in POSITION_STYLES.items():
+            if condition in result.conditions:
+                nats = enumerate(nll_by_position(result.items_by_seed, condition))
+                values = [(BUCKET_TOKENS * (bucket + 0.5), y) for bucket, y in nats]
+                label = f"{result.run}: {condition_title(condition)}"
+                series.append(PlotSeries(label, values, color % NUM_COLORS, linestyle))
+    alt_text = "Nats per token by position in the tail"
+    image = plot_lines(series, x_label="tokens of the tail", y_label="nats per token", alt_text=alt_text)
+    return PagePlot("Along the tail", "Dotted: no context; solid: compressed; dashed: whole text.", image)
 
 
 def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -> Markup:
@@ -102,20 +161,15 @@ def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -
     return page.render_table(build_table(columns, comparisons, caption))
 
 
-def list_caveats(results: Sequence[RunResult], file_results: Sequence[RunResult] = ()) -> list[str]:
+def list_caveats(results: Sequence[RunResult]) -> Sequence[str]:
     """Return what the figures do not show, followed by `CAVEATS`."""
-    caveats: list[str] = []
-    num_seeds = min([len(result.seeds) for result in (*results, *file_results)], default=MIN_SEEDS)
-    if num_seeds < MIN_SEEDS:
-        caveats.append(
-            f"Some runs have only {num_seeds} seed{'s' * (num_seeds > 1)}; another seed may fall outside the intervals."
-        )
     num_texts = [
         len({text_name(item.id) for item in result.items_by_seed[0]}) for result in results if not is_recall(result)
     ]
-    if num_texts and min(num_texts) < MIN_TEXT_GROUPS:
-        caveats.append(
-            f"Documents are stretches of only {min(num_texts)} texts. Standard errors are over stretches, which are "
-            "alike within a text, so errors over texts are larger."
-        )
-    return [*caveats, *CAVEATS]
+    if not num_texts or min(num_texts) >= MIN_TEXT_GROUPS:
+        return CAVEATS
+    caveat = (
+        f"Documents are stretches of only {min(num_texts)} texts. Standard errors are over stretches, which are alike "
+        "within a text, so errors over texts are larger."
+    )
+    return [caveat, *CAVEATS]

@@ -1,6 +1,6 @@
 """Evaluate a compressor on held-out documents: its readers, its conditions, and the data sets."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from laconic.evaluation.compression.evaluate import (
     evaluate_batch,
     split_context,
 )
-from laconic.evaluation.compression.tails import EXCERPT_TOKENS, DocumentTails, sample_tails
+from laconic.evaluation.compression.tails import EXCERPT_TOKENS, sample_tails
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.from_recipe import build_data, build_model
@@ -49,8 +49,8 @@ class ContextCompressor:
     method: AutoCompressor
     seed: int
 
-    def compress(self, split: ContextTail, rule: StopRule | None) -> CompressedContext:
-        """Compress the segments of a context in order; None is the run's own rule."""
+    def compress(self, split: ContextTail, rule: StopRule | None = None) -> CompressedContext:
+        """Compress the segments of a context in order, by default with the run's own rule."""
         rule, memory = default_rule(self.method.segment_model) if rule is None else rule, None
         lengths, expected = list[Tensor](), list[Tensor]()
         for i, columns in enumerate(split.segments):
@@ -93,11 +93,7 @@ class ContextCompressor:
         What such a memory gains over none is not about the text: vectors of any text from a book can help with a book.
         """
         rows = [(row + len(source) // 2) % len(source) for row in split.row_index.tolist()]
-        return self.compress(split_context(source.batch(rows, 0, 0).to(split.row_index.device)), None)
-
-    def with_rule(self, rule: StopRule | None = None) -> Callable[[ContextTail], CompressedContext]:
-        """Return `compress` with a rule; None is the run's own."""
-        return partial(self.compress, rule=rule)
+        return self.compress(split_context(source.batch(rows, 0, 0).to(split.row_index.device)))
 
 
 def load_untrained_method(run: LoadedRun) -> AutoCompressor:
@@ -145,7 +141,7 @@ def build_conditions(
     compressor = ContextCompressor(method, run.recipe.seed)
     conditions = [
         ContextCondition("none", method),
-        ContextCondition("compressed", method, compressor.with_rule()),
+        ContextCondition("compressed", method, compressor.compress),
         ContextCondition("truncated", method, end_tokens="compressed"),
     ]
     if len(source) > 1:
@@ -156,7 +152,7 @@ def build_conditions(
     if untrained is not None:
         before = ContextCompressor(untrained, run.recipe.seed)
         conditions.append(ContextCondition("untrained none", untrained))
-        conditions.append(ContextCondition("untrained", untrained, before.with_rule()))
+        conditions.append(ContextCondition("untrained", untrained, before.compress))
     if method.config.length_policy != "fixed":
         conditions.append(ContextCondition("oracle length", method, compressor.compress_with_best_lengths))
     return conditions + (length_conditions(compressor) if all_lengths else [])
@@ -165,22 +161,16 @@ def build_conditions(
 def length_conditions(compressor: ContextCompressor) -> list[ContextCondition]:
     """Return the fixed lengths of a method with equally long text, and the rules of its stop head."""
     method, conditions = compressor.method, list[ContextCondition]()
-    config = method.config
-    if config.length_policy == "fixed":
-        return conditions
-    for n in spread_lengths(config.possible_lengths):
-        name = f"n = {n}"
-        conditions += [
-            ContextCondition(name, method, compressor.with_rule(StopRule("fixed", num_vectors=n))),
-            ContextCondition(f"end, {name}", method, end_tokens=name),
-        ]
-    if config.length_policy != "stop_head":
-        return conditions
-    for q in QUANTILES:
-        rule = StopRule("quantile", quantile=q)
-        conditions.append(ContextCondition(f"quantile {q:g}", method, compressor.with_rule(rule)))
-    conditions.append(ContextCondition("sampled", method, compressor.with_rule(StopRule("sample"))))
-    return [*conditions, ContextCondition("soft", method, compressor.with_rule(StopRule("soft")))]
+    policy, rules = method.config.length_policy, dict[str, StopRule]()
+    for n in () if policy == "fixed" else spread_lengths(method.config.possible_lengths):
+        compress = partial(compressor.compress, rule=StopRule("fixed", num_vectors=n))
+        conditions.append(ContextCondition(f"n = {n}", method, compress))
+        conditions.append(ContextCondition(f"end, n = {n}", method, end_tokens=f"n = {n}"))
+    if policy == "stop_head":
+        rules = {f"quantile {q:g}": StopRule("quantile", quantile=q) for q in QUANTILES}
+        rules |= {"sampled": StopRule("sample"), "soft": StopRule("soft")}
+    rest = [ContextCondition(name, method, partial(compressor.compress, rule=rule)) for name, rule in rules.items()]
+    return [*conditions, *rest]
 
 
 def build_document_job(
@@ -208,23 +198,17 @@ def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
     info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
     if config is None or recipe.method == "lm":
         return info | {"length_policy": None}
-    info |= {
-        "summary": config.summary,
-        "length_policy": config.length_policy,
-        "memory_policy": config.memory_policy,
-        "max_vectors": config.fixed_length,
-    }
+    info |= {name: getattr(config, name) for name in ("summary", "length_policy", "memory_policy")}
+    info |= {"max_vectors": config.fixed_length}
     if config.length_policy != "stop_head" or head is None:
         return info
-    names = ("estimator", "soft_gate", "head", "length_cost")
-    return info | {name: getattr(head, name) for name in names}
+    return info | {name: getattr(head, name) for name in ("estimator", "soft_gate", "head", "length_cost")}
 
 
 def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:
     """Build the evaluations on what a run's recipe holds out: "test", "valid", or "excerpt" of the test split.
 
-    Raises:
-        InputError: If there are no such documents.
+    Text has one for each context length that fits the run, with all lengths of vectors after one whole segment.
     """
     recipe, max_positions = run.recipe, run.parts.decoder.config.max_position_embeddings
     untrained = load_untrained_method(run) if isinstance(run.method, AutoCompressor) else None
@@ -244,11 +228,15 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
     contexts = choose_contexts(lengths, S)
     tails = sample_tails(source.names, source.ids, max(contexts), S, request.limit or DEFAULT_DOCUMENTS)
     if num_short := sum(length < max(contexts) + S for length in lengths):
-        are = "is" if num_short == 1 else "are"
-        needs = f"shorter than {max(contexts) + S:,} tokens, {max(contexts):,} to compress and {S:,} to score"
-        log_note(f"{split}: {num_short:,} of {pluralize(len(lengths), 'document')} {are} left out: {needs}")
-    excerpt_tokens = EXCERPT_TOKENS if split == EXCERPT else None
-    jobs = list(build_text_jobs(request, run, part, tails, excerpt_tokens, untrained))
+        needs = f"{max(contexts) + S:,} tokens, {max(contexts):,} to compress and {S:,} to score"
+        log_note(f"{split}: left out {num_short:,} of {pluralize(len(lengths), 'document')}, shorter than {needs}")
+    excerpt, name = (EXCERPT_TOKENS, f"{part}-{EXCERPT}") if split == EXCERPT else (None, part)
+    limit, jobs = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None, list[EvalJob]()
+    for n in (quarters * S // 4 for quarters in CONTEXT_QUARTERS):
+        if (excerpt or 1) <= n <= tails.context_tokens and (limit is None or -(-n // S) < limit):
+            data = replace(tails, context_tokens=n, excerpt_tokens=excerpt)
+            conditions = build_conditions(run, data, n, excerpt or S, all_lengths=n == S, untrained=untrained)
+            jobs.append(build_document_job(request, run, f"{name}-{n}", data, conditions, n + S))
     if not jobs:
         needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if split == EXCERPT else "fits"
         raise InputError(
@@ -262,23 +250,3 @@ def choose_contexts(lengths: Sequence[int], segment_tokens: int) -> list[int]:
     room = sorted(lengths)[(len(lengths) - 1) // 2] - segment_tokens
     contexts = [quarters * segment_tokens // 4 for quarters in CONTEXT_QUARTERS]
     return [context for context in contexts if context <= room] or contexts[:1]
-
-
-def build_text_jobs(
-    request: EvalRequest,
-    run: LoadedRun,
-    part: str,
-    tails: DocumentTails,
-    excerpt_tokens: int | None,
-    untrained: AutoCompressor | None,
-) -> Iterator[EvalJob]:
-    """Yield an evaluation for each context length that fits the run; all lengths only for one whole segment."""
-    S, name = tails.tail_tokens, part if excerpt_tokens is None else f"{part}-{EXCERPT}"
-    limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
-    for quarters in CONTEXT_QUARTERS:
-        n = quarters * S // 4
-        if not (excerpt_tokens or 1) <= n <= tails.context_tokens or (limit is not None and -(-n // S) >= limit):
-            continue
-        data = replace(tails, context_tokens=n, excerpt_tokens=excerpt_tokens)
-        conditions = build_conditions(run, data, n, excerpt_tokens or S, all_lengths=n == S, untrained=untrained)
-        yield build_document_job(request, run, f"{name}-{n}", data, conditions, n + S)

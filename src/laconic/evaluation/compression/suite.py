@@ -27,7 +27,6 @@ class CompressionSuite:
     options: Collection[str] = ()
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether all runs read documents."""
         return all(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
@@ -45,18 +44,15 @@ class CompressionSuite:
                 raise UsageError(f"{folder}: data.source {recipe.data.source} has no segments; evaluate it by itself")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the settings of a run that its figures depend on."""
         return collect_recipe_info(recipe)
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield the document sets of a split, or the evaluation of a file."""
         if task in HELD_OUT_SETS:
             yield from build_document_jobs(request, run, task)
         else:
             yield build_file_job(request, run, Path(task))
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return the lines of files, and one table of all documents."""
         documents = table.add_controls(sorted(results["compression"], key=order_document_set))
         blocks: list[Table | str] = [
             block for result in results["context_qa"] for block in context_qa_report.list_blocks(result)
@@ -71,7 +67,6 @@ class CompressionSuite:
         return EvalReport(blocks, data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return the sections about documents and files."""
         documents = sorted(results["compression"], key=order_document_set)
         return build_sections(
             table.add_controls(documents),

@@ -7,17 +7,8 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
-from laconic.evaluation.compression.fact_recall import (
-    length_fact_correlation,
-    recall_by_facts,
-    soft_hard_gap,
-)
-from laconic.evaluation.compression.perplexity import (
-    FULL_TUNED,
-    ContextGain,
-    context_gains,
-    nll_by_position,
-)
+from laconic.evaluation.compression.fact_recall import length_fact_correlation, recall_by_facts, soft_hard_gap
+from laconic.evaluation.compression.perplexity import FULL_TUNED, UNTRAINED, ContextGain, context_gains, nll_by_position
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import (
@@ -39,6 +30,14 @@ LEGEND = (
     "the language-model baseline reads the whole text. oracle length: the cheapest length of each segment, found by "
     "trial; an upper bound, not a method."
 )
+
+
+CONDITION_TITLES = {
+    "none": "no context",
+    "full": "whole text",
+    FULL_TUNED: "whole text, full-tuned",
+    f"{UNTRAINED} none": f"no context, {UNTRAINED}",
+}
 
 
 class GainRow(NamedTuple):
@@ -66,8 +65,11 @@ COLUMNS = (
 )
 
 
+def condition_title(condition: str) -> str:
+    return CONDITION_TITLES.get(condition, condition)
+
+
 def gain_rows(result: RunResult) -> list[GainRow]:
-    """Return the gain of each condition over no context."""
     return [GainRow(result, gain) for gain in context_gains(result.items_by_seed, result.conditions)]
 
 
@@ -78,7 +80,6 @@ def document_keys(result: RunResult) -> tuple[tuple[str, int | None, tuple[int, 
 
 
 def is_recall(result: RunResult) -> bool:
-    """Return whether the data set is fact recall."""
     return result.items_by_seed[0][0].shared["num_facts"] is not None
 
 

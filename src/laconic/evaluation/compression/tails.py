@@ -31,12 +31,8 @@ def segment_ends(context_tokens: int, segment_tokens: int, tail_tokens: int) -> 
 class DocumentTails:
     """Tails of held-out documents after `context_tokens` each, or excerpts of those contexts (`TrainingData`).
 
-    Attributes:
-        token_ids: Stretches of documents, which end with the tail.
-        names: Document and start of each stretch.
-        tail_tokens: Tokens of a tail, which is one segment.
-        context_tokens: Tokens before each tail that are read.
-        excerpt_tokens: Tokens copied from a random position of each context in place of the tail; None for the tail.
+    `token_ids` are stretches of documents that end with the tail, which is one segment; their names have document and
+    start. `excerpt_tokens` are copied from a random position of each context in place of the tail.
     """
 
     token_ids: TokenArray
@@ -85,11 +81,7 @@ class DocumentTails:
 def sample_tails(
     names: Sequence[str], ids: Sequence[TokenArray], context_tokens: int, tail_tokens: int, limit: int | None = None
 ) -> DocumentTails:
-    """Sample non-overlapping stretches of documents; the same arguments always give the same stretches.
-
-    Raises:
-        InputError: If no document is long enough.
-    """
+    """Sample non-overlapping stretches of documents, always the same. Raises `InputError` if all are too short."""
     length = context_tokens + tail_tokens
     starts = [(d, start) for d, doc in enumerate(ids) for start in range(0, len(doc) - length + 1, length)]
     if not starts:

@@ -1,60 +1,49 @@
-"""Inspect a set of questions: answers with and without interventions, and what a logit lens shows of the thoughts."""
+"""Inspect a set of questions: answers under interventions, and what a logit lens shows of the thoughts."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laconic.batches import ReasoningBatch
 from laconic.console import ProgressFn
-from laconic.data.reasoning.answer_matching import AnswerProtocol
-from laconic.evaluation.inspection import interventions
+from laconic.evaluation import statistics
+from laconic.evaluation.inspection.conditions import (
+    answer_under_conditions,
+    count_latents,
+    limit_iterations,
+    load_batch,
+    reference_means_of,
+    replace_thoughts,
+)
 from laconic.evaluation.inspection.inspected_run import InspectedRun
-from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
+from laconic.evaluation.inspection.interventions import choose_donors, list_interventions
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
-from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
+from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit
+from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.interfaces import TrainingData
+from laconic.evaluation.reasoning.table import ReasoningRow
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.statistics import Estimate
 
-NUM_REFERENCE_QUESTIONS = 256  # for the mean of a latent
-TokenIds = tuple[int, ...]
+TokenIds = Sequence[int]
 
 
-@dataclass
+@dataclass(frozen=True)
 class DatasetInspection:
-    """A run over a set: answers without intervention, under each, and with other numbers of Jacobi iterations.
-
-    `donors` are the indices of the questions that donate to each, for "swap". `chain_word_rates` has for each question
-    the share of latents whose top token is in the chain, the same for the chain of another question, and the LCS ratio;
-    NaN without a chain.
+    """A run over a set. `chain_word_rates` [N, 3] has for each question the share of latents whose top token is in the
+    chain, the same for the chain of another question, and the LCS ratio; NaN without a chain.
     """
 
     name: str
     method: str
-    baseline: ReasoningResult
-    by_intervention: dict[InterventionSpec, ReasoningResult]
-    by_iterations: dict[int, ReasoningResult]
-    donors: NDArray[np.int64]
+    audit: ThoughtAudit
+    by_iterations: dict[int, Estimate]
     trained_iterations: int | None
     chain_word_rates: NDArray[np.float64]
 
-    def changed_to_donor(self, spec: InterventionSpec, protocol: AnswerProtocol) -> NDArray[np.float64]:
-        """Return whether each answer under an intervention is the donor's, where the donor's was different."""
-        changed: list[bool] = []
-        results = (self.baseline, self.by_intervention[spec])
-        baseline, predictions = ([record.prediction for record in result.records] for result in results)
-        for before, after, i in zip(baseline, predictions, self.donors.tolist(), strict=True):
-            donor = baseline[i]
-            if donor is not None and not (before is not None and protocol.is_correct(before, donor)):
-                changed.append(after is not None and protocol.is_correct(after, donor))
-        return np.array(changed, dtype=np.float64)
 
-
-@torch.no_grad()
 def inspect_dataset(
     run: InspectedRun,
     questions: QuestionSet,
@@ -65,66 +54,36 @@ def inspect_dataset(
     batch_size: int = 64,
     progress: ProgressFn | None = None,
 ) -> DatasetInspection:
-    """Ask every question as trained, under each intervention, and with other numbers of Jacobi iterations.
+    """Ask `limit` questions as trained, under each intervention, and with other numbers of Jacobi iterations.
 
-    Args:
-        run: Run to inspect.
-        questions: The set, whose first `NUM_REFERENCE_QUESTIONS` questions are the reference of "mean".
-        limit: Ask only so many questions.
-        iterations: Numbers of Jacobi iterations.
-        seed: Seed of the donors and of shuffling.
-        batch_size: Questions that are answered together.
-        progress: Called after each batch.
-
-    Raises:
-        UsageError: There is only one question.
+    The first `NUM_REFERENCE_QUESTIONS` questions of the set are the reference of "mean".
     """
-    source, protocol, examples = questions.source, questions.protocol, questions.examples[:limit]
-    donors = interventions.choose_donors(len(examples), seed)
+    source, questions = questions.source, replace(questions, examples=questions.examples[:limit])
+    num_questions = len(questions.examples)
     means = reference_means_of(run, source, batch_size)
-    baseline, top_ids, chain_ids = list[AnswerRecord](), list[TokenIds](), list[TokenIds]()
-    by_intervention = defaultdict[InterventionSpec, list[AnswerRecord]](list)
-    by_iterations = defaultdict[int, list[AnswerRecord]](list)
-    for start in range(0, len(examples), batch_size):
-        indices = np.arange(start, min(start + batch_size, len(examples)))
-        batch, batch_examples = load_batch(run, source, indices), [examples[i] for i in indices.tolist()]
-        rollout = run.think(batch, record_passes=True)
-        baseline += match_answers(run.answer(batch, rollout), batch_examples, protocol)
-        donor_rollout = run.think(load_batch(run, source, donors[indices]), record_passes=True)
-        inputs = InterventionInputs(rollout, indices, seed, donor_rollout, means)
-        for spec in interventions.list_interventions(rollout.latents.shape[1]):
-            changed = interventions.run_intervention(run, batch, spec, inputs)
-            by_intervention[spec] += match_answers(run.answer(batch, changed), batch_examples, protocol)
-        for n in iterations:
-            changed = run.think(batch, iterations=n)
-            by_iterations[n] += match_answers(run.answer(batch, changed), batch_examples, protocol)
-        top_ids += top_token_ids(rollout, run.decoder.logits)
-        chain_ids += [tuple(ids[mask].tolist()) for ids, mask in zip(batch.chain_ids, batch.chain_mask, strict=True)]
+    interventions = list(map(replace_thoughts, list_interventions(count_latents(run, source))))
+    limits = {n: limit_iterations(n) for n in iterations}
+    conditions = [*interventions, *limits.values()]
+    items, top_ids, chain_ids = list[EvalItem](), list[TokenIds](), list[TokenIds]()
+    for start in range(0, num_questions, batch_size):
+        indices = np.arange(start, min(start + batch_size, num_questions))
+        items += answer_under_conditions(run, questions, conditions, indices.tolist(), means, seed)
+        batch = load_batch(run, source, indices)
+        with torch.no_grad():
+            top_ids += top_token_ids(run.think(batch), run.decoder.logits)
+        chain_ids += [ids[mask].tolist() for ids, mask in zip(batch.chain_ids, batch.chain_mask, strict=True)]
         if progress:
-            progress(run.name, int(indices[-1]) + 1, len(examples))
-    return DatasetInspection(
-        run.name,
-        run.method,
-        ReasoningResult(tuple(baseline), protocol.name),
-        {spec: ReasoningResult(tuple(records), protocol.name) for spec, records in by_intervention.items()},
-        {n: ReasoningResult(tuple(records), protocol.name) for n, records in by_iterations.items()},
-        donors,
-        run.num_iterations,
-        compute_chain_word_rates(top_ids, chain_ids, seed),
-    )
-
-
-def load_batch(run: InspectedRun, source: TrainingData, indices: NDArray[np.int64]) -> ReasoningBatch:
-    return cast(ReasoningBatch, source.batch([int(i) for i in indices], 0, 0)).to(run.device)
-
-
-def reference_means_of(run: InspectedRun, source: TrainingData, batch_size: int) -> ReferenceMeans:
-    """Return the means over the first `NUM_REFERENCE_QUESTIONS` rows of a set, or over all if it has fewer."""
-    indices = np.arange(min(NUM_REFERENCE_QUESTIONS, len(source)))
-    batches = (
-        load_batch(run, source, indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)
-    )
-    return interventions.compute_reference_means(run, batches)
+            progress(run.name, int(indices[-1]) + 1, num_questions)
+    names = [AS_TRAINED, *(condition.name for condition in interventions)]
+    intervened = [EvalItem(item.id, {name: item.conditions[name] for name in names}) for item in items]
+    result = ReasoningResult.from_items(items, questions.protocol.name, 0)
+    audit = ThoughtAudit(ReasoningRow(questions.name, run.name, "", (0,), (result,)), [intervened])
+    by_iterations = {
+        n: statistics.estimate_proportion([item.conditions[condition.name]["is_correct"] for item in items])
+        for n, condition in limits.items()
+    }
+    rates = compute_chain_word_rates(top_ids, chain_ids, seed)
+    return DatasetInspection(run.name, run.method, audit, by_iterations, run.num_iterations, rates)
 
 
 def compute_chain_word_rates(
@@ -135,7 +94,7 @@ def compute_chain_word_rates(
     with_chain = [i for i, chain in enumerate(chain_ids) if chain]
     if len(with_chain) < 2:
         return rates
-    for i, other in zip(with_chain, interventions.choose_donors(len(with_chain), seed).tolist(), strict=True):
+    for i, other in zip(with_chain, choose_donors(len(with_chain), seed).tolist(), strict=True):
         top, chain, other_chain = top_ids[i], chain_ids[i], chain_ids[with_chain[other]]
         rates[i] = share_in_chain(top, chain), share_in_chain(top, other_chain), lcs_ratio(top, chain)
     return rates

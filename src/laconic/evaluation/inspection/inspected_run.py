@@ -3,7 +3,7 @@
 Shapes: B rows, M latents, Nc chain columns, G KV heads, E head size; tuples have one entry per layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -32,7 +32,6 @@ from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 
 INSPECTED_POLICIES = ("rkv", "cosine", "attention", "crop", "uniform", "random")
-DecodeToken = Callable[[int], str]
 LayerTensors = tuple[Tensor, ...]
 
 
@@ -75,9 +74,6 @@ class InspectedRun:
 
     The tables [kv_selection] and [kv_distillation] of `selection_recipe`, by default the run's own, apply to the
     chains. `question_cache` is the cache of questions that `think` is going to be about.
-
-    Raises:
-        UsageError: The run's method has no latents.
     """
 
     run: LoadedRun
@@ -112,7 +108,6 @@ class InspectedRun:
 
     @property
     def latents(self) -> LatentThoughts:
-        """The run's latents: number, schedule and parameters."""
         return require(find_latents(self.run))
 
     @property
@@ -158,7 +153,6 @@ class InspectedRun:
         return rollout
 
     def answer(self, batch: ReasoningBatch, rollout: LatentRollout) -> AnswerBatch:
-        """Answer questions after their latents."""
         method, decoding = self.run.method, self.decoding
         if isinstance(method, Coconut):
             prompt = method.prompt_after_latents(rollout, decoding)
@@ -186,7 +180,7 @@ class InspectedRun:
             )
             targets = unrotated if kv_config.key_space == "pre_rope" else rotated
             policies = dict.fromkeys((selection_config.policy, *INSPECTED_POLICIES))
-            choices = {policy: select_with_policy(run, batch, targets, selection_config, policy) for policy in policies}
+            choices = {policy: self.select_with_policy(policy, batch, targets, selection_config) for policy in policies}
         run_kv_config = run.recipe.kv_distillation
         return TeacherChain(
             tuple(layer.k_t for layer in rotated),
@@ -200,24 +194,17 @@ class InspectedRun:
             run_kv_config is not None and run_kv_config.weight > 0,
         )
 
-
-def select_with_policy(
-    run: LoadedRun,
-    batch: ReasoningBatch,
-    targets: list[LayerSelection],
-    selection_config: KVSelectionConfig,
-    policy: str,
-) -> SelectorChoice:
-    """Return what one policy selects, by the scores of the teacher's pass."""
-    mask, M = batch.chain_mask, require(find_latents(run)).num_latents
-    tokens: list[SelectedColumns] = []
-    scores: list[Tensor] = []
-    for layer in targets:
-        random = rkv.draw_random_scores(batch, run.recipe.seed, layer.I.shape[1]).to(layer.I.dtype)
-        S = rkv.SELECTORS[policy](layer.I, layer.R, mask, selection_config.importance_weight, M, random)
-        tokens.append(rkv.select_top_m(S, rkv.find_selectable_columns(batch, policy), M))
-        scores.append(S)
-    return SelectorChoice(tuple(tokens), tuple(scores))
+    def select_with_policy(
+        self, policy: str, batch: ReasoningBatch, targets: list[LayerSelection], config: KVSelectionConfig
+    ) -> SelectorChoice:
+        """Return what one policy selects, by the scores of the teacher's pass."""
+        M, tokens, scores = self.latents.num_latents, list[SelectedColumns](), list[Tensor]()
+        for layer in targets:
+            random = rkv.draw_random_scores(batch, self.run.recipe.seed, layer.I.shape[1]).to(layer.I.dtype)
+            S = rkv.SELECTORS[policy](layer.I, layer.R, batch.chain_mask, config.importance_weight, M, random)
+            tokens.append(rkv.select_top_m(S, rkv.find_selectable_columns(batch, policy), M))
+            scores.append(S)
+        return SelectorChoice(tuple(tokens), tuple(scores))
 
 
 def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> LatentKeysValues:

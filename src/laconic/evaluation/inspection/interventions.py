@@ -104,21 +104,13 @@ def norm_matched_noise(like: Tensor, inputs: InterventionInputs, *key: int) -> T
     return noise * (like.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))
 
 
-def is_sequential(rollout: LatentRollout) -> bool:
-    return rollout.passes[0].latent_setup == 0
-
-
-def slots_of_pass(rollout: LatentRollout, t: int) -> slice:
-    """Return the slots that the call `intervention(z, t)` is about."""
-    return slice(t - 1, t) if is_sequential(rollout) else slice(None)
-
-
 def replacement_vectors(
     kind: InterventionKind, z: Tensor, t: int, inputs: InterventionInputs
 ) -> Float[Tensor, "B m D"]:
     """Return what is read in place of z. A shuffle of sequential latents takes those without intervention."""
-    rollout, slots = inputs.rollout, slots_of_pass(inputs.rollout, t)
-    record = 0 if is_sequential(rollout) else t
+    rollout = inputs.rollout
+    is_sequential = rollout.passes[0].latent_setup == 0
+    record, slots = (0, slice(t - 1, t)) if is_sequential else (t, slice(None))
     match kind:
         case "swap":
             assert inputs.donor_rollout is not None
@@ -127,7 +119,7 @@ def replacement_vectors(
             assert inputs.means is not None
             return inputs.means.vectors[record][slots].expand_as(z)
         case "shuffle":
-            source = rollout.records[0].latents if is_sequential(rollout) else z
+            source = rollout.records[0].latents if is_sequential else z
             return source.gather(1, shuffle_order(inputs)[..., None].expand_as(source))[:, slots]
         case "noise":
             return norm_matched_noise(z, inputs, t)

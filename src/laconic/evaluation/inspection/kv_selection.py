@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from laconic.batches import ReasoningBatch
-from laconic.evaluation.inspection.inspected_run import DecodeToken, TeacherChain
+from laconic.evaluation.inspection.inspected_run import TeacherChain
 
 NO_TOKEN = "–"
 BRACKET, OPERATOR, NUMBER = re.compile(r"[<>()\[\]{}]"), re.compile(r"[-+*/×÷·%=−]"), re.compile(r"\d")
@@ -60,11 +58,3 @@ def best_token_per_slot(teacher: TeacherChain, tokens: Sequence[str]) -> tuple[t
         column, count = Counter(columns).most_common(1)[0] if columns else (0, 0)
         best.append((tokens[column], count / len(columns)) if columns else (NO_TOKEN, 0.0))
     return tuple(best)
-
-
-def decode_chain(batch: ReasoningBatch, decode_token: DecodeToken) -> tuple[tuple[str, ...], tuple[bool, ...]]:
-    """Return the tokens of the first chain as text, and whether each is a result."""
-    mask = batch.chain_mask[0]
-    is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask[0]
-    tokens = tuple(decode_token(int(i)) for i in batch.chain_ids[0][mask])
-    return tokens, tuple(is_result[mask].tolist())

@@ -37,13 +37,8 @@ class SimilarityMap(NamedTuple):
 
 def cosine_maps(student: Sequence[Float[Tensor, "G M E"]], teacher: Sequence[Float[Tensor, "G N E"]]) -> Tensor:
     """Return the cosine of each latent with each column, mean over heads: [L, M, N]."""
-    pairs = zip(map(unit_vectors, student), map(unit_vectors, teacher), strict=True)
-    return torch.stack([(s @ t.transpose(-1, -2)).mean(0) for s, t in pairs])
-
-
-def unit_vectors(x: Float[Tensor, "G N E"]) -> Float[Tensor, "G N E"]:
-    """Normalize vectors, in float32 at least."""
-    return F.normalize(x.to(accumulation_dtype(x.dtype)), dim=-1)
+    units = [[F.normalize(x.to(accumulation_dtype(x.dtype)), dim=-1) for x in side] for side in (student, teacher)]
+    return torch.stack([(s @ t.transpose(-1, -2)).mean(0) for s, t in zip(*units, strict=True)])
 
 
 def diagonal_contrast(map: Float[Tensor, "M N"]) -> float:

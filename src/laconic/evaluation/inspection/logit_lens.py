@@ -37,7 +37,6 @@ class LogitLens:
 
     @property
     def share_in_chain(self) -> float:
-        """Share of latents whose most likely token after the last pass occurs in the chain."""
         return share_in_chain(self.top_tokens, self.chain)
 
     @property
@@ -79,7 +78,6 @@ def top_token_ids(rollout: LatentRollout, logits: LogitHead) -> tuple[tuple[int,
 
 
 def share_in_chain(top: Sequence[Any], chain: Sequence[Any]) -> float:
-    """Return the share of tokens that occur in a chain."""
     return sum(token in chain for token in top) / len(top)
 
 

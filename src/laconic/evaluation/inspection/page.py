@@ -5,19 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
+from laconic.evaluation.inspection.dataset_summary import DatasetSummary, dataset_tables, describe_set, list_caveats
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.inspection.summary import (
+from laconic.evaluation.inspection.question_summary import (
     BASELINE_LABELS,
     SIMILARITY_TERMS,
-    DatasetSummary,
     QuestionSummary,
     correctness_suffix,
-    list_caveats,
     name_passes,
 )
+from laconic.evaluation.inspection.verdict import TARGETS_NOTE, label_condition
 from laconic.evaluation.report.page import (
     NO_PLOTS,
     PagePlot,
@@ -33,16 +32,6 @@ from laconic.evaluation.report.page import (
 from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps, show_whitespace
 from laconic.evaluation.tables import Table, format_percent
 
-INTERVENTION_LABELS = {
-    "zero": "zeros in their place",
-    "mean": "each latent's mean over other questions",
-    "shuffle": "the question's latents change places",
-    "swap": "the latents of another question",
-    "noise": "Gaussian vectors of equal norm",
-    "vectors": "replaced just before they are read, in every pass; everything after them is recomputed",
-    "cache": "keys and values replaced in the finished cache; keys are rotated to their new position",
-}
-
 
 def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
     title = f"Latents of {summary.runs[0].name}"
@@ -56,7 +45,10 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
             "The questions are answered as trained and with changed latents. An answer that stays correct when its "
             "latents are zeros, or those of another question, does not depend on them.",
         ]
-        sections, notes = dataset_sections(summary), list_caveats(summary)
+        sections = [
+            PageSection(x, [render_table(table), *filter(None, [note])]) for x, table, note in dataset_tables(summary)
+        ]
+        notes = list_caveats(summary)
     end = [
         PageSection("What this does not show", [render_list(notes)] if notes else []),
         PageSection("Runs", [render_facts(summary.facts)] if summary.facts else []),
@@ -75,29 +67,21 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         block
         for space in KV_SPACES
         for baseline in BASELINE_LABELS
-        for block in map_blocks(summary.runs, summary.chain, space, baseline)
+        for block in map_blocks(summary.runs, space, baseline)
     ]
     return [
         PageSection("Answers", [render_facts(answers), f"The chain, {summary.chain_source}:", chain]),
-        PageSection("Logit lens", lens_blocks(summary.runs, summary.chain)),
+        PageSection("Logit lens", lens_blocks(summary.runs)),
         PageSection("Similarity to the teacher's chain", [*maps, SIMILARITY_TERMS] if maps else []),
         PageSection(
             "Tokens selected of the chain",
-            [block for run in summary.runs if run.selections for block in selection_blocks(run, summary.chain)],
+            [block for run in summary.runs if run.selections for block in selection_blocks(run)],
         ),
         PageSection("Answers under interventions", effect_blocks(summary)),
     ]
 
 
-def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
-    sections = [
-        PageSection(title, [render_table(table), *filter(None, [note])])
-        for title, table, note in dataset_tables(summary)
-    ]
-    return [*sections, PageSection("Interventions", [render_facts(list(INTERVENTION_LABELS.items()))])]
-
-
-def lens_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str]) -> list[str]:
+def lens_blocks(runs: Sequence[QuestionInspection]) -> list[str]:
     blocks = [
         "The most likely token at each latent after each pass, with its probability in percent. A hidden state becomes "
         "the next latent, so a token stands one column before its own. That a token can be read there does not show "
@@ -108,7 +92,7 @@ def lens_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str]) -> lis
         header = ["pass", "bot", *(str(i + 1) for i in range(len(run.lens.top_tokens)))]
         rows = [[name, *(shade_guess(slot[0]) for slot in row)] for name, row in passes]
         blocks.append(render_table(Table(header, rows, run.name, len(header))))
-        if chain:
+        if run.lens.chain:
             blocks.append(
                 f"After the last pass, {format_percent(run.lens.share_in_chain)} % of the latents name a token of the "
                 f"chain; in order, {format_percent(run.lens.lcs_ratio)} % of it."
@@ -134,14 +118,13 @@ def describe_guess(guess: TokenGuess) -> str:
     return f"{show_whitespace(guess.token)} {format_percent(guess.probability)} %"
 
 
-def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: str, baseline: str) -> list[str]:
+def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[str]:
     """Return one similarity map of every run that has it, on a common scale, and its layers."""
-    matches = [(run, map) for run in runs if (map := run.find_map(space, baseline))]
+    matches = [(run, map) for run in runs for map in run.maps if (map.space, map.baseline) == (space, baseline)]
     if not matches:
         return []
-    num_rows, num_columns = len(matches[0][1].mean), len(matches[0][1].mean[0])
-    is_chain = num_columns == len(chain) and baseline == "chain"
-    columns = list(chain) if is_chain else number_labels(num_columns)
+    M, N = len(matches[0][1].mean), len(matches[0][1].mean[0])
+    rows, columns = number_labels(M), list(runs[0].lens.chain) if baseline == "chain" else number_labels(N)
     title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
     captions = "; ".join(
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
@@ -149,53 +132,32 @@ def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: 
     )
     if not has_matplotlib():
         return [f"{title}. {captions}."]
-    alt_text = f"{title}: " + "; ".join(f"{run.name}, {describe_row_maxima(map.mean, columns)}" for run, map in matches)
-    image = plot_heat_maps(
-        [(run.name, map.mean) for run, map in matches],
-        number_labels(num_rows),
-        columns,
-        alt_text,
-        value_range=find_value_range([map.mean for _, map in matches]),
-        mark_max=True,
-    )
+    means = [(run.name, map.mean) for run, map in matches]
+    value_range = find_value_range([mean for _, mean in means])
+    image = plot_heat_maps(means, rows, columns, f"{title}. {captions}", value_range=value_range, mark_max=True)
     caption = (
         "Cosine of each latent (down) with each token (across), mean over the matched layers; a dot marks the most "
         f"similar token. {captions}."
     )
-    layers = [
-        PagePlot(
-            run.name,
-            "Layers that are not distilled are named so.",
-            plot_heat_maps(
-                [
-                    (f"layer {l}{'' if l in run.matched_layers else ', not distilled'}", x)
-                    for l, x in enumerate(map.layers)
-                ],
-                number_labels(num_rows),
-                columns,
-                f"{title}, {run.name}, each layer",
-            ),
-        )
-        for run, map in matches
-    ]
+    layers: list[PagePlot] = []
+    for run, map in matches:
+        names = [f"layer {l}{'' if l in run.matched_layers else ', not distilled'}" for l in range(len(map.layers))]
+        panels = list(zip(names, map.layers, strict=True))
+        maps = plot_heat_maps(panels, rows, columns, f"{title}, {run.name}, each layer")
+        layers.append(PagePlot(run.name, "Layers that are not distilled are named so.", maps))
     return [
         render_plots([PagePlot(title, caption, image)]),
         render_details("Each layer, on its own scale", [render_plots(layers)]),
     ]
 
 
-def describe_row_maxima(map: Sequence[Sequence[float]], columns: Sequence[str]) -> str:
-    best = [max(range(len(row)), key=row.__getitem__) for row in map]
-    return "most similar: " + ", ".join(f"{m + 1} {columns[i]} {map[m][i]:.2f}" for m, i in enumerate(best))
-
-
-def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]:
+def selection_blocks(run: QuestionInspection) -> list[str]:
     """Return what each policy selects of the chain: by token, by class, by layer and head."""
+    chain = run.lens.chain
     trained = f"trained with policy {run.policy}" if run.is_distilled else "trained without KV distillation"
     if run.selections[0].mask.all():
         return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
-    classes = list(dict.fromkeys(run.token_classes))
-    tokens = np.array(run.token_classes)
+    classes, tokens = list(dict.fromkeys(run.token_classes)), np.array(run.token_classes)
     rows = [
         [selection.policy, *(format_percent(float(selection.mask[..., tokens == name].mean())) for name in classes)]
         for selection in run.selections
@@ -204,30 +166,17 @@ def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]
     if not has_matplotlib():
         return [render_table(by_class)]
     heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[0].mask.shape[1])]
-    policies = [selection.policy for selection in run.selections]
-    shares = plot_heat_maps(
-        [("", [selection.token_shares for selection in run.selections])],
-        policies,
-        chain,
-        f"{run.name}: share of layers and heads that select each chain token, by policy",
-        value_range=(0.0, 1.0),
-    )
-    per_head = plot_heat_maps(
-        [
-            (selection.policy, selection.mask.reshape(-1, selection.mask.shape[2]).astype(float).tolist())
-            for selection in run.selections
-        ],
-        heads,
-        chain,
-        f"{run.name}: tokens selected in each layer and head, by policy",
-        value_range=(0.0, 1.0),
-    )
+    policies, token_shares = zip(*((x.policy, x.token_shares) for x in run.selections), strict=True)
+    alt_text = f"{run.name}: share of layers and heads that select each chain token, by policy"
+    shares = plot_heat_maps([("", token_shares)], policies, chain, alt_text, value_range=(0.0, 1.0))
+    masks = [(x.policy, x.mask.reshape(-1, len(chain)).astype(float).tolist()) for x in run.selections]
+    alt_text = f"{run.name}: tokens selected in each layer and head, by policy"
+    per_head = plot_heat_maps(masks, heads, chain, alt_text, value_range=(0.0, 1.0))
     details = [PagePlot("Selected in each layer and head", "", per_head)]
     if run.scores:
         names = ("importance I", "redundancy R", f"score S of {run.policy}")
-        scores = plot_heat_maps(
-            list(zip(names, run.scores, strict=True)), heads, chain, f"{run.name}: scores of each token"
-        )
+        panels = list(zip(names, run.scores, strict=True))
+        scores = plot_heat_maps(panels, heads, chain, f"{run.name}: scores of each token")
         details.append(PagePlot("Scores", "", scores))
     return [
         render_plots([PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)]),
@@ -241,22 +190,20 @@ def number_labels(n: int) -> list[str]:
 
 
 def effect_blocks(summary: QuestionSummary) -> list[str]:
-    runs, changed = summary.runs, Markup("<b>{}</b> <small>changed</small>")
-    rows: list[list[str]] = [["none", "", *(run.answer for run in runs)]]
-    for effect in runs[0].effects:
-        row = [effect.spec.kind, effect.spec.target]
-        for run in runs:
-            matches = next((x for x in run.effects if x.spec == effect.spec), None)
-            cell = "–" if matches is None else matches.answer
-            if matches is not None and matches.answer != run.answer:
-                cell = changed.format(matches.answer or "(nothing)")
-            if matches is not None and matches.donor_answer is not None:
-                cell = Markup("{} <small>donor: {}</small>").format(cell, matches.donor_answer)
+    changed = Markup("<b>{}</b> <small>changed</small>")
+    rows: list[list[str]] = [["none", "", *(run.answer for run in summary.runs)]]
+    for effect in summary.runs[0].effects:
+        row = [*label_condition(f"{effect.intervention} {effect.target}")]
+        for run in summary.runs:
+            same = next((x for x in run.effects if x[:2] == effect[:2]), effect._replace(answer="–", donor_answer=None))
+            cell = same.answer if same.answer in (run.answer, "–") else changed.format(same.answer or "(nothing)")
+            if same.donor_answer is not None:
+                cell = Markup("{} <small>donor: {}</small>").format(cell, same.donor_answer)
             row.append(cell)
         rows.append(row)
-    header = ["intervention", "on", *(run.name for run in runs)]
+    header = ["thoughts", "in", *(run.name for run in summary.runs)]
     return [
         "One question shows what can happen, not how often; laconic inspect RUN --task SET asks many.",
         render_table(Table(header, rows, num_text_columns=len(header))),
-        render_details("The interventions", [render_facts(list(INTERVENTION_LABELS.items()))]),
+        f"{TARGETS_NOTE}.",
     ]

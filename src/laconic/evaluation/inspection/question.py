@@ -1,6 +1,6 @@
 """Inspect one question: logit lens, similarity to a chain, what is selected of it, answers under interventions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, pairwise
 from typing import NamedTuple, cast
@@ -12,10 +12,10 @@ from laconic.batches import ReasoningBatch
 from laconic.console import ProgressFn
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, mark_results
-from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.inspection import interventions, kv_selection, kv_similarity
-from laconic.evaluation.inspection.inspected_run import InspectedRun, TeacherChain, latent_keys_values
-from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec
+from laconic.evaluation.inspection.conditions import load_batch
+from laconic.evaluation.inspection.inspected_run import InspectedRun, latent_keys_values
+from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionKind, InterventionTarget
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
@@ -42,12 +42,9 @@ class QuestionWithChain(NamedTuple):
 
 def with_dataset_chain(run: LoadedRun, questions: QuestionSet) -> QuestionWithChain:
     """Return a question with the chain that came with it, from a data set or the user."""
-    num_steps = len(questions.examples[0].steps)
-    source = "as given" if num_steps else "none was given"
-    if num_steps and run.recipe.data.chain_steps == "drop_last":
+    source = "as given" if questions.examples[0].steps else "none was given"
+    if questions.examples[0].steps and run.recipe.data.chain_steps == "drop_last":
         source = "as given, without its last step, which training leaves out"
-        if num_steps == 1:
-            source = "whose only step training leaves out (data.chain_steps is drop_last), so give two or more"
     return QuestionWithChain(cast(ReasoningBatch, questions.source.batch([0], 0, 0)), source, None)
 
 
@@ -90,7 +87,8 @@ def append_generated_chain(
 class ChangedAnswer(NamedTuple):
     """The answer under an intervention; for "swap" also the answer to the donor's question."""
 
-    spec: InterventionSpec
+    intervention: InterventionKind
+    target: InterventionTarget
     answer: str
     donor_answer: str | None = None
 
@@ -126,10 +124,6 @@ class QuestionInspection:
     best_tokens: tuple[tuple[str, float], ...] = ()
     effects: tuple[ChangedAnswer, ...] = ()
 
-    def find_map(self, space: str, baseline: str) -> SimilarityMap | None:
-        """Return the map of a space against the chain or against its selected tokens."""
-        return next((map for map in self.maps if (map.space, map.baseline) == (space, baseline)), None)
-
 
 @torch.no_grad()
 def inspect_question(
@@ -152,27 +146,39 @@ def inspect_question(
 
     begin("thinking and answering")
     rollout = run.think(batch, record_passes=True)
-    total = 4 + len(interventions.list_interventions(rollout.latents.shape[1]))
+    specs = interventions.list_interventions(rollout.latents.shape[1])
+    total = 4 + len(specs)
     answer = run.answer(batch, rollout).texts[0]
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
-    n = int(batch.chain_mask.sum())
-    if run.has_teacher and n:
+    if run.has_teacher and bool(batch.chain_mask.any()):
         begin("comparing the latents with the chain")
-        inspection = with_chain(inspection, run, batch, rollout, run.teacher_chain(batch), n)
-    return with_interventions(inspection, run, batch, rollout, others, seed, begin)
+        inspection = with_chain(inspection, run, batch, rollout)
+    means, donor_rollout, donor_answer = None, None, None
+    if others is not None:
+        num_questions = min(NUM_MEAN_QUESTIONS, len(others))
+        begin(f"thinking about {num_questions} other questions for mean")
+        means = interventions.compute_reference_means(run, [load_batch(run, others, np.arange(num_questions))])
+        begin("finding a question to swap with")
+        donor_rollout, donor_answer = find_donor(run, answer, others)
+    inputs = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor_rollout, means)
+    has_inputs = {"mean": means is not None, "swap": donor_rollout is not None}
+    effects: list[ChangedAnswer] = []
+    for spec in specs:
+        if has_inputs.get(spec.kind, True):
+            begin(f"{spec.kind} in {spec.target}")
+            changed = run.answer(batch, interventions.run_intervention(run, batch, spec, inputs)).texts[0]
+            effects.append(ChangedAnswer(*spec, changed, donor_answer if spec.kind == "swap" else None))
+    return replace(inspection, effects=tuple(effects))
 
 
 def with_chain(
-    inspection: QuestionInspection,
-    run: InspectedRun,
-    batch: ReasoningBatch,
-    rollout: LatentRollout,
-    teacher: TeacherChain,
-    n: int,
+    inspection: QuestionInspection, run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout
 ) -> QuestionInspection:
-    """Add the comparison with a chain of `n` tokens."""
-    tokens, is_result = kv_selection.decode_chain(batch, run.decode_token)
+    """Add the comparison with the chain."""
+    teacher, mask, tokens = run.teacher_chain(batch), batch.chain_mask, inspection.lens.chain
+    is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask
+    n = int(mask.sum())
     I, R, S = (
         to_rows(torch.cat([scores[l][0, :, :n] for l in teacher.matched_layers]).float())
         for scores in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
@@ -181,7 +187,7 @@ def with_chain(
         inspection,
         maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
         selections=kv_selection.chain_selections(teacher, n),
-        token_classes=kv_selection.classify_tokens(tokens, is_result),
+        token_classes=kv_selection.classify_tokens(tokens, is_result[mask].tolist()),
         scores=SelectionScores(I, R, S),
         policy=teacher.policy,
         matched_layers=teacher.matched_layers,
@@ -190,43 +196,12 @@ def with_chain(
     )
 
 
-def with_interventions(
-    inspection: QuestionInspection,
-    run: InspectedRun,
-    batch: ReasoningBatch,
-    rollout: LatentRollout,
-    others: TrainingData | None,
-    seed: int,
-    begin: Callable[[str], None],
-) -> QuestionInspection:
-    """Add the answers under each intervention that is possible."""
-    means, donor_rollout, donor_answer = None, None, None
-    if others is not None:
-        num_questions = min(NUM_MEAN_QUESTIONS, len(others))
-        begin(f"thinking about {num_questions} other questions for mean")
-        rows = [inspection_dataset.load_batch(run, others, np.arange(num_questions))]
-        means = interventions.compute_reference_means(run, rows)
-        begin("finding a question to swap with")
-        donor_rollout, donor_answer = find_donor(inspection, run, others)
-    inputs = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor_rollout, means)
-    has_inputs = {"mean": means is not None, "swap": donor_rollout is not None}
-    effects: list[ChangedAnswer] = []
-    for spec in interventions.list_interventions(rollout.latents.shape[1]):
-        if has_inputs.get(spec.kind, True):
-            begin(f"{spec.kind} in {spec.target}")
-            answer = run.answer(batch, interventions.run_intervention(run, batch, spec, inputs)).texts[0]
-            effects.append(ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None))
-    return replace(inspection, effects=tuple(effects))
-
-
-def find_donor(
-    inspection: QuestionInspection, run: InspectedRun, others: TrainingData
-) -> tuple[LatentRollout | None, str | None]:
+def find_donor(run: InspectedRun, answer: str, others: TrainingData) -> tuple[LatentRollout | None, str | None]:
     """Return the latents of another question and their answer: of the first few, one with a different answer."""
     for row in range(min(MAX_DONOR_TRIES, len(others))):
-        batch = inspection_dataset.load_batch(run, others, np.array([row]))
+        batch = load_batch(run, others, np.array([row]))
         rollout = run.think(batch, record_passes=True)
-        answer = run.answer(batch, rollout).texts[0]
-        if answer != inspection.answer:
-            return rollout, answer
+        donor_answer = run.answer(batch, rollout).texts[0]
+        if donor_answer != answer:
+            return rollout, donor_answer
     return None, None

@@ -53,13 +53,11 @@ def name_context(method: str, keep: float) -> str:
 def read_after_cache(
     decoder: Decoder, cache: KVCache | None, ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]
 ) -> Float[Tensor, "R T D"]:
-    """Read ids after a cache of one row."""
     state = None if cache is None else cache.repeat_rows(len(ids))
     return decoder(decoder.embed(ids), state, attention_mask=mask).hidden_states
 
 
 def build_kv_context(decoder: Decoder, name: str, memory: KVMemory) -> ProbeContext:
-    """Return the context of a KV memory of one document."""
     cache, file_bytes = memory.to_cache(), memory.num_bytes + int(memory.slots.sum()) * INDEX_BYTES
     read = partial(read_after_cache, decoder, cache)
     return ProbeContext(name, read, float(memory.num_slots[0]), file_bytes, cache.kv_bytes)
@@ -81,7 +79,6 @@ def iter_text_contexts(
 
 
 def read_into_cache(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
-    """Read ids into a KV cache."""
     device = decoder.token_embedding.weight.device
     if not ids:
         return ProbeContext(name, partial(read_after_cache, decoder, None), 0.0, 0, 0)
@@ -148,11 +145,7 @@ def read_text_with_compressor(method: AutoCompressor, name: str, document: Seque
 
 
 def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment_tokens: int) -> ProbeContext:
-    """Compress a document, segment by segment, into summary vectors.
-
-    Raises:
-        UsageError: The document has more segments than the memory holds.
-    """
+    """Compress a document, segment by segment. Raises `UsageError` for more segments than the memory holds."""
     device = method.decoder.token_embedding.weight.device
     segments = torch.tensor([list(document)], dtype=torch.long, device=device).split(segment_tokens, 1)
     most = method.max_segments(segment_tokens)

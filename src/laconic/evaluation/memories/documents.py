@@ -1,11 +1,12 @@
 """Documents that are compressed, and what is scored after them: continuation, copied passages, needles, questions."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from laconic.config.data import TextConfig
+from laconic.console import pluralize
 from laconic.data.documents.load import read_documents
 from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.data.tokenizer import Tokenizer
@@ -44,16 +45,10 @@ class ProbedDocument(NamedTuple):
 
 
 class DocumentSet(NamedTuple):
-    """Documents of an evaluation, the number skipped as too short, and that of questions whose answer was cut off.
-
-    The questions are those of the documents that were not skipped. Where all documents are too short for the other
-    tasks, they have questions alone.
-    """
+    """Documents of an evaluation, and what was left out of them and their questions."""
 
     documents: list[ProbedDocument]
-    num_skipped: int
-    num_unanswerable: int
-    has_only_questions: bool = False
+    notes: tuple[str, ...]
 
 
 class DocumentQuestion(NamedTuple):
@@ -80,11 +75,7 @@ def parse_question_row(row: dict[str, Any], text: str, name: str) -> DocumentQue
 
 
 def load_texts(documents: str | None, questions: Sequence[DocumentQuestion]) -> dict[str, str]:
-    """Return texts by name: of a file whose rows of one book form a text, and the contexts of questions.
-
-    Raises:
-        InputError: A question names no document of the file.
-    """
+    """Return texts by name: of a file whose rows of one book form a text, and the contexts of questions."""
     loaded = [] if documents is None else read_documents(documents, TextConfig(document_field=None))[0]
     texts = {document.name: document.text for document in loaded}
     missing = next((q.document for q in questions if not q.has_text and q.document not in texts), None)
@@ -101,67 +92,48 @@ def load_probed_documents(
 
     Without a file of documents, they are the contexts of the questions. If none is long enough, those that questions
     are about are loaded, with questions alone.
-
-    Raises:
-        InputError: A file is invalid, or all texts are too short and no question about them can be answered.
     """
     rows = [] if questions is None else read_rows(questions, parse_question_row)[0]
-    texts, result, num_skipped, num_unanswerable = load_texts(documents, rows), list[ProbedDocument](), 0, 0
-    for i, (name, text) in enumerate(texts.items(), 1):
-        if len(result) == limit:
-            break
-        about = [row for row in rows if row.document == name]
-        document = probe_text(tokenizer, f"text {i}" if name == text else name, text, num_tokens, about)
-        if document is None:
-            num_skipped += 1
+    texts = load_texts(documents, rows)
+    for build in (probe_text, probe_questions):
+        result, num_skipped, num_unanswerable = list[ProbedDocument](), 0, 0
+        for i, (name, text) in enumerate(texts.items(), 1):
+            if len(result) == limit:
+                break
+            about = [row for row in rows if row.document == name]
+            document = build(tokenizer, f"text {i}" if name == text else name, text, num_tokens, about)
+            if document is None:
+                num_skipped += 1
+            else:
+                result.append(document)
+                num_unanswerable += len(about) - len(document.probes.get("questions", ()))
+        if not result:
             continue
-        result.append(document)
-        num_unanswerable += len(about) - len(document.probes.get("questions", ()))
-    if result:
-        return DocumentSet(result, num_skipped, num_unanswerable)
-    result, num_unanswerable = load_short_documents(tokenizer, texts, rows, num_tokens, limit)
-    if not result:
-        raise InputError(describe_short_texts(tokenizer, texts, num_tokens, len(rows)))
-    return DocumentSet(result, 0, num_unanswerable, has_only_questions=True)
-
-
-def load_short_documents(
-    tokenizer: Tokenizer,
-    texts: Mapping[str, str],
-    questions: Sequence[DocumentQuestion],
-    num_tokens: int,
-    limit: int | None,
-) -> tuple[list[ProbedDocument], int]:
-    """Return documents with questions alone, and the number of questions about them that are left out."""
-    result, num_unanswerable = list[ProbedDocument](), 0
-    for i, (name, text) in enumerate(texts.items(), 1):
-        about = [question for question in questions if question.document == name]
-        if len(result) == limit or not about:
-            continue
-        ids = tokenizer.encode(text[: num_tokens * CHARACTERS_PER_TOKEN])[:num_tokens]
-        probes = ask_questions(tokenizer, ids, about)
-        num_unanswerable += len(about) - len(probes)
-        if probes:
-            result.append(ProbedDocument(f"text {i}" if name == text else name, ids, {"questions": probes}))
-    return result, num_unanswerable
-
-
-def describe_short_texts(tokenizer: Tokenizer, texts: Mapping[str, str], num_tokens: int, num_questions: int) -> str:
-    """Return what is too short for the tasks, the texts or `num_tokens`, and what to do."""
-    questions = "; no document has the answer of a question about it" if num_questions else ""
-    longest = max(len(tokenizer.encode(text[: LEAST_TOKENS * CHARACTERS_PER_TOKEN])) for text in texts.values())
-    if longest < LEAST_TOKENS:
-        hint = "give longer texts" if num_questions else "give longer texts, or --questions about these"
-        return (
-            f"the texts are too short: the longest has {longest:,} tokens, and to score copied passages and a "
-            f"continuation takes {LEAST_TOKENS}{questions}; {hint}"
-        )
-    num_needles = max(sum(map(len, build_needles(tokenizer, name)[1])) for name in texts)
-    return (
-        f"documents are cut to {num_tokens:,} tokens (--tokens, at most what the model's context allows), and need "
-        f"{2 * PASSAGE_TOKENS + num_needles:,}: {num_needles:,} for the sentences that are inserted (needles) and "
-        f"{2 * PASSAGE_TOKENS} for copied passages{questions}; raise --tokens"
+        notes = list[str]()
+        if build is probe_questions:
+            needed = f"texts of {LEAST_TOKENS} tokens or more"
+            notes.append(f"questions alone: needles, copied passages and a continuation need {needed}")
+        elif num_skipped:
+            notes.append(f"skipped {pluralize(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens")
+        if num_unanswerable:
+            left_out = pluralize(num_unanswerable, "question")
+            cut = f"cut to {num_tokens:,} tokens"
+            notes.append(f"left out {left_out} whose answer is not in the document, {cut}")
+        return DocumentSet(result, tuple(notes))
+    raise InputError(
+        f"the texts, cut to {num_tokens:,} tokens (--tokens), are too short: needles, {NUM_PASSAGES} copied passages "
+        f"and a continuation take more than {LEAST_TOKENS} tokens, and no question can be answered; give longer texts "
+        "or a larger --tokens, or --questions about these texts"
     )
+
+
+def probe_questions(
+    tokenizer: Tokenizer, name: str, text: str, num_tokens: int, questions: Sequence[DocumentQuestion]
+) -> ProbedDocument | None:
+    """Return the document that begins a text, with questions alone; None if none can be answered."""
+    ids = tokenizer.encode(text[: num_tokens * CHARACTERS_PER_TOKEN])[:num_tokens]
+    probes = ask_questions(tokenizer, ids, questions)
+    return ProbedDocument(name, ids, {"questions": probes}) if probes else None
 
 
 def build_needles(tokenizer: Tokenizer, name: str) -> tuple[list[tuple[str, str, str]], list[list[int]]]:
@@ -227,5 +199,4 @@ def ask_question(tokenizer: Tokenizer, question: str, answer_prefix: str, answer
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text within another."""
     return tokenizer.encode(text, add_special_tokens=False)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from laconic.batches.padding import pad_rows
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.kv.cartridge import CartridgeConfig
 from laconic.compression.kv.compress import compute_window_tokens
@@ -27,9 +26,7 @@ from laconic.evaluation.memories.contexts import (
 )
 from laconic.evaluation.memories.documents import (
     CONTINUATION_TOKENS,
-    LEAST_TOKENS,
     PASSAGE_TOKENS,
-    DocumentSet,
     Probe,
     ProbedDocument,
     load_probed_documents,
@@ -39,6 +36,7 @@ from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from laconic.losses import score_rows_in_chunks
+from laconic.models.decoder import Decoder
 from laconic.storage.manifest import hash_json
 
 TASK = "memories"
@@ -46,46 +44,32 @@ BASELINES = "baselines"
 ContextBuilder = Callable[[ProbedDocument], Iterable[ProbeContext]]
 
 
-def score_probes(
-    context: ProbeContext,
-    compute_logits: Callable[[Float[Tensor, "N D"]], Float[Tensor, "N V"]],
-    probes: Sequence[Probe],
-    device: torch.device,
-) -> tuple[list[float], list[bool]]:
-    """Return each probe's nats per scored id, and whether greedy decoding gives all of its scored ids."""
-    width = max(len(probe.ids) for probe in probes)
-    rows = torch.tensor([[*probe.ids, *[0] * (width - len(probe.ids))] for probe in probes], device=device)
-    lengths = torch.tensor([[len(probe.ids)] for probe in probes], device=device)
-    hidden_states = context.hidden_states(rows, torch.arange(width, device=device) < lengths)
+def score_probes(context: ProbeContext, decoder: Decoder, probes: Sequence[Probe]) -> dict[str, float]:
+    """Return the mean nats per scored id, and the share of probes whose scored ids greedy decoding gives."""
+    device = decoder.token_embedding.weight.device
+    hidden_states = context.hidden_states(*pad_rows([probe.ids for probe in probes], device=device))
     nats, is_right = list[float](), list[bool]()
     for states, probe in zip(hidden_states, probes, strict=True):
         n, targets = len(probe.ids), torch.tensor(probe.ids[-probe.num_scored :], device=device)
-        nll, is_correct = score_rows_in_chunks(compute_logits, states[n - probe.num_scored - 1 : n - 1], targets)
+        nll, is_correct = score_rows_in_chunks(decoder.logits, states[n - probe.num_scored - 1 : n - 1], targets)
         nats.append(float(nll.mean()))
         is_right.append(bool(is_correct.all()))
-    return nats, is_right
+    return {"nats": sum(nats) / len(nats), "right": sum(is_right) / len(is_right)}
 
 
 @torch.no_grad()
 def evaluate_document(run: LoadedRun, document: ProbedDocument, contexts: Iterable[ProbeContext]) -> EvalItem:
     """Return the sizes of each context, and per task the mean nats per token and the share of right answers."""
-    decoder = run.parts.decoder
-    device, conditions = decoder.token_embedding.weight.device, dict[str, dict[str, Any]]()
+    conditions: dict[str, dict[str, Any]] = {}
     for context in contexts:
-        sizes = ("positions", "file_bytes", "used_bytes")
-        metrics = conditions[context.name] = {name: getattr(context, name) for name in sizes}
-        for task, probes in document.probes.items():
-            nats, is_right = score_probes(context, decoder.logits, probes, device)
-            metrics[task] = {"nats": sum(nats) / len(nats), "right": sum(is_right) / len(is_right)}
+        sizes = {name: getattr(context, name) for name in ("positions", "file_bytes", "used_bytes")}
+        scores = {task: score_probes(context, run.parts.decoder, probes) for task, probes in document.probes.items()}
+        conditions[context.name] = sizes | scores
     return EvalItem(document.name, conditions)
 
 
 def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]:
-    """Yield one evaluation for the plain baselines, and one for each method; each has all sizes.
-
-    Raises:
-        UsageError: The documents do not fit the context of the model.
-    """
+    """Yield one evaluation for the plain baselines, and one for each method; each has all sizes."""
     decoder, options = run.parts.decoder, request.memories
     context, num_after = decoder.config.max_position_embeddings, CONTINUATION_TOKENS + PASSAGE_TOKENS
     if options.fit is not None and not isinstance(run.method, AutoCompressor):
@@ -100,60 +84,38 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
             else f"the model has {context:,} positions, and the {num_after} tokens after a document leave none for it"
         )
     loaded = load_probed_documents(run.parts.tokenizer, options.documents, options.questions, num_tokens, request.limit)
-    documents, notes = loaded.documents, describe_documents(loaded, num_tokens)
+    documents = loaded.documents
     key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
         sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
         sizes |= {"fit": f"{options.fit}"} if method == FIT else {}
         variant = {"method": method, "data": files, "tokens": f"{num_tokens}", **sizes}
-        limit = find_window_tokens(run, method, documents)
-        windows = {} if limit is None else {"window_tokens": f"{limit}"}
+        windows, notes = find_windows(run, method, documents)
         metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key | windows)
-        notes_of_method = notes if method == BASELINES else describe_windows(context, documents, limit)
 
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
-        yield EvalJob(metadata, len(documents), evaluate, notes=notes_of_method)
+        yield EvalJob(metadata, len(documents), evaluate, notes=loaded.notes if method == BASELINES else notes)
 
 
-def find_window_tokens(run: LoadedRun, method: str, documents: Sequence[ProbedDocument]) -> int | None:
-    """Return the length of the windows that a method reads, if some document is longer, else None."""
+def find_windows(
+    run: LoadedRun, method: str, documents: Sequence[ProbedDocument]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what tells results apart, and a note, where a method reads some document in several windows."""
     if method not in (*KV_METHODS, FIT):
-        return None
+        return {}, ()
     score = KV_METHODS["kvzip" if method == FIT else method][0]
+    context = run.parts.decoder.config.max_position_embeddings
     limit = compute_window_tokens(run.parts.decoder, score, build_repeat_prompt(run.parts.tokenizer))
-    return limit if any(len(document.ids) > limit for document in documents) else None
-
-
-def describe_windows(context: int, documents: Sequence[ProbedDocument], limit: int | None) -> tuple[str, ...]:
-    """Return what reading in windows of `limit` tokens changes; nothing where that is None."""
-    if limit is None:
-        return ()
     count = sum(len(document.ids) > limit for document in documents)
-    return (
+    note = (
         f"KVzip reads {count} of {pluralize(len(documents), 'document')} in windows, as text and repetition exceed the "
         f"context of {context:,} tokens: all heads then keep the same number of slots, so that kvzip is kvzip-equal; "
-        f"--tokens {limit} or less gives one window",
+        f"--tokens {limit} or less gives one window"
     )
-
-
-def describe_documents(loaded: DocumentSet, num_tokens: int) -> tuple[str, ...]:
-    """Return what was left out of the documents and their questions, which are cut to `num_tokens`."""
-    notes = list[str]()
-    if loaded.has_only_questions:
-        notes.append(
-            f"questions alone: needles, copied passages and a continuation need texts of {LEAST_TOKENS} tokens or more"
-        )
-    if loaded.num_skipped:
-        notes.append(f"skipped {pluralize(loaded.num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens")
-    if loaded.num_unanswerable:
-        questions = pluralize(loaded.num_unanswerable, "question")
-        note = f"left out {questions} whose answer is not in the document as it is cut, to {num_tokens:,} tokens"
-        continued = f"; the last {CONTINUATION_TOKENS} of a text are only continued"
-        notes.append(note + ("" if loaded.has_only_questions else continued))
-    return tuple(notes)
+    return ({"window_tokens": f"{limit}"}, (note,)) if count else ({}, ())
 
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:

@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
-from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_list, render_table
+from laconic.evaluation.report.page import NO_PLOTS
 from laconic.evaluation.report.plots import has_matplotlib, render_plot
 from laconic.evaluation.statistics import percentile_interval, resample_weights
 from laconic.evaluation.suite import RunResult
@@ -55,14 +55,12 @@ class MemoryPoint(NamedTuple):
     shares: Mapping[str, Share]
 
     def mean_size(self, field: str) -> float:
-        """Return the mean of a size over documents."""
         return float(np.mean([metrics[field] for metrics in self.metrics]))
 
     def has_task(self, task: str) -> bool:
         return any(task in metrics for metrics in self.metrics)
 
     def mean_score(self, task: str, field: str) -> float:
-        """Return the mean of a task's metric over the documents that have the task."""
         return float(np.mean([metrics[task][field] for metrics in self.metrics if task in metrics]))
 
 
@@ -75,10 +73,7 @@ class Comparison(NamedTuple):
 
 
 def estimate_share(none: Sequence[float], memory: Sequence[float], full: Sequence[float]) -> Share | None:
-    """Return the gain of a context over no context as a part of the full text's; documents are resampled.
-
-    Returns None where the full text gains nothing.
-    """
+    """Return the gain of a context as a part of the full text's, over resampled documents; None without such a gain."""
     gains, whole = np.array(none) - np.array(memory), np.array(none) - np.array(full)
     if whole.sum() <= 0:
         return None
@@ -209,23 +204,11 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
 
 
-def build_sections(results: Sequence[RunResult]) -> list[PageSection]:
-    """Return one section for each set of documents: a plot and a table."""
-    sections = [
-        PageSection(x.title, [LEGEND, plot_comparison(x), render_table(build_comparison_table(x))])
-        for x in compare_results(results)
-    ]
-    notes = list(dict.fromkeys(note for result in results for note in result.notes))
-    return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]
-
-
 def list_shared_tasks(comparison: Comparison) -> list[str]:
-    """Return the tasks on which the full text gains something."""
     return [task for task in comparison.tasks if any(task in point.shares for point in comparison.points)]
 
 
 def plot_comparison(comparison: Comparison) -> str | Markup:
-    """Return the plot, or why there is none."""
     if not has_matplotlib():
         return NO_PLOTS
     if not list_shared_tasks(comparison):
@@ -235,7 +218,6 @@ def plot_comparison(comparison: Comparison) -> str | Markup:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the figures of a comparison as a JSON object."""
     return {
         "title": comparison.title,
         "contexts": [

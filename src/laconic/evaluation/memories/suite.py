@@ -13,11 +13,11 @@ from laconic.evaluation.memories.evaluate import TASK, build_memory_jobs
 from laconic.evaluation.memories.report import (
     LEGEND,
     build_comparison_table,
-    build_sections,
     compare_results,
     comparison_to_json,
+    plot_comparison,
 )
-from laconic.evaluation.report.page import PageSection
+from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Table
@@ -56,21 +56,25 @@ class MemorySuite:
             raise UsageError(f"--methods {unknown}: choose from {', '.join(KV_METHODS)}")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the settings of a run that its figures depend on."""
         return collect_recipe_info(recipe)
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield the evaluations of the baselines and of each method."""
         yield from build_memory_jobs(request, run)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return one table for each set of documents."""
-        comparisons = compare_results(results["memories"])
-        notes = dict.fromkeys(note for result in results["memories"] for note in result.notes)
+        comparisons, notes = compare_results(results["memories"]), list_notes(results)
         blocks: list[Table | str] = [build_comparison_table(comparison) for comparison in comparisons]
-        data = {"schema": 1, "comparisons": list(map(comparison_to_json, comparisons)), "notes": list(notes)}
+        data = {"schema": 1, "comparisons": list(map(comparison_to_json, comparisons)), "notes": notes}
         return EvalReport([*blocks, LEGEND, *notes], data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return a section for each set of documents."""
-        return build_sections(results["memories"])
+        notes = list_notes(results)
+        sections = [
+            PageSection(x.title, [LEGEND, plot_comparison(x), render_table(build_comparison_table(x))])
+            for x in compare_results(results["memories"])
+        ]
+        return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]
+
+
+def list_notes(results: Results) -> list[str]:
+    return list(dict.fromkeys(note for result in results["memories"] for note in result.notes))

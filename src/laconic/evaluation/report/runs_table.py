@@ -266,6 +266,6 @@ def inspection_blocks(inspection: QuestionInspection) -> list[str]:
     if inspection.best_tokens:
         tokens = ", ".join(f"{m + 1} {token} {100 * x:.0f} %" for m, (token, x) in enumerate(inspection.best_tokens))
         blocks.append(f"Each latent is distilled towards, with the share of layers and heads that chose it: {tokens}.")
-    blocks += lens_blocks([inspection], lens.chain)
-    blocks += [block for space in INSPECTED_SPACES for block in map_blocks([inspection], lens.chain, space, "chain")]
-    return [*blocks, *(selection_blocks(inspection, lens.chain) if inspection.selections else [])]
+    blocks += lens_blocks([inspection])
+    blocks += [block for space in INSPECTED_SPACES for block in map_blocks([inspection], space, "chain")]
+    return [*blocks, *(selection_blocks(inspection) if inspection.selections else [])]

@@ -1,4 +1,4 @@
-"""Tests of an audit, with Holm's correction over all of them, and the verdict: whether the answers use the thoughts."""
+"""Effects of changed thoughts with Holm's correction, as a table, and the verdict: whether the answers use them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,24 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from laconic.evaluation import statistics
-from laconic.evaluation.paired_proportions import compare_answers, detectable_loss, detectable_loss_over_seeds
+from laconic.evaluation.paired_proportions import (
+    compare_answers,
+    describe_test,
+    detectable_loss,
+    detectable_loss_over_seeds,
+)
 from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
-from laconic.evaluation.tables import figures_to_json, format_percent
+from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix, format_difference
+from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_interval, format_percent
 
 AS_TRAINED = "as trained"  # name of the condition without a change
+TARGETS_NOTE = (
+    "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished cache"
+)
+MIN_P = 0.0001  # a smaller p-value is printed as a bound
 VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
 SWAPS = ("swap vectors", "swap cache")
 LABELS = {
@@ -65,11 +73,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class ThoughtAudit:
-    """The answers of a run as trained and under all conditions, and those of its controls as trained.
-
-    Raises:
-        InputError: A control answered other questions.
-    """
+    """The answers of a run as trained and under all conditions, and those of its controls as trained."""
 
     row: ReasoningRow
     items_by_seed: Sequence[Sequence[EvalItem]]
@@ -98,16 +102,11 @@ class ThoughtAudit:
 
     @cached_property
     def effects(self) -> list[ConditionEffect]:
-        return [
-            ConditionEffect(
-                name,
-                statistics.estimate_proportion(self.correct_under(name)),
-                *test,
-                float(self.is_changed(name).mean()),
-                self.donor_share(name),
-            )
-            for name, test in zip(self.conditions, self.tests, strict=False)
-        ]
+        effects: list[ConditionEffect] = []
+        for name, test in zip(self.conditions, self.tests, strict=False):
+            accuracy = statistics.estimate_proportion(self.correct_under(name))
+            effects.append(ConditionEffect(name, accuracy, *test, self.changed_share(name), self.donor_share(name)))
+        return effects
 
     @cached_property
     def comparisons(self) -> list[ControlComparison]:
@@ -119,14 +118,10 @@ class ThoughtAudit:
         rows = [[item.conditions[condition]["is_correct"] for item in items] for items in self.items_by_seed]
         return np.array(rows, dtype=np.float64)
 
-    def is_changed(self, condition: str) -> NDArray[np.bool_]:
-        """Return which predictions differ from those as trained, [seeds, questions]."""
-        return np.array(
-            [
-                [item.conditions[condition]["prediction"] != item.shared["prediction"] for item in items]
-                for items in self.items_by_seed
-            ]
-        )
+    def changed_share(self, condition: str) -> float:
+        """Return the share of predictions that differ from those as trained."""
+        pairs = [(item.conditions[condition], item.shared) for items in self.items_by_seed for item in items]
+        return float(np.mean([changed["prediction"] != trained["prediction"] for changed, trained in pairs]))
 
     def donor_share(self, condition: str) -> float | None:
         """Return `ConditionEffect.donor_share`; None without a swap, or if all donors have the same answer."""
@@ -138,10 +133,6 @@ class ThoughtAudit:
                 if donor not in (None, trained[item.id]):
                     changed.append(item.conditions[condition]["prediction"] == donor)
         return float(np.mean(changed)) if changed else None
-
-    @property
-    def floor(self) -> float:
-        return self.row.results[0].majority_baseline.share
 
     @property
     def swaps(self) -> tuple[ConditionEffect, ConditionEffect]:
@@ -181,7 +172,7 @@ def label_condition(name: str) -> tuple[str, str]:
 
 def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
     """Return the verdict on the effects, without the controls."""
-    vectors, cache = audit.swaps
+    (vectors, cache), floor = audit.swaps, audit.row.results[0].majority_baseline.share
     accuracy, others = audit.row.accuracy, [effect for effect in audit.effects if effect.is_significant]
     if vectors.is_significant:
         return "used", (
@@ -209,10 +200,10 @@ def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
             f"no use of the thoughts is shown; they make the answers worse ({describe_effect(others)}): {cost}"
         )
     changed = max(vectors.changed_share, cache.changed_share)
-    if accuracy.low <= audit.floor or accuracy.mean <= loss:
+    if accuracy.low <= floor or accuracy.mean <= loss:
         shares = (
             f"it answers {format_percent(accuracy.mean)} % correctly, always giving the most frequent answer "
-            f"{format_percent(audit.floor)} %"
+            f"{format_percent(floor)} %"
         )
         if changed:
             return "undetermined", (
@@ -232,21 +223,13 @@ def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
 
 def judge_controls(comparisons: Sequence[ControlComparison], name: VerdictName) -> str:
     """Return the rest of the sentence: how the run compares with its controls; empty without any."""
-    if not comparisons:
-        return ""
-    better = [c.name for c in comparisons if c.is_significant and c.difference.mean > 0]
-    worse = [c.name for c in comparisons if c.is_significant and c.difference.mean < 0]
-    same = [c.name for c in comparisons if not c.is_significant]
-    parts = [
-        f"{text} {' and '.join(names)}"
-        for text, names in (
-            ("more accurate than", better),
-            ("less accurate than", worse),
-            ("not shown to differ in accuracy from", same),
-        )
-        if names
-    ]
-    return f"; {'but' if name == 'used' and not better else 'and'} the run is {', '.join(parts)}"
+    better, worse, same = "more accurate than", "less accurate than", "not shown to differ in accuracy from"
+    names: dict[str, list[str]] = {better: [], worse: [], same: []}
+    for c in comparisons:
+        names[same if not c.is_significant else better if c.difference.mean > 0 else worse].append(c.name)
+    parts = [f"{text} {' and '.join(controls)}" for text, controls in names.items() if controls]
+    conjunction = "but" if name == "used" and not names[better] else "and"
+    return f"; {conjunction} the run is {', '.join(parts)}" if parts else ""
 
 
 def describe_effect(effects: Sequence[ConditionEffect]) -> str:
@@ -283,3 +266,45 @@ def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
         "detectable_loss": audit.detectable_loss,
         "verdict": audit.verdict._asdict(),
     }
+
+
+def format_p(p: float) -> str:
+    return f"< {MIN_P}" if p < MIN_P else f"{p:.3g}"
+
+
+EFFECT_COLUMNS = (
+    Column("", lambda effect: label_condition(effect.name)[0], is_text=True),
+    Column("in", lambda effect: label_condition(effect.name)[1], is_text=True),
+    Column("correct", lambda effect: f"{format_percent(effect.accuracy.mean)} %"),
+    Column("change", lambda effect: format_difference(effect.change)),
+    Column("p", lambda effect: format_p(effect.adjusted_p)),
+    Column("changed", lambda effect: f"{format_percent(effect.changed_share)} %"),
+    Column("donor's", lambda effect: "" if effect.donor_share is None else f"{format_percent(effect.donor_share)} %"),
+)
+
+
+def build_audit_table(audit: ThoughtAudit) -> Table:
+    """Return the table of an audit: as trained, the conditions, then the controls."""
+    table, accuracy = build_table(EFFECT_COLUMNS, audit.effects), audit.row.accuracy
+    first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]
+    rows = [first, *table.rows, *map(comparison_cells, audit.comparisons)]
+    task = f"{accuracy.num_items:,} questions of {audit.row.dataset}, {accuracy.num_seeds} seed"
+    return table._replace(rows=rows, caption=f"{audit.row.run}: {task}{'s' if accuracy.num_seeds > 1 else ''}")
+
+
+def comparison_cells(comparison: ControlComparison) -> list[str]:
+    """Return the table row of a control; its change is the control's accuracy minus the run's."""
+    d = comparison.difference
+    change = format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
+    accuracy = f"{format_percent(comparison.accuracy.mean)} %"
+    return [f"control {comparison.name}", "", accuracy, change, format_p(comparison.adjusted_p), "", ""]
+
+
+def explain_columns(audit: ThoughtAudit) -> list[str]:
+    test = describe_test(audit.row.accuracy.num_seeds)
+    return [
+        TARGETS_NOTE,
+        f"change: in points, paired by question, 95 % interval; p: {test}, Holm's correction over {audit.num_tests} "
+        "tests",
+        "changed: answers that differ from those as trained; donor's: answers that become the other question's",
+    ]

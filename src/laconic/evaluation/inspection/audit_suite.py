@@ -5,15 +5,8 @@ from pathlib import Path
 
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.errors import UsageError
-from laconic.evaluation.audit.job import build_audit_job
-from laconic.evaluation.audit.verdict import (
-    AS_TRAINED,
-    ControlComparison,
-    ThoughtAudit,
-    audit_to_json,
-    label_condition,
-)
-from laconic.evaluation.paired_proportions import describe_test
+from laconic.evaluation.inspection.conditions import build_audit_job
+from laconic.evaluation.inspection.verdict import ThoughtAudit, audit_to_json, build_audit_table, explain_columns
 from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import build_question_job, choose_protocol
@@ -21,13 +14,11 @@ from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import describe_folder, seed_runs
-from laconic.evaluation.statistics import format_difference
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
-from laconic.evaluation.tables import Column, Table, build_table, format_interval, format_percent
+from laconic.evaluation.tables import format_percent
 from laconic.experiment.load_run import LoadedRun
 
 MAX_DETECTABLE_LOSS = 0.1  # a larger one gets a warning
-MIN_P = 0.0001  # a smaller p-value is printed as a bound
 STORED_CAVEAT = (  # of a stored audit, which has no controls
     "without the controls of laconic audit, with which the correction is over more tests and the verdict may differ"
 )
@@ -59,7 +50,6 @@ class AuditSuite(ReasoningSuite):
         yield build_job(run, questions, limit=request.limit, batch_size=request.batch_size)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return the table of the audit, its verdict and notes."""
         result = results["audit"][0]
         controls = [reasoning_table.build_rows(control)[0] for control in results["reasoning"]]
         audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed, controls)
@@ -79,49 +69,6 @@ class AuditSuite(ReasoningSuite):
             blocks += [render_list([*explain_columns(audit), *result.notes, *list_caveats(audit), STORED_CAVEAT])]
             sections.append(PageSection(f"Audit of {result.run} on {result.task}", blocks))
         return sections
-
-
-def format_p(p: float) -> str:
-    return f"< {MIN_P}" if p < MIN_P else f"{p:.3g}"
-
-
-EFFECT_COLUMNS = (
-    Column("", lambda effect: label_condition(effect.name)[0], is_text=True),
-    Column("in", lambda effect: label_condition(effect.name)[1], is_text=True),
-    Column("correct", lambda effect: f"{format_percent(effect.accuracy.mean)} %"),
-    Column("change", lambda effect: format_difference(effect.change)),
-    Column("p", lambda effect: format_p(effect.adjusted_p)),
-    Column("changed", lambda effect: f"{format_percent(effect.changed_share)} %"),
-    Column("donor's", lambda effect: "" if effect.donor_share is None else f"{format_percent(effect.donor_share)} %"),
-)
-
-
-def build_audit_table(audit: ThoughtAudit) -> Table:
-    """Return the table of an audit: as trained, the conditions, then the controls."""
-    table, accuracy = build_table(EFFECT_COLUMNS, audit.effects), audit.row.accuracy
-    first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]
-    rows = [first, *table.rows, *map(comparison_cells, audit.comparisons)]
-    task = f"{accuracy.num_items:,} questions of {audit.row.dataset}, {accuracy.num_seeds} seed"
-    return table._replace(rows=rows, caption=f"{audit.row.run}: {task}{'s' if accuracy.num_seeds > 1 else ''}")
-
-
-def comparison_cells(comparison: ControlComparison) -> list[str]:
-    """Return the table row of a control; its change is the control's accuracy minus the run's."""
-    d = comparison.difference
-    change = format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
-    accuracy = f"{format_percent(comparison.accuracy.mean)} %"
-    return [f"control {comparison.name}", "", accuracy, change, format_p(comparison.adjusted_p), "", ""]
-
-
-def explain_columns(audit: ThoughtAudit) -> list[str]:
-    test = describe_test(audit.row.accuracy.num_seeds)
-    return [
-        "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished "
-        "cache",
-        f"change: in points, paired by question, 95 % interval; p: {test}, Holm's correction over {audit.num_tests} "
-        "tests",
-        "changed: answers that differ from those as trained; donor's: answers that become the other question's",
-    ]
 
 
 def list_caveats(audit: ThoughtAudit) -> list[str]:

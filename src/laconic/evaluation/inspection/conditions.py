@@ -1,0 +1,167 @@
+"""Answer questions as trained and with changed thoughts, for `laconic audit` and `laconic inspect --task`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from laconic.batches import ReasoningBatch
+from laconic.errors import InputError
+from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection.inspected_run import InspectedRun
+from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
+from laconic.evaluation.inspection.verdict import AS_TRAINED
+from laconic.evaluation.paired_proportions import min_questions
+from laconic.evaluation.reasoning.evaluate import AnswerRecord, match_answers
+from laconic.evaluation.reasoning.question_sets import QuestionSet
+from laconic.evaluation.reasoning.run import budget_warnings, decoding_for, gold_hash
+from laconic.evaluation.results_store import EvalItem, EvalJob, ReportFraction
+from laconic.evaluation.suite import describe_evaluation, run_name
+from laconic.experiment.from_recipe.cost import count_cache_bytes
+from laconic.experiment.load_run import LoadedRun
+from laconic.interfaces import TrainingData
+from laconic.latent.rollout import LatentRollout
+
+NUM_REFERENCE_QUESTIONS = 256  # for the mean of a latent
+
+
+class ThoughtCondition(NamedTuple):
+    """A change of the thoughts: its key in stored results, and what returns the rollout before the answers."""
+
+    name: str
+    apply: Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
+
+
+def replace_thoughts(spec: InterventionSpec) -> ThoughtCondition:
+    """Replace the thoughts by an intervention: as vectors, or as keys and values in the cache."""
+    return ThoughtCondition(
+        f"{spec.kind} {spec.target}",
+        lambda run, batch, inputs: interventions.run_intervention(run, batch, spec, inputs),
+    )
+
+
+def cut_thoughts(n: int) -> ThoughtCondition:
+    """Cut all thoughts but the first `n` off the cache."""
+
+    def apply(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
+        rollout = inputs.rollout
+        return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
+
+    return ThoughtCondition(f"first {n}", apply)
+
+
+def limit_iterations(n: int) -> ThoughtCondition:
+    """Think with another number of Jacobi iterations than in training; after 0, the thoughts are the placeholders."""
+    return ThoughtCondition(f"{n} iterations", lambda run, batch, inputs: run.think(batch, iterations=n))
+
+
+def list_conditions(num_latents: int, num_iterations: int | None) -> list[ThoughtCondition]:
+    """Return the conditions of an audit, for M thoughts and T Jacobi iterations of training, if there are any."""
+    replaced = map(replace_thoughts, interventions.list_interventions(num_latents))
+    lengths = dict.fromkeys((num_latents // 2, 0))
+    iterations = dict.fromkeys((num_iterations // 2, 0)) if num_iterations else ()
+    return [*replaced, *map(cut_thoughts, lengths), *map(limit_iterations, iterations)]
+
+
+@torch.no_grad()
+def count_latents(run: InspectedRun, source: TrainingData) -> int:
+    """Return the number of latents of a question. Raises `UsageError` (2) if this step of the run has none yet."""
+    return run.think(load_batch(run, source, np.array([0]))).latents.shape[1]
+
+
+def load_batch(run: InspectedRun, source: TrainingData, indices: NDArray[np.int64]) -> ReasoningBatch:
+    return cast(ReasoningBatch, source.batch([int(i) for i in indices], 0, 0)).to(run.device)
+
+
+def reference_means_of(run: InspectedRun, source: TrainingData, batch_size: int) -> ReferenceMeans:
+    """Return the means over the first `NUM_REFERENCE_QUESTIONS` rows of a set, or over all if it has fewer."""
+    indices = np.arange(min(NUM_REFERENCE_QUESTIONS, len(source)))
+    batches = (
+        load_batch(run, source, indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)
+    )
+    return interventions.compute_reference_means(run, batches)
+
+
+@torch.no_grad()
+def answer_under_conditions(
+    run: InspectedRun,
+    questions: QuestionSet,
+    conditions: Sequence[ThoughtCondition],
+    rows: Sequence[int],
+    means: ReferenceMeans,
+    seed: int = 0,
+    report: ReportFraction | None = None,
+) -> list[EvalItem]:
+    """Return the answers to some questions as trained and under each condition; `report` the share that is done.
+
+    An item has the whole record of the answer as trained. Of the other answers it has the text, the prediction and
+    whether it is correct, and with a swap the id of the question that the thoughts come from. `seed` is that of donors,
+    shuffles and noise.
+    """
+    examples, indices = [questions.examples[i] for i in rows], np.array(rows)
+    donors = interventions.choose_donors(len(questions.examples), seed)[indices]
+    batch = load_batch(run, questions.source, indices)
+    donor_rollout = run.think(load_batch(run, questions.source, donors), record_passes=True)
+    run = run.with_questions(batch)
+    rollout = run.think(batch, record_passes=True)
+    inputs = InterventionInputs(rollout, indices, seed, donor_rollout, means)
+
+    def answer_after(rollout: LatentRollout) -> list[AnswerRecord]:
+        return match_answers(run.answer(batch, rollout), examples, questions.protocol)
+
+    answers: list[dict[str, Mapping[str, Any]]] = [
+        dict(record.to_item(AS_TRAINED).conditions) for record in answer_after(rollout)
+    ]
+    for n, condition in enumerate(conditions, 1):
+        if report is not None:
+            report(n / (len(conditions) + 1))
+        changed = answer_after(condition.apply(run, batch, inputs))
+        for by_condition, record, donor in zip(answers, changed, donors.tolist(), strict=True):
+            metrics = {"output": record.output, "prediction": record.prediction, "is_correct": record.is_correct}
+            donor_id = {"donor": questions.examples[donor].id} if condition.name.startswith("swap") else {}
+            by_condition[condition.name] = metrics | donor_id
+    return [EvalItem(example.id, by_condition) for example, by_condition in zip(examples, answers, strict=True)]
+
+
+def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
+    """Return the audit of a run on a question set that was loaded with `limit`."""
+    decoding = decoding_for(run, questions)
+    inspected = InspectedRun(run, run_name(run.folder), decoding)
+    conditions = list_conditions(count_latents(inspected, questions.source), inspected.num_iterations)
+    fewest = min_questions(len(conditions))
+    if len(questions.examples) < fewest:
+        raise InputError(
+            f"{questions.name}: {len(questions.examples)} questions; with {len(conditions)} tests no effect could "
+            f"be significant on fewer than {fewest}; raise --limit or use a larger --task, best with 200 or more"
+        )
+    figures = {"protocol": questions.protocol.name, "bytes_per_position": count_cache_bytes(run.parts.decoder, 1)}
+
+    @cache
+    def means() -> ReferenceMeans:
+        return reference_means_of(inspected, questions.source, batch_size)
+
+    def evaluate(indices: Sequence[int], report: ReportFraction) -> list[list[EvalItem]]:
+        items = answer_under_conditions(inspected, questions, conditions, indices, means(), report=report)
+        return [[item] for item in items]
+
+    key = {
+        "data": questions.source.fingerprint,
+        "gold": gold_hash(questions),
+        "max_tokens": str(decoding.max_tokens),
+        "conditions": ", ".join(condition.name for condition in conditions),
+    }
+    variant = {"protocol": questions.protocol.name}
+    return EvalJob(
+        describe_evaluation(run, "audit", questions.name, limit=limit, variant=variant, key=key),
+        len(questions.examples),
+        evaluate,
+        batch_size,
+        questions.order,
+        lambda _: figures,
+        (*questions.notes, *budget_warnings(run, questions)),
+        questions,
+        reports_fraction=True,
+    )
