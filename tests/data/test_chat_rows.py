@@ -91,17 +91,17 @@ def test_read_examples_reads_the_chain_of_every_form(tmp_path: Path, form: dict[
     for first in (None, ""):  # as in Parquet, where a row without a chain has null
         examples = read(tmp_path, form | {"cot": first}, form | {"cot": TEXT})
         assert [example.steps for example in examples] == [(), CHAIN]
-    with pytest.raises(InputError, match=r":1:1: cot: a chain, and another one is <think> in the answer; keep one"):
+    with pytest.raises(InputError, match=r"cot: a chain, and another one is <think> in the answer: .*; keep one"):
         read(tmp_path, thinking | {"cot": "Another."})
 
 
 @pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: next(iter(form)))
 def test_read_examples_of_two_forms(tmp_path: Path, form: dict[str, Any]) -> None:
     fields = " and ".join(sorted(form))
-    with pytest.raises(InputError, match=rf"^rows\.jsonl:2:1: has {fields}, the first row question and answer; give a"):
+    with pytest.raises(InputError, match=rf"^rows\.jsonl:2:1: has {fields}, the first row question and answer"):
         read(tmp_path, FORMS[-1], form)
     assert read(tmp_path, form | {"steps": 5})[0].steps == ()  # a number of steps is no chain
-    with pytest.raises(InputError, match=r":2:1: steps: no such field in .*; give all rows the field cot"):
+    with pytest.raises(InputError, match=r":2:1: steps: no such field: .*; give all rows the field cot"):
         read(tmp_path, form, form | {"cot": TEXT})
 
 
@@ -145,7 +145,7 @@ def test_read_examples_leaves_the_reply_out_of_the_question(tmp_path: Path, toke
 @pytest.mark.parametrize("messages", [[USER], [REPLY], [USER, {"role": "assistant", "content": None}], "text", [1]])
 def test_read_examples_refuses_other_messages(tmp_path: Path, messages: Any) -> None:
     with pytest.raises(
-        InputError, match=r"^rows\.jsonl:1:1: messages: (expected|message 1 has no role|the content of)"
+        InputError, match=r"^rows\.jsonl:1:\d+: messages: (expected|message 1 has no role|the content of)"
     ):
         read(tmp_path, {"messages": messages})
 
@@ -161,7 +161,7 @@ def test_read_examples_messages_as_the_server_accepts_them(tmp_path: Path) -> No
     assert row.metadata["messages"][1]["tool_calls"] == call["tool_calls"]
     for last in (call, reply | {"tool_calls": call["tool_calls"]}):
         with pytest.raises(
-            InputError, match=r":1:1: messages: the last one has tool_calls, .*; end the row with a reply"
+            InputError, match=r":1:14: messages: the last one has tool_calls, .*; end the row with a reply"
         ):
             read(tmp_path, {"messages": [USER, last]})
 

@@ -98,10 +98,10 @@ def test_read_parquet_with_json_beside_types_that_datasets_does_not_know(tmp_pat
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"answer": None}, r"^rows\.parquet:row 2:answer: answer: expected a string, got null"),
-        ({"question": " "}, r"^rows\.parquet:row 2:question: question: empty"),
-        ({"answer": "4\u202e"}, r"^rows\.parquet:row 2:answer: a bidirectional control character"),
-        ({"steps": ["a", ""]}, r"^rows\.parquet:row 2:steps: steps: expected a non-empty string per step"),
+        ({"answer": None}, r"^rows\.parquet:row 2:answer: expected a string, got null"),
+        ({"question": " "}, r"^rows\.parquet:row 2:question: empty"),
+        ({"answer": "4\u202e"}, r"^rows\.parquet:row 2:answer: has bidirectional control characters"),
+        ({"steps": ["a", ""]}, r"^rows\.parquet:row 2:steps: expected a non-empty string per step"),
     ],
 )
 def test_read_examples_locates_invalid_parquet_rows(tmp_path: Path, row: dict[str, Any], message: str) -> None:

@@ -17,17 +17,15 @@ from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
 from laconic.data.strict_jsonl import (
-    FORBIDDEN_CHARACTERS,
+    LONE_SURROGATES,
     NumberedRow,
     RowError,
     RowProblem,
     check_data_file,
     convert_each,
     convert_rows,
-    describe_compression,
+    find_compression,
     format_problems,
-    locate_field,
-    make_excerpt,
     number_table_rows,
     parse_lines,
     parse_row,
@@ -42,7 +40,7 @@ ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "va
 MIN_COMPARED_LENGTH = 200  # characters of a section
 SECTION_SEPARATOR = "\n\n"
 # Texts may have NUL and bidirectional control characters, as web pages and Hebrew or Arabic texts do.
-parse_document = partial(parse_row, forbidden=[item for item in FORBIDDEN_CHARACTERS if item[0] == "lone surrogates"])
+parse_document = partial(parse_row, forbidden=LONE_SURROGATES)
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class DocumentRowConverter:
     def __init__(self, config: TextConfig) -> None:
         self.config, self.document_field, self.is_first = config, config.document_field, True
 
-    def convert(self, row: dict[str, Any], text: str, name: str) -> Document | None:
+    def convert(self, row: dict[str, Any], name: str) -> Document | None:
         """Return the document of a row, or None if its text is blank. Raises `RowError`."""
         if self.is_first and self.document_field is None and "book" in row:
             self.document_field = "book"
@@ -98,20 +96,18 @@ class DocumentRowConverter:
         section = row.get(self.config.text_field)
         if isinstance(section, str) and not section.strip():
             return None
-        section = require_text(row, self.config.text_field, text, accepted)
-        book = require_text(row, self.document_field, text, accepted) if self.document_field else None
-        return Document(book or name, (section,), book, parse_split(row, text))
+        section = require_text(row, self.config.text_field, accepted)
+        book = require_text(row, self.document_field, accepted) if self.document_field else None
+        return Document(book or name, (section,), book, parse_split(row))
 
 
-def parse_split(row: Mapping[str, Any], text: str) -> SplitName | None:
+def parse_split(row: Mapping[str, Any]) -> SplitName | None:
     """Return the split that a row names in its field `split`. Raises `RowError`."""
     split = row.get("split")
     if split is None:
         return None
     if not isinstance(split, str) or split.lower() not in ROW_SPLITS:
-        column = locate_field(text, "split")[1]
-        message = f"split: expected one of {', '.join(ROW_SPLITS)}: {make_excerpt(text, column)}"
-        raise RowError(column, "unknown splits", message)
+        raise RowError("unknown splits", f"expected one of {', '.join(ROW_SPLITS)}", field="split")
     return ROW_SPLITS[split.lower()]
 
 
@@ -135,8 +131,8 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
         return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
-        if (message := describe_compression(stream.peek(8), file.name.partition(".")[0] + ".jsonl")) is not None:
-            raise InputError(f"{file.name}: {message}")
+        if (program := find_compression(stream.peek(8))) is not None:
+            raise InputError(f"{file.name}: compressed with {program}; unpack it")
         text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
     return [Document(file.stem, (text,))], []
 
@@ -149,8 +145,8 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     """
     accepted, result = 'expected {"text": "…"}, optionally with an "id"', None
 
-    def convert(row: dict[str, Any], text: str, name: str) -> tuple[str, str]:
-        return str(row.get("id", name)), require_text(row, "text", text, accepted)
+    def convert(row: dict[str, Any], name: str) -> tuple[str, str]:
+        return str(row.get("id", name)), require_text(row, "text", accepted)
 
     for result in convert_each(file, parse_lines(lines, Counter(), parse_document), convert):
         if isinstance(result, RowProblem):

@@ -42,15 +42,15 @@ def convert_messages(row: Row) -> Row:
     try:
         messages = check_messages(row["messages"], "messages")
     except InputError as error:
-        raise RowError(1, "other formats", str(error)) from None
+        raise RowError("other formats", str(error)) from None
     if len(messages) == 1 and messages[0]["role"] == "assistant":
-        raise chat_row_error("messages", messages, "a question before the assistant's answer")
+        raise chat_row_error("messages", "a question before the assistant's answer")
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise chat_row_error("messages", messages, "messages that end with the assistant's, nothing after it")
+        raise chat_row_error("messages", "messages that end with the assistant's, nothing after it")
     reply = messages[-1]
     if reply.get("tool_calls"):
-        message = "messages: the last one has tool_calls, which cannot be trained; end the row with a reply in text"
-        raise RowError(1, "tool calls", message)
+        problem = "the last one has tool_calls, which cannot be trained"
+        raise RowError("tool calls", problem, "end the row with a reply in text", field="messages")
     users = [message["content"] for message in messages[:-1] if message["role"] == "user"]
     question = users[-1] if users else messages[-2]["content"]
     row = row | {"messages": messages[:-1], "question": question, "answer": reply["content"]}
@@ -90,7 +90,7 @@ def add_chain(row: Row, thinking: str, place: str) -> Row:
     """
     other = next((field for field in CHAIN_FIELDS if row.get(field)), None)
     if other is not None and thinking.strip():
-        raise RowError(1, "two chains", f"{other}: a chain, and another one is {place}; keep one of them")
+        raise RowError("two chains", f"a chain, and another one is {place}", "keep one of them", field=other)
     return row if other is not None else row | {"steps": [line for x in thinking.splitlines() if (line := x.strip())]}
 
 
@@ -142,7 +142,7 @@ def convert_prompt_completion(row: Row) -> Row:
         completion = [{"role": "assistant", "content": completion}]
     if isinstance(prompt, list) and isinstance(completion, list):
         return convert_messages(rest | {"messages": [*prompt, *completion]})
-    raise chat_row_error("prompt", prompt, "prompt and completion that are both strings, or both lists of messages")
+    raise chat_row_error("prompt", "prompt and completion that are both strings, or both lists of messages")
 
 
 def convert_conversations(row: Row) -> Row:
@@ -159,7 +159,7 @@ def convert_conversations(row: Row) -> Row:
         message = {"role": get_role(fields), "content": fields.get("value")}
         messages.append(fields if fields.get("role") else message)
         if messages[-1]["role"] is None:
-            raise chat_row_error("conversations", turn, "turns from human, gpt, system or tool, with a value")
+            raise chat_row_error("conversations", "turns from human, gpt, system or tool, with a value")
     system = row.get("system") or row.get("system_prompt")
     if isinstance(system, str) and system.strip() and messages[:1] and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -192,8 +192,8 @@ def check_conversations(examples: Iterable[ReasoningExample], row_format: str) -
         )
 
 
-def chat_row_error(field: str, value: Any, expected: str) -> RowError:
-    return RowError(1, "other formats", f"{field}: expected {expected}: {make_excerpt(str(value))}")
+def chat_row_error(field: str, expected: str) -> RowError:
+    return RowError("other formats", f"expected {expected}", field=field)
 
 
 def iter_strings(value: Any) -> Iterator[str]:
