@@ -60,7 +60,7 @@ def test_get_dataset_by_name_or_repository(query: str, name: str) -> None:
         ("whynlp/gsm8kaug", r"did you mean whynlp/gsm8k-aug\?$"),
         ("mathematics", r"^unknown data set mathematics; .* a file name ends in \.jsonl, \.ndjson,"),
         ("rows.jsonl.gz", r"^rows\.jsonl\.gz: the name of a file of rows ends in .*; rename it, or unpack it first$"),
-        ("./own/set:train", r"^\./own/set is a folder; name a data set of several files FOLDER/NAME"),
+        ("./own/set:train", r"^\./own/set is a folder; give a .*, or name a data set of several files FOLDER/NAME"),
     ],
 )
 def test_get_dataset_suggests_names(query: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

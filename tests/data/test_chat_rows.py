@@ -207,7 +207,7 @@ def test_reasoning_dataset_refuses_history_without_chat_format(
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": [USER, REPLY]}) + "\n" + json.dumps({"messages": messages}) + "\n")
     config = DataConfig(path="rows.jsonl", on_invalid_row="skip")
-    scanned = scan_file(file)
+    scanned, problems = scan_file(file)
     with pytest.raises(InputError) as caught:
         ReasoningDataset(scanned.examples, tokenizer, config)
     assert str(caught.value) == (
@@ -216,12 +216,12 @@ def test_reasoning_dataset_refuses_history_without_chat_format(
     )
     assert len(ReasoningDataset(scanned.examples[:1], tokenizer, config)) == 1
     assert len(ReasoningDataset(scanned.examples, tokenizer, config.model_copy(update={"format": "chat"}))) == 2
-    assert scanned.problems == []
+    assert problems == []
     assert 'conversations of several messages, which need data.format = "chat"' in scanned.notes
-    audit = audit_examples(scanned, tokenizer, None, lambda *_: None)
+    audit = audit_examples(scanned, problems, tokenizer, None, lambda *_: None)
     prompt = tokenizer.apply_chat_template(messages[:-1])
-    assert audit.problems == ()
-    assert audit_examples(scanned, build_byte_tokenizer(), None, lambda *_: None).problems == ()
+    assert audit.problems == []
+    assert audit_examples(scanned, problems, build_byte_tokenizer(), None, lambda *_: None).problems == []
     empty = {"messages": [{"role": "system", "content": " "}, USER, REPLY]}
     assert len(ReasoningDataset(read(tmp_path, empty), tokenizer, config)) == 1
     assert audit.lengths["question"].maximum == len(tokenizer.encode(prompt, add_special_tokens=False))

@@ -105,21 +105,9 @@ def find_dataset(name: str) -> DatasetInfo | None:
 def refuse_csv(path: Path) -> None:
     """Raise `InputError` for a CSV file, with a command that converts it."""
     if path.suffix.lower() in (".csv", ".tsv"):
-        rows = "csv.DictReader(open(0, encoding='utf-8-sig', newline='')" + f", delimiter='{guess_delimiter(path)}')"
+        rows = "csv.DictReader(open(0, encoding='utf-8-sig', newline=''), delimiter=',')"
         hint = f'python -c "import csv, json; [print(json.dumps(row)) for row in {rows}]" < FILE > rows.jsonl'
         raise InputError(f"{path.name}: rows are read from JSONL and Parquet; convert them: {hint}")
-
-
-def guess_delimiter(path: Path) -> str:
-    """Return what separates the columns of a CSV file, as Python source: the most frequent one of its first line."""
-    names = {",": ",", ";": ";", "\t": r"\t"}
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            line = file.readline(100_000)
-    except OSError:  # it does not exist
-        line = ""
-    best = max(names, key=line.count)
-    return names[best if best in line else "\t" if path.suffix.lower() == ".tsv" else ","]
 
 
 def get_dataset(name: str) -> DatasetInfo:
@@ -129,8 +117,8 @@ def get_dataset(name: str) -> DatasetInfo:
         refuse_csv(Path(base))
         suffixes = ", ".join(ROW_FILE_SUFFIXES)
         if Path(base).is_dir():
-            hint = "name a data set of several files FOLDER/NAME, and run the command in the folder above"
-            raise InputError(f"{base} is a folder; {hint}")
+            hint = "name a data set of several files FOLDER/NAME, from the folder above"
+            raise InputError(f"{base} is a folder; give a .jsonl, .parquet or .txt file, or {hint}")
         if Path(base).is_file():
             raise InputError(f"{base}: the name of a file of rows ends in {suffixes}; rename it, or unpack it first")
         hint = suggest_dataset(base) or f"`laconic data list` lists them; a file name ends in {suffixes}"

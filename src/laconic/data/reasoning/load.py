@@ -49,7 +49,7 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         return note_published(name, read_examples(name, config, max_rows))
     base, split = split_name(name)
     split = split or part
-    if find_dataset(name) is None and base.count("/") == 1:
+    if find_dataset(name) is None and base.count("/") == 1 and not base.startswith(("/", "..", "~")):
         info = DatasetInfo(base, "", "", {}, base, parse_hub_name(name).config)
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
     else:
