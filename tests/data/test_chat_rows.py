@@ -224,7 +224,7 @@ def test_reasoning_dataset_refuses_history_without_chat_format(
     assert audit_examples(scanned, problems, build_byte_tokenizer(), None, lambda *_: None).problems == []
     empty = {"messages": [{"role": "system", "content": " "}, USER, REPLY]}
     assert len(ReasoningDataset(read(tmp_path, empty), tokenizer, config)) == 1
-    assert audit.lengths["question"].maximum == len(tokenizer.encode(prompt, add_special_tokens=False))
+    assert audit.tokens["question"]["maximum"] == len(tokenizer.encode(prompt, add_special_tokens=False))
 
 
 @pytest.mark.parametrize("messages", [[USER, REPLY], [SYSTEM, USER, REPLY, USER, REPLY]])

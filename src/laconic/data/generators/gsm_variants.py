@@ -19,7 +19,7 @@ from laconic.data.generators.chain_arithmetic import (
     VALUE_PATTERN,
     ChainParser,
     ChainStep,
-    evaluate_postfix,
+    evaluate_formula,
     format_number,
 )
 from laconic.rng import hash64, uniform
@@ -206,8 +206,11 @@ def build_variant(
         values[slot.index] = Fraction(number)
     steps: list[str] = []
     for step in template.steps:
-        value = evaluate_postfix(step.postfix, values)
-        if value is None or value <= 0 or 100 % value.denominator or (step.is_integer and value.denominator > 1):
+        try:
+            value = evaluate_formula(step.formula, step.operands, values)
+        except ZeroDivisionError:
+            return None
+        if value <= 0 or 100 % value.denominator or (step.is_integer and value.denominator > 1):
             return None
         if max_value is not None and value > max_value:
             return None

@@ -63,7 +63,6 @@ class DatasetInfo:
         chain_split: How a chain that is one string is split into steps.
         members: Names of the data sets that this one is the union of.
         generator: Name under which `laconic data make` generates more rows.
-        icot_train_sha256: SHA-256 of the file in which iCoT publishes the training rows.
     """
 
     name: str
@@ -78,7 +77,6 @@ class DatasetInfo:
     answer_kind: AnswerKind = "number"
     members: tuple[str, ...] = ()
     generator: str | None = None
-    icot_train_sha256: str | None = None
 
 
 def load_catalog() -> dict[str, DatasetInfo]:

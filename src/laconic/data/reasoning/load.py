@@ -9,7 +9,6 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, SplitName, is_row_file
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import (
-    DATASETS,
     HELD_OUT_PARTS,
     AnswerKind,
     DatasetInfo,
@@ -46,7 +45,7 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         InputError: For an unknown name or split, an unexpected number of rows, or invalid rows.
     """
     if is_row_file(name):
-        return note_published(name, read_examples(name, config, max_rows))
+        return read_examples(name, config, max_rows)
     base, split = split_name(name)
     split = split or part
     if find_dataset(name) is None and base.count("/") == 1 and not base.startswith(("/", "..", "~")):
@@ -274,14 +273,6 @@ def add_mark(
         replace(e, metadata={**e.metadata, mark: values[identify_question(e) not in questions]}) for e in file.examples
     ]
     return replace(file, examples=tuple(examples))
-
-
-def note_published(name: str, file: ExamplesFile) -> ExamplesFile:
-    """Add a note if the file is the one in which iCoT publishes a training set."""
-    info = next((info for info in DATASETS.values() if info.icot_train_sha256 == file.sha256), None)
-    if info is None:
-        return file
-    return replace(file, notes=(*file.notes, f"{Path(name).name}: all training rows of {info.name}, as published"))
 
 
 def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int | None) -> ExamplesFile:
