@@ -94,7 +94,6 @@ class DataMakeCommand:
     format: OutputFormat = "human"
 
     def run(self) -> int:
-        """Generate and write the rows."""
         self.validate()
         files = self.list_files()
         steps, total = count(1), sum(file.num_rows for file in files)
@@ -113,7 +112,6 @@ class DataMakeCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for invalid flags."""
         if self.generator not in GENERATORS:
             close = get_close_matches(self.generator, GENERATORS, 1)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
@@ -150,7 +148,6 @@ class DataMakeCommand:
 
     @property
     def held_out_path(self) -> Path:
-        """File of the held-out rows."""
         return self.out.with_suffix(f".held_out{self.out.suffix}")
 
     def digit_files(self) -> list[OutputFile]:
@@ -222,7 +219,6 @@ class DataMakeCommand:
         return shorten_chains(examples, results_only_fraction, self.seed)
 
     def describe_rows(self, num_originals: int, num_templates: int) -> str:
-        """Describe the rows of the training file."""
         if self.rows <= num_originals:
             return f"of {num_originals:,} original questions and no variants; increase --rows"
         originals = f": {num_originals:,} original questions, then variants" if num_originals else ""
@@ -275,12 +271,10 @@ class DataMakeCommand:
         return OutputFile(self.out, "products", self.rows, islice(rows, self.rows))
 
     def load_held_out(self, name: str) -> "list[ReasoningExample]":
-        """Return the validation and test rows of a data set."""
         config = self.data_config((name,))
         return [example for part in ("valid", "test") for example in load_split(f"{name}:{part}", config)]
 
     def data_config(self, names: tuple[str, ...]) -> "DataConfig":
-        """Return the configuration that reads data sets by name."""
         from laconic.config.data import DataConfig
 
         data_dir = None if self.data_dir is None else str(self.data_dir)
@@ -288,7 +282,6 @@ class DataMakeCommand:
 
 
 def load_split(name: str, config: "DataConfig") -> "tuple[ReasoningExample, ...]":
-    """Return the rows of a split of a data set."""
     from laconic.data.reasoning.load import load_examples
 
     return load_examples(name, "test", config).examples

@@ -93,7 +93,6 @@ def load_recipe(
 
 
 def find_recipe_file(path_or_name: str | Path) -> Path:
-    """Return the file of a recipe given by path or by the name of a shipped one."""
     path = Path(path_or_name)
     shipped = SHIPPED_RECIPES / f"{path.name.removesuffix('.toml')}.toml"
     if path.is_file():
@@ -107,7 +106,6 @@ def find_recipe_file(path_or_name: str | Path) -> Path:
 
 
 def parse_recipe_file(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -297,13 +295,11 @@ def closest_key(key: str, keys: Sequence[str]) -> str | None:
 
 
 def describe_field(key: str) -> str:
-    """Return the description of a key, for an error message."""
     info = find_field(key)
     return f"it is: {' '.join(info.description.split())}" if info and info.description else "see laconic train --schema"
 
 
 def iter_parents(key: str) -> Iterator[str]:
-    """Yield the keys of the tables around a key, innermost first."""
     while "." in key:
         key = key.rpartition(".")[0]
         yield key

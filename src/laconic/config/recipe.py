@@ -38,18 +38,9 @@ METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
 CUSTOM_METHOD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:Class
 FREE_TABLE = "method_options"  # table whose keys a custom method defines
 NEW_DECODER_KEYS = (  # keys of [model] that describe a new decoder; a pretrained one has its own values
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "init",
-    "init_seed",
-    "embedding_init_std",
-    "head_init_std",
-)
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+    "max_position_embeddings", "tie_word_embeddings", "init", "init_seed", "embedding_init_std", "head_init_std",
+)  # fmt: skip
 DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
 DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "continual_translation", "formal_languages")
 SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into segments
@@ -73,34 +64,16 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
 # Keys that do not change what is learned in an update, so a run can be resumed with other values. The rows of data.path
 # must stay the same; they are compared by hash.
 BOOKKEEPING_KEYS = (
-    "paper_table",
-    "table_row",
-    "deviations",
-    "data.path",
-    "data.data_dir",
-    "train.steps",
-    "train.epochs",
-    "train.parallel",
-    "train.reshard",
-    "train.keep_best",
-    "train.keep_every",
-    "train.save_every",
-    "train.log_every",
-    "train.activation_checkpointing",
-    "train.on_nonfinite",
-)
+    "paper_table", "table_row", "deviations", "data.path", "data.data_dir", "train.steps", "train.epochs",
+    "train.parallel", "train.reshard", "train.keep_best", "train.keep_every", "train.save_every", "train.log_every",
+    "train.activation_checkpointing", "train.on_nonfinite",
+)  # fmt: skip
 # Keys that determine the values of validation metrics; metrics with other values are not comparable.
 MEASURE_KEYS = ("data.valid", "validation.max_rows", "validation.max_tokens", "validation.with_cot")
 VALIDATION_KEYS = (
-    *MEASURE_KEYS,
-    "data.test",
-    "validation.batch_size",
-    "train.validate_every",
-    "train.best_metric",
-    "train.best_mode",
-    "train.early_stop.metric",
-    "train.early_stop.at_least",
-)
+    *MEASURE_KEYS, "data.test", "validation.batch_size", "train.validate_every", "train.best_metric",
+    "train.best_mode", "train.early_stop.metric", "train.early_stop.at_least",
+)  # fmt: skip
 RESUMABLE_KEYS = (*BOOKKEEPING_KEYS, *VALIDATION_KEYS)
 
 
@@ -392,7 +365,6 @@ class Recipe(ConfigModel):
 
     @property
     def validation_metrics(self) -> tuple[str, ...]:
-        """Names of the metrics of a validation."""
         if self.data.source in DOCUMENT_SOURCES:
             return ("nats", "accuracy", *(("vectors", "spread") if self.method == "autocompressor" else ()))
         with_teacher = self.validation is not None and self.validation.with_cot and self.method in COT_TEACHER_METHODS

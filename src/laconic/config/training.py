@@ -106,17 +106,13 @@ class TrainingConfig(ConfigModel):
         return self
 
     def updates_per_epoch(self, num_rows: int) -> int:
-        """Return the number of updates in a pass over `num_rows` rows."""
         return num_rows // self.batch_size if self.last_batch == "drop" else math.ceil(num_rows / self.batch_size)
 
     def total_updates(self, num_rows: int) -> int:
-        """Return the number of updates of a run on `num_rows` rows."""
         return self.num_updates(self.updates_per_epoch(num_rows))
 
     def num_updates(self, per_epoch: int) -> int:
-        """Return the number of updates of a run with `per_epoch` updates in an epoch."""
         return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * per_epoch)
 
     def num_warmup_updates(self, steps: int) -> int:
-        """Return the number of warm-up updates in a run of `steps` updates."""
         return self.warmup_steps if self.warmup_steps is not None else math.ceil(self.warmup_ratio * steps)

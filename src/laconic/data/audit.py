@@ -171,7 +171,6 @@ def encode_rows(
 
 
 def count_part_tokens(row: EncodedExample) -> tuple[int, int, int, int, int]:
-    """Return the tokens of each part, in the order of `PART_NAMES`."""
     steps = row.chain_step_index  # ascending
     without_last = bisect_left(steps, steps[-1]) if steps else 0
     return len(row.question_ids), len(row.chain_ids), without_last, len(row.answer_ids), len(row)

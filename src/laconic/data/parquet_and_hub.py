@@ -45,7 +45,7 @@ def read_parquet(path: Path) -> TableRows:
 
 
 def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an open Parquet file and close it. Raises `InputError` for damaged pages."""
+    """Yield the rows of an open Parquet file and close it."""
     with file:
         batches, num_read = file.iter_batches(BATCH_ROWS, use_threads=False), 0
         while True:
@@ -80,7 +80,6 @@ def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[st
 
 @contextmanager
 def translate_parquet_errors(message: str) -> Generator[None]:
-    """Convert pyarrow's errors about invalid files to `InputError`."""
     from pyarrow import ArrowException
 
     try:
@@ -94,17 +93,9 @@ def translate_parquet_errors(message: str) -> Generator[None]:
 def load_hub_split(
     repo: str, config: str | None, split: str, revision: str | None, *, class_names: bool = False
 ) -> TableRows:
-    """Load a split of a Hub data set, or its cached copy.
+    """Load a split of a Hub data set, in the slice syntax of `datasets`, or its cached copy. Raises `InputError`.
 
-    Args:
-        repo: Repository, `owner/name`.
-        config: Configuration of the data set, if it has several.
-        split: Split, in the slice syntax of `datasets`.
-        revision: Commit or branch.
-        class_names: Return class labels as names instead of numbers.
-
-    Raises:
-        InputError: If the data set, configuration or split does not exist or cannot be downloaded.
+    With `class_names`, labels are names instead of numbers.
     """
     import datasets
 
@@ -135,7 +126,6 @@ def load_hub_split(
 
 
 def columns_to_rows(columns: Any) -> list[dict[str, Any]]:
-    """Return the rows of a batch that is stored by column."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

@@ -76,7 +76,6 @@ class NumberedRow(NamedTuple):
 
 
 def check_data_file(file: Path) -> None:
-    """Raise `InputError` unless a file of data exists."""
     if file.is_dir():
         hint = 'in data.name a data set of several files, FOLDER/NAME (of questions: with data.source = "catalog")'
         raise InputError(f"{file} is a folder; give a file, or {hint}")
@@ -87,16 +86,9 @@ def check_data_file(file: Path) -> None:
 def read_rows(
     path: str | Path, convert: RowConverter[T], max_rows: int | None = None, parse: RowParser | None = None
 ) -> tuple[list[T], list[str]]:
-    """Read the rows of a JSONL or Parquet file.
+    """Read up to `max_rows` rows of a JSONL or Parquet (`.parquet`) file, with notes for the user.
 
-    Args:
-        path: File; a name ending in `.parquet` is read as Parquet, any other as JSONL.
-        convert: Called with each row and its name (`file:line`).
-        max_rows: Stop after this many rows.
-        parse: Called with each line of JSONL; by default `parse_row`.
-
-    Returns:
-        The converted rows, and notes for the user.
+    `convert` is called with each row and its name (`file:line`), `parse` with each line of JSONL.
 
     Raises:
         InputError: If the file does not exist, has no rows, or has invalid ones; the first 20 problems are listed.
@@ -229,12 +221,10 @@ def decode_line(line: bytes, is_first: bool, notes: Counter[str]) -> str:
 
 
 def find_compression(start: bytes) -> str | None:
-    """Return the program that wrote a compressed file, by its first bytes; None for other files."""
     return next((program for magic, program in COMPRESSED_FILES.items() if start.startswith(magic)), None)
 
 
 def check_file_type(line: bytes) -> None:
-    """Raise `RowError` if the first bytes are those of another file format."""
     if (program := find_compression(line)) is not None:
         raise RowError("compressed files", f"compressed with {program}", "unpack it")
     if line.startswith(b"PAR1"):
@@ -271,14 +261,12 @@ def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> d
 
 
 def measure_depth(value: Any) -> int:
-    """Return how deep lists and objects nest."""
     if not isinstance(value, dict | list):
         return 0
     return 1 + max(map(measure_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def check_characters(row: dict[str, Any], forbidden: re.Pattern[str]) -> None:
-    """Raise `RowError` for a forbidden character in a key or a value."""
     for key, value in row.items():
         character = next((match[0] for text in iter_texts([key, value]) if (match := forbidden.search(text))), None)
         if character is not None:
@@ -288,7 +276,6 @@ def check_characters(row: dict[str, Any], forbidden: re.Pattern[str]) -> None:
 
 
 def iter_texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value, keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
@@ -358,7 +345,6 @@ def format_problems(problems: Sequence[RowProblem], name: str) -> str:
 
 
 def format_notes(name: str, notes: Counter[str]) -> list[str]:
-    """Format the counts of accepted irregularities."""
     return [f"{name}: {note}" + (f" ({n:,} lines)" if n > 1 else "") for note, n in notes.items()]
 
 

@@ -27,11 +27,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def check_tokenizer(backend: tokenizers.Tokenizer, source: str) -> None:
-    """Refuse a tokenizer that could make a text a thousand times longer, or that panics at a sample text.
-
-    Raises:
-        InputError: With the name of the file, `source`.
-    """
+    """Refuse a tokenizer that could make a text a thousand times longer, or that panics at a sample text."""
     steps = {"normalizer": backend.normalizer, "post_processor": backend.post_processor, "decoder": backend.decoder}
     for name, component in steps.items():
         settings = json.loads(component.__getstate__()) if component is not None else {}
@@ -86,7 +82,6 @@ def count_added_tokens(settings: Mapping[str, Any]) -> int:
 
 
 def list_parts(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps of a sequence of normalizers, post-processors or decoders."""
     return [part for name in ("normalizers", "processors", "decoders") for part in settings.get(name) or ()]
 
 

@@ -98,7 +98,6 @@ class DocumentDataset:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest row."""
         return max(end - start for _, start, end in self.rows)
 
     def __len__(self) -> int:

@@ -75,7 +75,6 @@ class Document:
 
     @property
     def text(self) -> str:
-        """All sections, separated by empty lines."""
         return SECTION_SEPARATOR.join(self.sections)
 
 
@@ -112,19 +111,7 @@ def parse_split(row: Mapping[str, Any]) -> SplitName | None:
 
 
 def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -> tuple[list[Document], list[str]]:
-    """Read the documents of a file.
-
-    Args:
-        path: File of rows (`.jsonl`, `.ndjson`, `.json`, `.parquet`); any other file is one document.
-        config: Names of the fields.
-        max_rows: Read only the first rows.
-
-    Returns:
-        The documents, and notes for the user.
-
-    Raises:
-        InputError: If the file does not exist, is empty, or has invalid rows or bytes.
-    """
+    """Read the documents of a file: rows, or one text for any other suffix; with notes. Raises `InputError`."""
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
         rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows, parse_document)
@@ -138,11 +125,7 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
 
 
 def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each JSONL row lazily; the name is its `id`, or file and line.
-
-    Raises:
-        InputError: At the first invalid row, or if there are no rows.
-    """
+    """Yield name (`id`, or file and line) and text of each JSONL row lazily. Raises `InputError`, also for none."""
     accepted, result = 'expected {"text": "…"}, optionally with an "id"', None
 
     def convert(row: dict[str, Any], name: str) -> tuple[str, str]:
@@ -165,17 +148,12 @@ def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_
 
 
 def note_blank(rows: Sequence[Document | None], name: str) -> list[str]:
-    """Return a note on rows with a blank text, as wikitext has between its paragraphs."""
     num_blank = sum(row is None for row in rows)
     return [f"{name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
 
 
 def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
-    """Merge the rows of each book into one document, in order of first appearance, without blank rows.
-
-    Raises:
-        InputError: If rows of one book name different splits, or every row is blank; `name` is that of the file.
-    """
+    """Merge the rows of each book into one document, without blank rows. Raises `InputError` if none is left."""
     books: dict[str, list[Document]] = {}
     for row in filter(None, rows):
         books.setdefault(row.name, []).append(row)
@@ -192,14 +170,7 @@ def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
 
 
 def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document], list[str]]:
-    """Load the documents of a split.
-
-    Returns:
-        The documents, and notes for the user.
-
-    Raises:
-        InputError: Also if training documents share a name or section with held-out ones.
-    """
+    """Load the documents of a split, with notes. Raises `InputError`, also if training and held-out ones overlap."""
     name, notes = (config.name or ("",))[0], list[str]()
     if config.path is not None:
         if not Path(config.path).exists():

@@ -62,12 +62,10 @@ class SegmentBoundaries:
 
     @property
     def shortest_segment(self) -> int:
-        """Tokens of the shortest first segment."""
         is_fixed = self.config.segment_lengths == "fixed" or self.groups[0] == 1
         return self.fixed_ends()[0] if is_fixed else self.min_length(self.groups[0])
 
     def fixed_ends(self) -> tuple[int, ...]:
-        """Return the ends of fixed segments, up to `row_tokens`."""
         tokens, segment = self.config.row_tokens, self.config.segment_tokens
         if isinstance(segment, tuple):
             return tuple(accumulate(segment))
@@ -80,11 +78,7 @@ class SegmentBoundaries:
         return tuple(accumulate(length for i in range(len(self.groups)) for length in self.draw_lengths(step, i)))
 
     def draw_lengths(self, step: int, group: int) -> list[int]:
-        """Draw the lengths of a group of segments until none exceeds the maximum.
-
-        Raises:
-            UsageError: If all of `MAX_DRAWS` draws exceed it.
-        """
+        """Draw the lengths of a group until none exceeds the maximum. Raises `UsageError` after `MAX_DRAWS` draws."""
         for attempt in range(MAX_DRAWS):
             lengths = self.draw_once(step, group, attempt)
             if max(lengths) <= self.max_length:

@@ -73,7 +73,6 @@ class StatefulBatches:
 
     @property
     def max_length(self) -> int:
-        """Columns of a batch."""
         return self.chunk_tokens + 1
 
     def __len__(self) -> int:
@@ -88,7 +87,6 @@ class StatefulBatches:
         return self._epoch_chunks[1]
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Return a batch; all batches have the same width."""
         lanes, coordinates = self.epoch_chunks(epoch), [divmod(int(row), self.num_lanes) for row in rows]
         starts = [lanes[lane * self.lane_length + time] for time, lane in coordinates]
         chunks = [self.ids[d][start : start + self.max_length].tolist() for d, start in starts]

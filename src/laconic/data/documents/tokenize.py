@@ -50,15 +50,10 @@ class TokenizedWindow(NamedTuple):
 
 
 def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, progress: ProgressFn | None = None) -> list[TokenArray]:
-    """Tokenize texts in parallel, without special tokens.
+    """Tokenize texts in parallel; special tokens in them are ordinary characters.
 
     Windows are tokenized without offsets, which is faster; only the overlap of two windows is tokenized again with
     offsets.
-
-    Args:
-        texts: Texts of any length.
-        tokenizer: Tokenizer; special tokens in a text are treated as ordinary characters.
-        progress: Called with a label, the characters done and their total.
     """
     backend, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
     windows_per_text: list[list[list[int]]] = []
@@ -82,12 +77,10 @@ def split_text(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
 
 
 def window_starts(text: str) -> range:
-    """Return where the windows of a text begin."""
     return range(0, max(len(text) - OVERLAP_CHARS, 1), WINDOW_CHARS)
 
 
 def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
-    """Yield lists of windows with about `BATCH_CHARS` characters each."""
     group, count = list[tuple[bool, str]](), 0
     for window in windows:
         group.append(window)
@@ -204,7 +197,6 @@ def disable_special_tokens(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def tokenize_window(text: str, backend: tokenizers.Tokenizer) -> TokenizedWindow:
-    """Tokenize a window of text without special tokens."""
     with translate_tokenizer_errors():
         encoding = backend.encode(text, add_special_tokens=False)
     return TokenizedWindow(text, encoding.ids, encoding.offsets)
@@ -251,7 +243,6 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def decode_block(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, name: str, *, final: bool) -> str:
-    """Decode a block that begins at byte `offset` of the file `name`."""
     num_pending = len(decoder.getstate()[0])
     if offset == 0 and block[:1] in (b"\xff", b"\xfe"):  # no UTF-8 text begins so
         raise InputError(f"{name}: UTF-16 by its first bytes; save the file as UTF-8")

@@ -61,7 +61,6 @@ class ChainParser:
 
     @property
     def results(self) -> list[Fraction]:
-        """Values of the steps parsed so far."""
         return self.values[len(self.question_numbers) :]
 
     def parse_step(self, step: str) -> bool:
@@ -141,7 +140,6 @@ def evaluate_formula(formula: ast.expr, operands: Sequence[OperandRef], values: 
 
 
 def format_number(value: Fraction) -> str:
-    """Return a positive number of at most two decimals, without trailing zeros."""
     if value.denominator == 1:
         return str(value.numerator)
     whole, cents = divmod(int(value * 100), 100)

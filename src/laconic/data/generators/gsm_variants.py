@@ -69,7 +69,6 @@ class NumberSlot:
     suffix: str
 
     def format_value(self, value: int) -> str:
-        """Return a number as the question writes it."""
         return (f"{value:,}" if self.has_commas else str(value)) + self.suffix
 
 
@@ -137,7 +136,6 @@ def find_numbers(question: str) -> list[re.Match[str]]:
 
 
 def parse_number(match: re.Match[str]) -> Fraction:
-    """Return the value of a number in a question."""
     return Fraction(match[0].replace(",", ""))
 
 
@@ -190,7 +188,7 @@ def iter_draws(template: QuestionTemplate, seed: int) -> Iterator[tuple[int, tup
 
 
 def text_key(text: str) -> int:
-    """Return 64 bits of a text's SHA-256 as a key of random numbers."""
+    """Return 64 bits of a text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
@@ -229,7 +227,6 @@ def largest_result(steps: Iterable[str]) -> float:
 
 
 def interleave(texts: Sequence[str], values: Sequence[str]) -> str:
-    """Join texts with the values between them."""
     return "".join(text + value for text, value in zip(texts, [*values, ""], strict=True))
 
 

@@ -64,7 +64,6 @@ class AnswerProtocol(NamedTuple):
 
 
 def extract_last_digit(text: str) -> str | None:
-    """Return the last digit."""
     digits = re.findall(r"[0-9]", text)
     return digits[-1] if digits else None
 
@@ -104,7 +103,6 @@ def extract_after_hashes(text: str) -> str | None:
 
 
 def remove_commas(text: str) -> str:
-    """Return a text without commas and surrounding white space."""
     return text.replace(",", "").strip()
 
 
@@ -229,13 +227,11 @@ PROTOCOLS: Mapping[str, AnswerProtocol] = {
 
 
 def describe_protocol(name: str) -> str:
-    """Return the name of a protocol with what it compares."""
     protocol = PROTOCOLS.get(name.partition(",")[0])
     return name if protocol is None else f"{name} ({protocol.rule})"
 
 
 def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:
-    """Return the protocol of a recipe's format."""
     if format == "digits":
         return DIGIT
     is_text = text_answers and format not in ("coconut", "icot")  # whose protocols compare texts

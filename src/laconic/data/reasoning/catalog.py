@@ -49,7 +49,6 @@ class DatasetSplit:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the whole split; None if unknown."""
         return self.published_rows if self.marked_rows is None else self.marked_rows
 
 

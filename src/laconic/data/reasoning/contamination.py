@@ -52,7 +52,6 @@ def identify_question(example: ReasoningExample, with_document: bool = True) -> 
 
 
 def check_dataset_names(config: DataConfig) -> None:
-    """Raise `InputError` for what the names alone rule out."""
     training = config.name or ()
     for name in training:
         split = split_name(name)[1] or "train"
@@ -98,11 +97,7 @@ def check_overlap(
     allow_overlap: bool = False,
     with_documents: bool = True,
 ) -> int:
-    """Return how many training rows have a held-out question, as compared by `identify_question`.
-
-    Raises:
-        InputError: If there are any, unless allowed.
-    """
+    """Return how many training rows have a held-out question. Raises `InputError` if any, unless allowed."""
     ids = {identify_question(example, with_documents): example.id for example in held_out}
     pairs = [(e.id, ids[question]) for e in train if (question := identify_question(e, with_documents)) in ids]
     if pairs and not allow_overlap:
@@ -117,13 +112,9 @@ def check_overlap(
 def merge_deduplicated(
     names: Sequence[str], sets: Sequence[Sequence[ReasoningExample]], with_documents: bool = True
 ) -> tuple[list[ReasoningExample], list[str]]:
-    """Concatenate data sets without questions of earlier ones, as compared by `identify_question`.
+    """Concatenate data sets without questions of earlier ones, with a note for each set on how many were dropped.
 
-    Returns:
-        The rows, and a note for each set with how many were dropped.
-
-    Raises:
-        InputError: If two sets have a row with the same id.
+    Raises `InputError` if two sets have a row with the same id.
     """
     if len(sets) == 1:
         return list(sets[0]), []

@@ -46,7 +46,6 @@ class FilterCounts:
     num_documents: int = 0
 
     def describe(self, num_latents: int = 0) -> list[str]:
-        """Return one line for each count that is not 0, for the log and the report."""
         counts = {
             "rows read": self.num_read,
             "rows dropped: answer without a leading digit (require_leading_digit)": self.num_without_leading_digit,
@@ -178,7 +177,6 @@ class ReasoningDataset:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest chain."""
         return int(self.lengths[:, 1].max(initial=0))
 
     def __len__(self) -> int:
@@ -245,7 +243,6 @@ def pack_row(row: EncodedExample) -> NDArray[np.int32]:
 
 
 def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
-    """Return the row that `pack_row` stored."""
     num_question, num_chain, num_answer, first, last, distill_column, num_prefix, num_unknown = packed[:8].tolist()
     parts = np.split(packed[8:], np.cumsum([num_question, *[num_chain] * 3, num_answer])[:-1])
     question, chain, step_index, is_result, answer = (tuple(part.tolist()) for part in parts)

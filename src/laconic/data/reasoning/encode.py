@@ -63,7 +63,6 @@ class EncodedText(NamedTuple):
     offsets: list[tuple[int, int]]
 
     def token_range(self, start: int, end: int) -> tuple[int, int]:
-        """Return the range of tokens that overlap the characters [start, end)."""
         tokens = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start]
         return (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
 
@@ -133,11 +132,7 @@ class ReasoningEncoder:
         return EncodedText(encoding.ids[start:], encoding.offsets[start:])
 
     def encode_question(self, text: str) -> tuple[Encoding, int]:
-        """Encode a question with the tokenizer's special tokens at the beginning, but not at the end.
-
-        Returns:
-            The question, and the number of special tokens at its beginning.
-        """
+        """Encode a question without special tokens at its end, and return how many are at its beginning."""
         encoding = self.tokenizer.encode_with_offsets(text)
         mask = encoding.special_tokens_mask
         if all(mask):
@@ -208,7 +203,6 @@ class ReasoningEncoder:
         return encoding, len(encoding)
 
     def _encode_steps(self, steps: tuple[str, ...]) -> EncodedChain:
-        """Encode each step separately."""
         line_end = "\n" if self.config.format in ("coconut", "chat") else ""
         encoded = [self.encode_step(step, line_end) for step in steps]
         return EncodedChain(
@@ -218,7 +212,6 @@ class ReasoningEncoder:
         )
 
     def _encode_step(self, step: str, line_end: str) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Return the ids of a step, and whether each has a character of the step's last number."""
         text = self.encode_text(step + line_end)
         return tuple(text.ids), mark_results(text.offsets, (step,), 0, 0)
 
@@ -278,11 +271,7 @@ def find_number(answer: str, config: DataConfig) -> tuple[int, int]:
 def assign_steps(offsets: Sequence[tuple[int, int]], steps: tuple[str, ...], space: int, start: int) -> list[int]:
     """Return the step in which each token ends; text between two steps belongs to the first.
 
-    Args:
-        offsets: Characters [start, end) of each token.
-        steps: Texts of the steps.
-        space: Characters between two steps.
-        start: Character at which the first step begins.
+    `space` characters are between two steps, the first of which begins at character `start`.
     """
     begins = [start + sum(len(s) + space for s in steps[:i]) for i in range(len(steps))]
     return [max(0, sum(begin < end for begin in begins) - 1) for _, end in offsets]

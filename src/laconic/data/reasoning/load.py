@@ -32,17 +32,9 @@ from laconic.errors import InputError
 
 
 def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
-    """Load the examples of a catalog entry, a Hub data set, or a file.
+    """Load the examples of a file, a catalog or Hub name, `NAME:SPLIT`, or `NAME:CONFIG:SPLIT`; `part` is the default.
 
-    Args:
-        name: Catalog name, Hub name (`owner/name`) or file; `NAME:SPLIT` selects a split, `NAME:CONFIG:SPLIT` one of
-            a configuration.
-        part: Split to load if `name` gives none.
-        config: Data table of the recipe.
-        max_rows: Load only the first rows.
-
-    Raises:
-        InputError: For an unknown name or split, an unexpected number of rows, or invalid rows.
+    Raises `InputError` for an unknown name or split, an unexpected number of rows, or invalid rows.
     """
     if is_row_file(name):
         return read_examples(name, config, max_rows)
@@ -76,10 +68,8 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
 def load_training_examples(config: DataConfig, reads_documents: bool = False) -> ExamplesFile:
     """Load the file of a recipe, or load and merge its training sets, without questions that an earlier set has.
 
-    If the recipe reads documents, the same question about another document is another question.
-
-    Raises:
-        InputError: Also if training, validation and test rows overlap.
+    If the recipe reads documents, the same question about another document is another question. Raises `InputError`,
+    also if training, validation and test rows overlap.
     """
     if config.source == "file":
         files = {str(config.path): read_examples(str(config.path), config, config.max_train_rows)}
@@ -102,11 +92,7 @@ def merge_training_files(
     held_out: Mapping[SplitName, ExamplesFile],
     reads_documents: bool,
 ) -> ExamplesFile:
-    """Merge training files, keyed by the name in the recipe, after checking that none of their rows is held out.
-
-    Raises:
-        InputError: If training, validation and test rows overlap.
-    """
+    """Merge training files, keyed by the name in the recipe. Raises `InputError` if a row is held out."""
     splits = dict(iter_whole_split_files())
     all_files = [*files.items(), *((str(getattr(config, part)), file) for part, file in held_out.items())]
     known = {name: splits[file.sha256] for name, file in all_files if file.sha256 in splits}
@@ -134,7 +120,6 @@ def load_held_out(config: DataConfig, part: SplitName, max_rows: int | None = No
 
 
 def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile], reads_documents: bool) -> None:
-    """Raise `InputError` if validation contains a test question."""
     if len(held_out) < 2:
         return
     test = {identify_question(example, reads_documents) for example in held_out["test"].examples}
@@ -191,11 +176,7 @@ def is_local(name: str, config: DataConfig, part: SplitName = "train") -> bool:
 
 
 def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> ExamplesFile:
-    """Load the local file of a split and, unless `data.size_check` is "off", check its size and SHA-256.
-
-    Raises:
-        InputError: There is no such file, or it is another one than published.
-    """
+    """Load the local file of a split. Raises `InputError` if it is not the published one, unless allowed."""
     entry = split.file
     assert entry is not None
     if not path.is_file():
@@ -249,7 +230,6 @@ def size_error(label: str, num_rows: int, expected: int) -> InputError:
 
 
 def note_size(file: ExamplesFile, label: str, num_rows: int, split: DatasetSplit) -> ExamplesFile:
-    """Add a note if the number of rows is not the published one."""
     if split.published_rows in (None, num_rows):
         return file
     return replace(file, notes=(*file.notes, f"{label}: {num_rows:,} of {split.published_rows:,} published rows"))
@@ -276,7 +256,6 @@ def add_mark(
 
 
 def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int | None) -> ExamplesFile:
-    """Load a data set that is the union of others. Raises `InputError`."""
     files = [load_examples(member, "train", config) for member in info.members]
     examples, notes = merge_deduplicated(info.members, [file.examples for file in files])
     size = info.splits["train"].published_rows
@@ -288,7 +267,6 @@ def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int 
 def combine_files(
     files: Sequence[ExamplesFile], examples: Sequence[ReasoningExample], notes: Sequence[str]
 ) -> ExamplesFile:
-    """Return some examples of several files as one."""
     if len(files) == 1:
         return replace(files[0], examples=tuple(examples))
     return ExamplesFile(

@@ -71,16 +71,10 @@ class ExamplesFile:
 
 
 def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
-    """Read the examples of a file: JSONL, Parquet, or iCoT's lines (`.txt`).
+    """Read the first `max_rows` examples of JSONL, Parquet, or iCoT's lines (`.txt`); the SHA-256 is of the whole file.
 
-    Args:
-        path: File.
-        config: Which field holds the chain, how it is split, and what happens to invalid rows.
-        max_rows: Read only the first rows; the SHA-256 still covers the whole file.
-
-    Raises:
-        InputError: If rows are invalid (with the first 20 problems of the file and a count of the others), or, with
-            `on_invalid_row = "skip"`, if more than one row in a thousand is.
+    Raises `InputError` with the first 20 problems and a count of the others; with `on_invalid_row = "skip"`, if more
+    than one row in a thousand is invalid.
     """
     file = Path(path)
     check_data_file(file)
@@ -113,13 +107,9 @@ def gc_disabled() -> Generator[None]:
 
 
 class ExampleReader:
-    """One pass over the lines of a file or the rows of a table.
+    """One pass over the lines of a file or the rows of a table, for at most `max_rows` examples.
 
-    Args:
-        name: Name of the file or data set in messages.
-        config: How rows are read.
-        max_rows: Stop after this many examples.
-        columns: Key of `COLUMN_CONVERTERS`; by default detected from the first row.
+    `columns` is a key of `COLUMN_CONVERTERS`, by default detected from the first row.
     """
 
     def __init__(self, name: str, config: DataConfig, max_rows: int | None = None, columns: str | None = None) -> None:
@@ -133,7 +123,6 @@ class ExampleReader:
         self.unseen_columns = dict(config.columns)
 
     def read_lines(self, lines: Iterable[bytes], parse: Callable[[str], dict[str, Any]] = parse_row) -> None:
-        """Read lines; once there are enough rows, the rest is only hashed."""
         lines = self._hash_lines(lines)
         self._read(parse_lines(lines, self.notes, parse), is_table=False)
         for _ in lines:
@@ -247,11 +236,9 @@ class RowSchema:
 
     @cached_property
     def known_fields(self) -> frozenset[str]:
-        """Fields that are used; the others become metadata."""
         return frozenset({"id", "question", "answer"} | ({self.chain_field} if self.chain_field else set()))
 
     def parse_example(self, row: dict[str, Any], name: str) -> ReasoningExample:
-        """Return the example of a row. Raises `RowError`."""
         numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
         row = row | {key: normalise_number(number) for key, number in numbers.items()}
         for field in ("question", "answer", *(["id"] if row.get("id") is not None else [])):

@@ -29,14 +29,7 @@ THINKING_MARK = re.compile(r"</?think(?:ing)?>")
 def iter_notes(
     example: ReasoningExample, config: DataConfig, columns: str | None, chain_field: str | None
 ) -> Iterator[str]:
-    """Yield a note for each part of a row that training would leave out or write unclearly.
-
-    Args:
-        example: The row.
-        config: How rows are read and written.
-        columns: Key of `COLUMN_CONVERTERS` by which it was read.
-        chain_field: Field of the file's chains, if it has any.
-    """
+    """Yield a note for each part of a row that training would leave out or write unclearly."""
     if columns in FORM_COLUMNS:
         yield from iter_unread_fields(example, config)
     if has_history(example) and config.format != "chat":
@@ -75,7 +68,6 @@ def iter_unread_fields(example: ReasoningExample, config: DataConfig) -> Iterato
 
 
 def is_several_equations(step: str) -> bool:
-    """Return whether a step is nothing but two or more of GSM8K's equations."""
     return len(EQUATION.findall(step)) > 1 and not EQUATION.sub("", step).strip()
 
 

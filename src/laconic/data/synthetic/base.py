@@ -75,7 +75,6 @@ class SyntheticDataset(Generic[SyntheticConfigT]):
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest row."""
         return self.config.row_tokens
 
     def __len__(self) -> int:

@@ -55,7 +55,6 @@ def generate_brackets(draws: Sequence[float]) -> str:
 
 
 def update_depths(depth: Mapping[str, int], symbol: str) -> dict[str, int]:
-    """Return the number of open brackets of each kind after another symbol."""
     return {
         bracket: depth[bracket] + (symbol == bracket) - (symbol == CLOSING_BRACKET[bracket])
         for bracket in CLOSING_BRACKET

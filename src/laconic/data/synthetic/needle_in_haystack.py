@@ -35,7 +35,6 @@ class HiddenFact(NamedTuple):
     is_target: bool
 
     def to_sentence(self) -> str:
-        """Return the fact as it is written in the haystack."""
         return f" The number of the {self.key} is {self.value}. "
 
 
@@ -102,7 +101,6 @@ class NeedleDataset:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest item."""
         return max(self.lengths)
 
     def __len__(self) -> int:
@@ -174,7 +172,6 @@ class NeedleDataset:
         return book.take(np.arange(start, start + room), mode="wrap").tolist()
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text without special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
@@ -198,7 +195,6 @@ class NeedleDataset:
         )
 
     def item_name(self, row: int) -> str:
-        """Return KIND@LENGTH@DEPTH#N."""
         length, kind, depth = self.cells[row // self.items_per_cell]
         return f"{kind}@{length}@{depth:g}#{row % self.items_per_cell}"
 
