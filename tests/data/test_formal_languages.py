@@ -14,7 +14,6 @@ from laconic.data.synthetic.formal_languages import (
     TOKEN_IDS,
     VOCABULARY,
     FormalLanguageDataset,
-    build_languages_tokenizer,
     next_symbol_sets,
 )
 from laconic.data.tokenizer import load_tokenizer
@@ -97,7 +96,7 @@ def test_formal_language_splits_and_seeds_differ() -> None:
 
 
 def test_build_languages_tokenizer(tmp_path: Path) -> None:
-    tokenizer = build_languages_tokenizer()
+    tokenizer = FormalLanguageDataset.build_tokenizer()
     assert tokenizer.vocab_size == len(VOCABULARY) == 21
     assert tokenizer.encode("( [ {([)} a {ab.}") == [TOKEN_IDS[w] for w in ("(", "[", "{([)}", "a", "{ab.}")]
     tokenizer.save(tmp_path)

@@ -9,7 +9,7 @@ import torch
 
 from laconic.batches import IGNORE_INDEX
 from laconic.config.synthetic import MQARConfig
-from laconic.data.synthetic.mqar import VOCABULARY, MQARDataset, build_mqar_tokenizer
+from laconic.data.synthetic.mqar import VOCABULARY, MQARDataset
 from laconic.data.tokenizer import load_tokenizer
 from laconic.interfaces import TrainingData
 
@@ -84,7 +84,7 @@ def test_mqar_splits_and_seeds_differ() -> None:
 
 
 def test_build_mqar_tokenizer(tmp_path: Path) -> None:
-    tokenizer = build_mqar_tokenizer()
+    tokenizer = MQARDataset.build_tokenizer()
     assert tokenizer.vocab_size == len(VOCABULARY) == 132
     text = MQARDataset(0, MQARConfig()).batch([0], 0, 0).input_ids[0].tolist()
     assert tokenizer.encode(" ".join(VOCABULARY[i] for i in text)) == text

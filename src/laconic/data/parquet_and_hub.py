@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,18 +103,11 @@ def load_hub_split(
         with status(f"fetching {repo} from the Hugging Face Hub"):
             dataset = datasets.load_dataset(repo, config, split=split, revision=revision)
     except Exception as error:  # the client raises many types: HTTP, names, offline, cache
-        message = str(error)
-        if match := re.search(r"Unknown split .* one of \[(.*)\]", message):
-            raise InputError(f"{repo} has no split {split}; available: {unquote(match[1])}") from None
-        if match := re.search(r"Config name is missing.*\[(.*)\]", message, re.DOTALL):
-            configs = f"has several configurations: {unquote(match[1])}"
-            raise InputError(f"{repo} {configs}; name one, {repo}:CONFIG:{split}") from None
-        if match := re.search(r"BuilderConfig .* not found\. Available: \[(.*)\]", message):
-            raise InputError(f"{repo} has no configuration {config}; available: {unquote(match[1])}") from None
         suggestion = "" if find_dataset(repo) else suggest_dataset(repo)
         hint = f"{suggestion} {LOCAL_COPY_HINT}" if suggestion else LOCAL_COPY_HINT
         origin = "the folder of this name" if Path(repo).is_dir() else "the Hub"
-        raise InputError(f"cannot load {repo} from {origin}: {first_error_line(error)}; {hint}") from error
+        message = f"cannot load {repo} from {origin}: {' '.join(str(error).split())[:300] or type(error).__name__}"
+        raise InputError(f"{message}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
     labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
     batches = map(columns_to_rows, dataset.iter(BATCH_ROWS))
@@ -140,10 +132,6 @@ def clean_floats(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]
                 x = row[field.name]
                 row[field.name] = None if x is None or math.isnan(x) else to_float(x)
     return rows
-
-
-def unquote(names: str) -> str:
-    return names.replace("'", "")
 
 
 def first_error_line(error: Exception) -> str:

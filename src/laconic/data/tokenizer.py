@@ -139,7 +139,7 @@ class Tokenizer:
 
         Args:
             text: Text.
-            add_special_tokens: Whether the post-processor adds special tokens; False for a rendered chat, which has them.
+            add_special_tokens: Whether the post-processor adds its tokens; False for a rendered chat, which has them.
         """
         return self.encode_with_offsets(text, add_special_tokens).ids
 

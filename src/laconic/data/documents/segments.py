@@ -15,7 +15,6 @@ from laconic.rng import uniform
 
 CUT_KEY = 4  # separates these random numbers from a run's others
 MAX_DRAWS = 10_000
-CHECK_DRAWS, MIN_ACCEPTED = 300, 3  # of the first 300 draws, at least 3 must respect the maximum length
 
 
 def min_segment_length(W: int, w: int, X: int) -> int:
@@ -49,7 +48,7 @@ class SegmentBoundaries:
         max_segment_tokens: X, the positions available to a segment.
 
     Raises:
-        UsageError: If too few random draws respect the minimum and maximum length.
+        UsageError: If no random draw respects the minimum and maximum length.
     """
 
     def __init__(self, config: TextConfig, seed: int, max_segment_tokens: int) -> None:
@@ -103,7 +102,7 @@ class SegmentBoundaries:
         return self.config.min_segment_tokens or min_segment_length(W, w, self.max_length)
 
     def _check(self) -> None:
-        """Raise `UsageError` if the limits leave no lengths, or too few, to draw from."""
+        """Raise `UsageError` if the limits leave no lengths to draw from."""
         for w in {*self.groups} - {1}:
             low, mean = self.min_length(w), self.config.mean_segment_tokens
             if w * (mean - low) < w - 1:
@@ -111,12 +110,4 @@ class SegmentBoundaries:
                     f"data.text.segment_tokens = {mean}: lengths of {low} to {self.max_length} tokens leave nothing to "
                     f'draw for {w} segments; use shorter segments, or segment_lengths = "fixed"'
                 )
-            if self.config.min_segment_tokens is None:
-                continue  # the bound of AC7 keeps every length below the maximum
-            group = self.groups.index(w)
-            accepted = sum(max(self.draw_once(0, group, i)) <= self.max_length for i in range(CHECK_DRAWS))
-            if accepted < MIN_ACCEPTED:
-                raise UsageError(
-                    f"data.text.max_segment_tokens = {self.max_length}: only {accepted} of {CHECK_DRAWS} draws with "
-                    f"min_segment_tokens = {low} respect it; raise either of them"
-                )
+            self.draw_lengths(0, self.groups.index(w))
