@@ -153,7 +153,7 @@ def test_split_documents_at_random(tmp_path: Path) -> None:
     assert names(config, "valid") == names(config, "valid")
     none = data(config.path or "", text={"held_out_fraction": 0})
     assert len(names(none, "train")) == 20
-    with pytest.raises(InputError, match=r"data\.valid: 20 documents with .* leaves no document"):
+    with pytest.raises(InputError, match=r"data\.valid: 20 different texts with .* leaves no document"):
         load_documents(none, "valid")
 
 
@@ -178,7 +178,7 @@ def test_split_documents_at_random_with_repetitions(tmp_path: Path) -> None:
         assert len(set.union(*texts)) == sum(map(len, texts))
         assert sum(map(len, documents.values())) == 40
     few = data(write(tmp_path / "a.jsonl", [{"text": f"page {i % 2}"} for i in range(40)]))
-    with pytest.raises(InputError, match=r"data\.valid: 40 documents with .* and 2 different texts leaves no document"):
+    with pytest.raises(InputError, match=r"data\.valid: 2 different texts with .* leaves no document"):
         load_documents(few, "valid")
     long = "A preface of many words. " * 10
     config = data(write(tmp_path / "a.jsonl", [{"book": f"b{i}", "text": x} for i in range(9) for x in (long, f"{i}")]))

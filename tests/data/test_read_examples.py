@@ -67,15 +67,6 @@ def test_read_examples_chain_fields(
     assert read_examples(path, config).examples[0].steps == steps
 
 
-def test_read_examples_notes_several_steps_in_one(tmp_path: Path) -> None:
-    chain = {"cot": "<<2+2=4>> <<4*1=4>>"}
-    path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
-    assert "chains of one step with several <<…>>, which data.chain_split" in read_examples(path, CONFIG).notes[0]
-    assert not read_examples(path, DataConfig(path="x", chain_split="spaces")).notes
-    prose = {"cot": "He has 3*2=<<3*2=6>>6 and 4*2=<<4*2=8>>8 so 14."}
-    assert not read_examples(written(tmp_path, {"question": "2?", "answer": "4", **prose}), CONFIG).notes
-
-
 def test_read_examples_refuses_an_empty_chain_beside_another(tmp_path: Path) -> None:
     path = written(tmp_path, {"question": "2?", "answer": "4", "steps": None, "cot": "2"})
     with pytest.raises(InputError, match=r'cot: has a chain, but steps is read.*; set data\.chain_field = "cot"'):
@@ -113,8 +104,7 @@ def test_read_examples_notes_texts_that_are_not_read(tmp_path: Path) -> None:
     path = written(tmp_path, row, row | {"input": "4, 1", "instruction": "Sum."}, row | {"input": " "})
     config = DataConfig(path="x", columns={"question": "instruction", "answer": "output"})
     assert read_examples(path, config).notes[0] == (
-        "rows.jsonl: input: has a value, which is not part of the question; remove data.columns, so that it follows "
-        "the instruction (2 lines)"
+        "rows.jsonl: input: has a value, which is not part of the question; add it there (2 lines)"
     )
     path = written(tmp_path, {"question": "Who?", "context": "Ada counts.", "answer": "Ada"})
     note = "rows.jsonl: context: has a value, which is not part of the question; add it there"
@@ -169,8 +159,7 @@ def test_read_examples_refuses_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("rows.csv", "question,answer\n2 and 2?,4\n"),
-        ("rows.csv", "\ufeffquestion;answer\r\n2 and 2?;4\r\n"),
+        ("rows.csv", "\ufeffquestion,answer\r\n2 and 2?,4\r\n"),
         ("rows.tsv", "question\tanswer\n2 and 2?\t4\n"),
     ],
 )

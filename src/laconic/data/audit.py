@@ -29,51 +29,34 @@ AUDIT_CONFIG = DataConfig(path="", chain_steps="all")  # whole chains
 
 @dataclass(frozen=True)
 class RowsAudit:
-    """Audit of reasoning examples; the names are those of `laconic data check --format json`.
-
-    Attributes:
-        rows: Number of valid rows.
-        problems: Problems of rows that cannot be read or encoded.
-        answer_type: "number", or "text" if most answers have no number.
-        unclear_answers: Ids of rows whose answer contains a number but is not a plain one, which cannot be judged.
-        duplicates: Pairs of ids that have the same question.
-        tokens: Quantiles of token lengths by part; empty without a tokenizer.
-        unknown_tokens: Unknown tokens in questions and chains.
-        too_long: Ids of rows over the token limit.
-    """
+    """Audit of reasoning examples; the names are those of `laconic data check --format json`."""
 
     sha256: str
-    rows: int
-    problems: Sequence[Mapping[str, Any]]
+    rows: int  # number of valid rows
+    problems: Sequence[Mapping[str, Any]]  # of rows that cannot be read or encoded
     notes: Sequence[str]
     rows_without_chain: int
-    answer_type: str
+    answer_type: str  # "number", or "text" if most answers have no number
+    # ids of rows whose answer contains a number but is not a plain one, which cannot be judged
     unclear_answers: Sequence[str]
     majority_answer: Mapping[str, str | float]
-    duplicates: Sequence[tuple[str, str]]
-    tokens: Mapping[str, Mapping[str, int]]
-    unknown_tokens: int
-    too_long: Sequence[str]
+    duplicates: Sequence[tuple[str, str]]  # pairs of ids that have the same question
+    tokens: Mapping[str, Mapping[str, int]]  # quantiles of token lengths by part; empty without a tokenizer
+    unknown_tokens: int  # in questions and chains
+    too_long: Sequence[str]  # ids of rows over the token limit
 
 
 @dataclass(frozen=True)
 class DocumentAudit:
-    """Audit of documents.
+    """Audit of documents."""
 
-    Attributes:
-        documents_by_part: Documents of each split, "unspecified" for those whose rows name none.
-        num_duplicate_sections: Sections that repeat an earlier one.
-        token_lengths: Quantiles of the tokens of a document, if a tokenizer was given.
-        num_rows: Training rows that the documents give, if a row length was given.
-    """
-
-    documents_by_part: Mapping[str, int]
+    documents_by_part: Mapping[str, int]  # documents of each split, "unspecified" for those whose rows name none
     num_sections: int
-    num_duplicate_sections: int
+    num_duplicate_sections: int  # sections that repeat an earlier one
     sha256: str
     notes: Sequence[str] = ()
-    token_lengths: Mapping[str, int] | None = None
-    num_rows: int | None = None
+    token_lengths: Mapping[str, int] | None = None  # quantiles of the tokens of a document, if a tokenizer was given
+    num_rows: int | None = None  # training rows that the documents give, if a row length was given
 
 
 def audit_documents(

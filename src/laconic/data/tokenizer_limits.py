@@ -88,17 +88,12 @@ def list_parts(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 @contextmanager
 def hide_panic_message() -> Generator[None]:
     """Hold back what is written to standard error; drop it if the block panics, because the error says the same."""
-    with suppress(OSError):
-        sys.stderr.flush()
     with ExitStack() as stack:
         try:
+            sys.stderr.flush()
             file = stack.enter_context(tempfile.TemporaryFile())
-        except OSError:  # there is no folder for temporary files
-            yield
-            return
-        try:
             terminal = os.dup(2)
-        except OSError:  # standard error is closed
+        except OSError:  # there is no folder for temporary files, or standard error is closed
             yield
             return
         has_panicked = False

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +44,12 @@ parse_document = partial(parse_row, forbidden=LONE_SURROGATES)
 
 @dataclass(frozen=True)
 class Document:
-    """A text of several sections.
+    """A text of several sections."""
 
-    Attributes:
-        name: Name of the file or book, or the place of its row.
-        sections: Texts of its rows.
-        book: Name of the document in its rows.
-        part: Split that its rows name.
-    """
-
-    name: str
-    sections: tuple[str, ...]
-    book: str | None = None
-    part: SplitName | None = None
+    name: str  # name of the file or book, or the place of its row
+    sections: tuple[str, ...]  # texts of its rows
+    book: str | None = None  # name of the document in its rows
+    part: SplitName | None = None  # split that its rows name
 
     def __post_init__(self) -> None:
         if isinstance(self.sections, str):  # its characters would be taken for sections
@@ -200,10 +192,8 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
         read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
         selected = [document for document in read if document.part in (part, None)]
     if not selected:
-        documents = list(chain.from_iterable(parts.values()))
-        source = f"{len(documents):,} documents with data.text.held_out_fraction = {config.text.held_out_fraction}"
-        num_texts = len({document.sections for document in documents})
-        source += f" and {num_texts:,} different texts" if num_texts < len(documents) else ""
+        num_texts = len({document.sections for members in parts.values() for document in members})
+        source = f"{num_texts:,} different texts with data.text.held_out_fraction = {config.text.held_out_fraction}"
         raise InputError(f"data.{part}: {name or source} leaves no document; name a file of documents")
     return selected
 

@@ -22,29 +22,17 @@ ExpressionPart = tuple[str, OperandRef | None]  # text, and what an operand refe
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A step with replaceable values.
+    """A step with replaceable values."""
 
-    Attributes:
-        texts: Texts around the replaceable values.
-        value_refs: What each of them refers to.
-        formula: Expression, whose i-th operand is named x{i}.
-        operands: What the operands refer to.
-        is_integer: Whether the result is an integer.
-    """
-
-    texts: tuple[str, ...]
-    value_refs: tuple[int, ...]
-    formula: ast.expr
-    operands: tuple[OperandRef, ...]
-    is_integer: bool
+    texts: tuple[str, ...]  # texts around the replaceable values
+    value_refs: tuple[int, ...]  # what each of them refers to
+    formula: ast.expr  # expression, whose i-th operand is named x{i}
+    operands: tuple[OperandRef, ...]  # what the operands refer to
+    is_integer: bool  # whether the result is an integer
 
 
 class ChainParser:
-    """Parses the steps of a row one after another.
-
-    Args:
-        numbers: Numbers of the question.
-    """
+    """Parses the steps of a row one after another, given the numbers of its question."""
 
     def __init__(self, numbers: Sequence[Fraction]) -> None:
         self.question_numbers = {number: i for i, number in enumerate(numbers)}

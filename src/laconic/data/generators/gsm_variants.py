@@ -53,20 +53,13 @@ DRAW_KEY, HOLD_OUT_KEY, NEW_NUMBERS_KEY = 1, 2, 3  # purposes of random numbers
 
 @dataclass(frozen=True)
 class NumberSlot:
-    """A number to be replaced.
+    """A number to be replaced."""
 
-    Attributes:
-        index: Index among the numbers of the question.
-        low, high: Bounds of the new number.
-        has_commas: Whether it is written with thousands separators.
-        suffix: Zeros after the point, as in $5.00.
-    """
-
-    index: int
+    index: int  # among the numbers of the question
     low: int
     high: int
-    has_commas: bool
-    suffix: str
+    has_commas: bool  # whether it is written with thousands separators
+    suffix: str  # zeros after the point, as in $5.00
 
     def format_value(self, value: int) -> str:
         return (f"{value:,}" if self.has_commas else str(value)) + self.suffix
@@ -74,25 +67,15 @@ class NumberSlot:
 
 @dataclass(frozen=True)
 class QuestionTemplate:
-    """A row in which the numbers that its chain uses can be replaced.
+    """A row in which the numbers that its chain uses can be replaced."""
 
-    Attributes:
-        id: Id of the row.
-        texts: Texts of the question around the slots.
-        numbers: All numbers of the question.
-        slots: Numbers to be replaced.
-        steps: Chain.
-        masked_question: Question without its numbers; decides whether the template is held out.
-        is_ambiguous: Whether a word of the question, such as "twice", may mean a replaced number.
-    """
-
-    id: str
-    texts: tuple[str, ...]
-    numbers: tuple[Fraction, ...]
+    id: str  # of the row
+    texts: tuple[str, ...]  # texts of the question around the slots
+    numbers: tuple[Fraction, ...]  # all of the question
     slots: tuple[NumberSlot, ...]
     steps: tuple[ChainStep, ...]
-    masked_question: str
-    is_ambiguous: bool
+    masked_question: str  # question without its numbers; decides whether the template is held out
+    is_ambiguous: bool  # whether a word of the question, such as "twice", may mean a replaced number
 
 
 def build_templates(examples: Iterable[ReasoningExample]) -> list[QuestionTemplate]:

@@ -32,30 +32,18 @@ MAX_ANSWER_TOKENS: Mapping[str, int] = {
 
 
 class AnswerProtocol(NamedTuple):
-    """How answers are extracted and judged; no result is printed without its name.
+    """How answers are extracted and judged; no result is printed without its name."""
 
-    Attributes:
-        name: Name in tables.
-        rule: What is compared, for tables.
-        extract: Return the answer in a generated text, or None.
-        extract_from_chain: The same for a text that begins with a chain, where that differs.
-        is_correct: Compare an extracted answer with the gold answer.
-        is_valid_gold: Whether a gold answer can be judged against.
-        expected_answer: Description of a valid gold answer.
-        formats: Formats of recipes whose answers can be extracted; empty for all.
-        format_question: How a question is put to the model.
-        sampling: How answers are sampled.
-    """
-
-    name: str
-    rule: str
-    extract: Callable[[str], str | None]
-    is_correct: Callable[[str, str], bool]
-    is_valid_gold: Callable[[str], bool] = bool
-    expected_answer: str = "a text"
-    formats: tuple[str, ...] = ()
-    format_question: Callable[[str], str] = str
-    sampling: GenerationConfig = GREEDY
+    name: str  # in tables
+    rule: str  # what is compared, for tables
+    extract: Callable[[str], str | None]  # return the answer in a generated text, or None
+    is_correct: Callable[[str, str], bool]  # compare an extracted answer with the gold answer
+    is_valid_gold: Callable[[str], bool] = bool  # whether a gold answer can be judged against
+    expected_answer: str = "a text"  # description of a valid gold answer
+    formats: tuple[str, ...] = ()  # formats of recipes whose answers can be extracted; empty for all
+    format_question: Callable[[str], str] = str  # how a question is put to the model
+    sampling: GenerationConfig = GREEDY  # how answers are sampled
+    # the same for a text that begins with a chain, where that differs
     extract_from_chain: Callable[[str], str | None] | None = None
 
     def for_chain(self) -> "AnswerProtocol":

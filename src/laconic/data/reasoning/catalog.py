@@ -31,21 +31,13 @@ class DatasetFile:
 
 @dataclass(frozen=True)
 class DatasetSplit:
-    """One split of a data set.
+    """One split of a data set."""
 
-    Attributes:
-        published_rows: Rows of the split as published; None if unknown.
-        file: Local file; with fewer rows than published, it is a part of the split.
-        hub_split: Name of the split on the Hub, in the slice syntax of `datasets`.
-        required_mark: (field, value) that a row must have to belong to the split.
-        marked_rows: How many rows have that mark.
-    """
-
-    published_rows: int | None = None
-    file: DatasetFile | None = None
-    hub_split: str | None = None
-    required_mark: tuple[str, Any] | None = None
-    marked_rows: int | None = None
+    published_rows: int | None = None  # rows of the split as published; None if unknown
+    file: DatasetFile | None = None  # local file; with fewer rows than published, it is a part of the split
+    hub_split: str | None = None  # name of the split on the Hub, in the slice syntax of `datasets`
+    required_mark: tuple[str, Any] | None = None  # (field, value) that a row must have to belong to the split
+    marked_rows: int | None = None  # how many rows have that mark
 
     @property
     def num_rows(self) -> int | None:
@@ -54,15 +46,7 @@ class DatasetSplit:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A data set.
-
-    Attributes:
-        columns: How the columns on the Hub are converted; a key of `columns.COLUMN_CONVERTERS`.
-        chain_field: Field that holds the chain; empty if rows have none, or the first row says which.
-        chain_split: How a chain that is one string is split into steps.
-        members: Names of the data sets that this one is the union of.
-        generator: Name under which `laconic data make` generates more rows.
-    """
+    """A data set."""
 
     name: str
     description: str
@@ -70,12 +54,15 @@ class DatasetInfo:
     splits: Mapping[str, DatasetSplit]
     hub_repo: str | None = None
     hub_config: str | None = None
+    # how the columns on the Hub are converted; a key of `columns.COLUMN_CONVERTERS`
     columns: Literal["standard", "gsm8k", "zen-aug", "zen-nl", "gsm-hard", "svamp", "multiarith"] = "standard"
+    # field that holds the chain; empty if rows have none, or the first row says which
     chain_field: Literal["steps", "cot", "rationale", ""] = "steps"
+    # how a chain that is one string is split into steps
     chain_split: Literal["lines", "sentences", "spaces", "whole"] = "lines"
     answer_kind: AnswerKind = "number"
-    members: tuple[str, ...] = ()
-    generator: str | None = None
+    members: tuple[str, ...] = ()  # names of the data sets that this one is the union of
+    generator: str | None = None  # name under which `laconic data make` generates more rows
 
 
 def load_catalog() -> dict[str, DatasetInfo]:
@@ -102,7 +89,8 @@ def find_dataset(name: str) -> DatasetInfo | None:
 def refuse_csv(path: Path) -> None:
     """Raise `InputError` for a CSV file, with a command that converts it."""
     if path.suffix.lower() in (".csv", ".tsv"):
-        rows = "csv.DictReader(open(0, encoding='utf-8-sig', newline=''), delimiter=',')"
+        delimiter = r"\t" if path.suffix.lower() == ".tsv" else ","
+        rows = f"csv.DictReader(open(0, encoding='utf-8-sig', newline=''), delimiter='{delimiter}')"
         hint = f'python -c "import csv, json; [print(json.dumps(row)) for row in {rows}]" < FILE > rows.jsonl'
         raise InputError(f"{path.name}: rows are read from JSONL and Parquet; convert them: {hint}")
 

@@ -26,31 +26,20 @@ PREFIX_PROBES = ("123", "82435")  # two numbers; a token with which both begin i
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """One row as ids.
-
-    Attributes:
-        id: Name of the row.
-        question_ids, chain_ids, answer_ids: Ids of the three parts.
-        chain_step_index: For each chain token, the index of its step.
-        chain_result_mask: For each chain token, whether it has a character of the last number of its step.
-        number_span: Columns [start, end) of the number in the answer.
-        distill_column: Answer column before the number; -1 if the format distils nothing.
-        num_prefix_tokens: Special tokens at the beginning of the question.
-        num_unknown: Unknown tokens in question and chain.
-        document_ids: Ids of the document that the question is about; empty if there is none.
-    """
+    """One row as ids."""
 
     id: str
     question_ids: tuple[int, ...]
     chain_ids: tuple[int, ...]
-    chain_step_index: tuple[int, ...]
+    chain_step_index: tuple[int, ...]  # for each chain token, the index of its step
+    # for each chain token, whether it has a character of the last number of its step
     chain_result_mask: tuple[bool, ...]
     answer_ids: tuple[int, ...]
-    number_span: tuple[int, int]
-    distill_column: int
-    num_prefix_tokens: int = 0
-    num_unknown: int = 0
-    document_ids: tuple[int, ...] = ()
+    number_span: tuple[int, int]  # columns [start, end) of the number in the answer
+    distill_column: int  # answer column before the number; -1 if the format distils nothing
+    num_prefix_tokens: int = 0  # special tokens at the beginning of the question
+    num_unknown: int = 0  # unknown tokens in question and chain
+    document_ids: tuple[int, ...] = ()  # ids of the document that the question is about; empty if there is none
 
     def __len__(self) -> int:
         return len(self.question_ids) + len(self.chain_ids) + len(self.answer_ids)

@@ -55,19 +55,12 @@ ACCEPTED_FIELDS = (
 
 @dataclass(frozen=True)
 class ExamplesFile:
-    """The examples of a file.
-
-    Attributes:
-        examples: The rows.
-        sha256: SHA-256 of the file; of a Hub table, of its rows as JSON.
-        notes: Messages for the user.
-        skipped: Problems of the rows that `on_invalid_row = "skip"` dropped.
-    """
+    """The examples of a file."""
 
     examples: tuple[ReasoningExample, ...]
-    sha256: str
+    sha256: str  # SHA-256 of the file; of a Hub table, of its rows as JSON
     notes: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # problems of the rows that `on_invalid_row = "skip"` dropped
 
 
 def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
@@ -194,7 +187,7 @@ class ExampleReader:
         if example.id in self.ids:
             raise RowError("duplicate ids", f"duplicate id {example.id[:60]!r}", "ids must be unique", field="id")
         self.ids.add(example.id)
-        self.notes.update(iter_notes(example, self.config, self.columns, self.schema.chain_field))
+        self.notes.update(iter_notes(example, self.config, self.columns))
         return example
 
     def result(self) -> ExamplesFile:

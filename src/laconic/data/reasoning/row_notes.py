@@ -26,12 +26,10 @@ WHOLE_SOLUTION = re.compile(r"\\boxed\{|\A[^\n]*\n.*answer is\b", re.DOTALL | re
 THINKING_MARK = re.compile(r"</?think(?:ing)?>")
 
 
-def iter_notes(
-    example: ReasoningExample, config: DataConfig, columns: str | None, chain_field: str | None
-) -> Iterator[str]:
+def iter_notes(example: ReasoningExample, config: DataConfig, columns: str | None) -> Iterator[str]:
     """Yield a note for each part of a row that training would leave out or write unclearly."""
     if columns in FORM_COLUMNS:
-        yield from iter_unread_fields(example, config)
+        yield from iter_unread_fields(example)
     if has_history(example) and config.format != "chat":
         yield 'conversations of several messages, which need data.format = "chat"'
     has_tools = "messages" in example.metadata and example.metadata.get("tools") not in (None, [], "", "[]")
@@ -51,24 +49,15 @@ def iter_notes(
         field = next((x for x in CHAIN_NAMES if isinstance(example.metadata.get(x), str)), None)
         if field is not None:
             yield f'{field}: not read; if it is the chain of thought, set data.columns = {{ cot = "{field}" }}'
-    if chain_field not in (None, "steps") and len(example.steps) == 1 and is_several_equations(example.steps[0]):
-        yield 'chains of one step with several <<…>>, which data.chain_split = "spaces" separates'
     if config.format == "pccot" and joins_unclearly(example.steps):
         yield UNCLEAR_CHAINS
 
 
-def iter_unread_fields(example: ReasoningExample, config: DataConfig) -> Iterator[str]:
+def iter_unread_fields(example: ReasoningExample) -> Iterator[str]:
     """Yield a note for each field that usually belongs to a question and has a text that is not in it."""
     for field, value in example.metadata.items():
-        name = field.lower()
-        if name in UNREAD_TEXTS and any(text not in example.question for text in iter_strings(value)):
-            is_instruction = "instruction" in config.columns.values() and name in ("input", "context")
-            remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
-            yield f"{make_excerpt(field)}: has a value, which is not part of the question; {remedy}"
-
-
-def is_several_equations(step: str) -> bool:
-    return len(EQUATION.findall(step)) > 1 and not EQUATION.sub("", step).strip()
+        if field.lower() in UNREAD_TEXTS and any(text not in example.question for text in iter_strings(value)):
+            yield f"{make_excerpt(field)}: has a value, which is not part of the question; add it there"
 
 
 def joins_unclearly(steps: Sequence[str]) -> bool:
