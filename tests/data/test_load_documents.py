@@ -182,7 +182,7 @@ def test_split_documents_at_random_with_repetitions(tmp_path: Path) -> None:
         load_documents(few, "valid")
     long = "A preface of many words. " * 10
     config = data(write(tmp_path / "a.jsonl", [{"book": f"b{i}", "text": x} for i in range(9) for x in (long, f"{i}")]))
-    with pytest.raises(InputError, match=r"training documents share their name or a section with those of valid"):
+    with pytest.raises(InputError, match=r"training documents share a name or section with valid"):
         load_documents(config, "train")
 
 
@@ -199,7 +199,7 @@ def test_load_documents_from_held_out_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [{"book": "emma", "text": "new"}, {"book": "new", "text": "three"}])
 def test_load_documents_refuses_overlap(row: dict[str, Any], tmp_path: Path) -> None:
     path, held_out = write(tmp_path / "a.jsonl", ROWS), write(tmp_path / "b.jsonl", [row])
-    line = r"1 training documents share their name or a section with those of valid \(emma\)"
+    line = r"1 training documents share a name or section with valid \(emma\)"
     with pytest.raises(InputError, match=line):
         load_documents(data(path, valid=held_out), "train")
     assert len(load_documents(data(path, valid=held_out, allow_contamination=True), "train")[0]) == 3

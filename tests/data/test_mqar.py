@@ -98,7 +98,7 @@ def test_build_mqar_tokenizer(tmp_path: Path) -> None:
         ({"num_pairs": ()}, r"\[\]: give distinct"),
         ({"num_pairs": (4, 2)}, r"\[4, 2\]: give distinct"),
         ({"num_pairs": (33,), "row_tokens": 256}, "num_pairs 33"),
-        ({"num_pairs": (8,), "row_tokens": 30}, "row_tokens 30: 8 pairs"),
+        ({"num_pairs": (8,), "row_tokens": 30}, "row_tokens 30: give a multiple of 2, at least 32"),
     ],
 )
 def test_mqar_config_refuses_impossible_tasks(values: dict[str, Any], message: str) -> None:

@@ -61,9 +61,7 @@ class DigitsConfig(ConfigModel):
             raise ValueError('chain_style "lookups": there is nothing to look up; set document_tokens')
         least = self.num_operations + 1  # facts
         if self.document_tokens is not None and self.document_tokens < least:
-            raise ValueError(
-                f"document_tokens {self.document_tokens}: the facts of {self.num_operations} operations take {least}"
-            )
+            raise ValueError(f"document_tokens {self.document_tokens}: too few for the {least} facts of a question")
         return self
 
     @property
@@ -105,23 +103,16 @@ class TextConfig(ConfigModel):
         lengths = self.segment_tokens if isinstance(self.segment_tokens, tuple) else ()
         if lengths and (self.segment_lengths == "random" or sum(lengths) != self.row_tokens):
             expected = "the mean" if self.segment_lengths == "random" else f"lengths that sum to {self.row_tokens}"
-            raise ValueError(
-                f'segment_tokens {list(lengths)} with segment_lengths "{self.segment_lengths}": give {expected}'
-            )
+            raise ValueError(f'segment_tokens {list(lengths)}: "{self.segment_lengths}" lengths need {expected}')
         if self.segment_lengths == "fixed":
             set_key = next((key for key in ("min_segment_tokens", "max_segment_tokens") if getattr(self, key)), None)
             if set_key:
                 raise ValueError(f'{set_key}: only for segment_lengths "random"; remove the key')
         elif self.row_tokens % self.mean_segment_tokens:
-            raise ValueError(
-                f"row_tokens {self.row_tokens}: must be a multiple of segment_tokens {self.mean_segment_tokens}"
-            )
+            raise ValueError(f"row_tokens {self.row_tokens}: no multiple of segment_tokens {self.mean_segment_tokens}")
         low, high = self.min_segment_tokens or 0, self.max_segment_tokens or self.row_tokens + 1
         if not low < self.mean_segment_tokens < high:
-            raise ValueError(
-                f"segment_tokens {self.mean_segment_tokens}: must lie between {low} and {high}, the shortest and the "
-                "longest segment"
-            )
+            raise ValueError(f"segment_tokens {self.mean_segment_tokens}: must lie between the limits {low} and {high}")
         return self
 
     @property
@@ -168,10 +159,7 @@ class FactRecallConfig(ConfigModel):
         if largest > self.num_keys:
             raise ValueError(f"num_facts {largest}: there are only {self.num_keys} distinct keys; lower it")
         if self.segment_tokens % width or largest * width > self.segment_tokens * self.num_segments:
-            raise ValueError(
-                f"segment_tokens {self.segment_tokens}: {largest} facts of {width} tokens do not fit into "
-                f"{self.num_segments} segments"
-            )
+            raise ValueError(f"segment_tokens {self.segment_tokens}: too few for {largest} facts in all segments")
         return self
 
     @property
@@ -188,10 +176,7 @@ class FactRecallConfig(ConfigModel):
 def check_segments_per_window(segments_per_window: int) -> None:
     """Raise ValueError for a window of one segment, in which no summary is ever read."""
     if segments_per_window < 2:
-        raise ValueError(
-            f"segments_per_window: {segments_per_window} leaves no segment that reads a summary within its window, so "
-            "compression would not be trained; use 2 or more"
-        )
+        raise ValueError(f"segments_per_window {segments_per_window}: no summary is read in a window; use 2 or more")
 
 
 class DataConfig(ConfigModel):
@@ -272,9 +257,7 @@ class DataConfig(ConfigModel):
         if (self.source == "digits") != (self.format == "digits"):
             raise ValueError(f'format "{self.format}" with source "{self.source}": "digits" only goes with "digits"')
         if self.format in ("coconut", "icot") and self.chain_steps == "drop_last":
-            raise ValueError(
-                f'chain_steps "drop_last": format "{self.format}" uses every step; set chain_steps = "all"'
-            )
+            raise ValueError(f'chain_steps "drop_last": format "{self.format}" uses every step; set it to "all"')
         if self.separator == "eos" and self.format != "codi":
             raise ValueError(f'separator "eos": only for format "codi", not "{self.format}"')
         return self

@@ -47,9 +47,7 @@ class LatentConfig(ConfigModel):
     @model_validator(mode="after")
     def check_iterations(self) -> "LatentConfig":
         if self.schedule == "sequential" and self.jacobi_iterations is not None:
-            raise ValueError(
-                f"jacobi_iterations {self.jacobi_iterations}: the sequential schedule has none; remove the key"
-            )
+            raise ValueError(f"jacobi_iterations {self.jacobi_iterations}: schedule sequential has none; remove it")
         if self.length_policy != "fixed" and not self.jacobi_iterations:
             raise ValueError(f'length_policy "{self.length_policy}": needs Jacobi iterations; use "fixed"')
         return self
@@ -179,39 +177,22 @@ class CompressionConfig(ConfigModel):
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":
         if self.summary == "pool" and self.length_policy == "stop_head":
-            raise ValueError(
-                'length_policy "stop_head" with summary "pool": a prefix of its spans covers only a prefix of the '
-                'text; use "classifier"'
-            )
+            raise ValueError('length_policy "stop_head": not for summary "pool"; use "classifier"')
         if self.summary == "select" and self.length_policy in ("nested_dropout", "stop_head"):
             raise ValueError(f'length_policy "{self.length_policy}" with summary "select": use "fixed" or "classifier"')
         if (self.max_memory_vectors is None) == (self.memory_policy in ("budgeted", "fifo")):
-            raise ValueError(
-                f'max_memory_vectors {self.max_memory_vectors} with memory_policy "{self.memory_policy}": '
-                "set it for budgeted and fifo, and only for them"
-            )
+            raise ValueError(f"max_memory_vectors {self.max_memory_vectors}: only for memory_policy budgeted and fifo")
         if self.trigger_placement == "replace" and self.summary != "autoregressive":
             raise ValueError(f'trigger_placement "replace" with summary "{self.summary}": only autoregressive has one')
         if self.summary_init == "last_tokens" and not self.can_copy_last_tokens:
-            raise ValueError(
-                f'summary_init "last_tokens" with summary "{self.summary}", summary_map {self.summary_map} and '
-                f'memory_policy "{self.memory_policy}": it needs parallel summaries of text, and has a map of its own; '
-                "use eos or normal"
-            )
+            raise ValueError('summary_init "last_tokens": needs parallel summaries of text, without a map')
         lengths = self.possible_lengths
         if list(lengths) != sorted(set(lengths)) or lengths[-1] > self.max_vectors:
-            raise ValueError(
-                f"allowed_lengths {list(lengths)}: give ascending numbers from 1 to max_vectors {self.max_vectors}"
-            )
+            raise ValueError(f"allowed_lengths {list(lengths)}: must ascend, to max_vectors {self.max_vectors}")
         if self.num_vectors is not None and self.length_policy != "fixed":
-            raise ValueError(
-                f'num_vectors {self.num_vectors} with length_policy "{self.length_policy}": only "fixed" uses it; '
-                "remove the key"
-            )
+            raise ValueError(f'num_vectors {self.num_vectors}: only length_policy "fixed" uses it; remove the key')
         if self.fixed_length not in self.possible_lengths:
-            raise ValueError(
-                f"num_vectors {self.fixed_length}: not one of allowed_lengths {list(self.possible_lengths)}"
-            )
+            raise ValueError(f"num_vectors {self.fixed_length}: not one of allowed_lengths {list(lengths)}")
         return self
 
     def check_for_reasoning(self) -> None:
@@ -227,9 +208,7 @@ class CompressionConfig(ConfigModel):
         for key, values in supported.items():
             if getattr(self, key) not in values:
                 expected = next(value for value in values if value is not None)
-                raise ValueError(
-                    f"compression.{key} {getattr(self, key)!r}: answers to questions about documents need {expected!r}"
-                )
+                raise ValueError(f"compression.{key} {getattr(self, key)!r}: questions on documents need {expected!r}")
 
     @property
     def can_copy_last_tokens(self) -> bool:

@@ -132,15 +132,11 @@ class ModelConfig(ConfigModel):
     def check_origin(self) -> "ModelConfig":
         sources = [key for key in ("name", "init_from_run", "family") if getattr(self, key) is not None]
         if len(sources) != 1:
-            raise ValueError(
-                f"set exactly one of name, init_from_run and family, not {' and '.join(sources) or 'none'}"
-            )
+            raise ValueError(f"set exactly one of name, init_from_run and family, not {', '.join(sources) or 'none'}")
         if self.init_from_run and self.tokenizer:
             raise ValueError(f'tokenizer "{self.tokenizer}": the run of init_from_run has its own; remove the key')
         if self.family and not self.tokenizer:
-            raise ValueError(
-                'tokenizer: missing; a new decoder needs one: "digits" or "recall" for those tasks, "bytes" for text'
-            )
+            raise ValueError('tokenizer: missing; a new decoder needs one, such as "digits", or "bytes" for text')
         return self
 
 
@@ -258,35 +254,20 @@ class Recipe(ConfigModel):
     def check_documents(self) -> "Recipe":
         source, config = self.data.source, self.compression
         if not self.is_custom_method and (self.method in DOCUMENT_METHODS) != (source in DOCUMENT_SOURCES):
-            raise ValueError(
-                f'data.source "{source}" with method {self.method}: document sources ({", ".join(DOCUMENT_SOURCES)}) '
-                f"go with methods {', '.join(DOCUMENT_METHODS)}"
-            )
+            raise ValueError(f'data.source "{source}": documents go with methods {", ".join(DOCUMENT_METHODS)} alone')
         if self.reads_documents and config is not None:
             config.check_for_reasoning()
         if source == "digits" and self.reads_documents != (self.data.digits.document_tokens is not None):
-            raise ValueError(
-                "data.digits.document_tokens: goes with a table [compression] and one of the methods "
-                f"{', '.join(DOCUMENT_REASONING_METHODS)}; set both or neither"
-            )
+            raise ValueError("data.digits.document_tokens: goes with a table [compression]; set both or neither")
         if self.method != "autocompressor" or config is None:
             return self
         if source not in SEGMENTED_SOURCES:
-            raise ValueError(
-                f'data.source "{source}": its documents have no segments to compress; use '
-                f"{' or '.join(SEGMENTED_SOURCES)}"
-            )
+            raise ValueError(f'data.source "{source}": has no segments; use {" or ".join(SEGMENTED_SOURCES)}')
         if config.distillation_weight and self.train.trainable != "lora":
-            raise ValueError(
-                f"compression.distillation_weight {config.distillation_weight:g} with train.trainable "
-                f'"{self.train.trainable}": the teacher is the base model without its adapter; use "lora"'
-            )
+            raise ValueError('compression.distillation_weight: the teacher needs train.trainable "lora"')
         text = self.data.text
         if source == "text" and text.mean_segment_tokens >= text.row_tokens:
-            raise ValueError(
-                f"data.text.row_tokens {text.row_tokens}: a row of one segment of {text.mean_segment_tokens} tokens "
-                "never reads its summary; use longer rows"
-            )
+            raise ValueError(f"data.text.row_tokens {text.row_tokens}: a single segment never reads its summary")
         return self
 
     @model_validator(mode="after")
@@ -304,13 +285,9 @@ class Recipe(ConfigModel):
             elif coconut.uniform_stage_prob:
                 cause = f"uniform_stage_prob {coconut.uniform_stage_prob:g}"
         if self.train.parallel == "fsdp" and cause:
-            raise ValueError(
-                f'train.parallel "fsdp": with {cause} ranks run unequal numbers of passes and would deadlock; use "ddp"'
-            )
+            raise ValueError(f'train.parallel "fsdp": with {cause} ranks run unequal numbers of passes; use "ddp"')
         if self.train.reshard and self.method == "hope":
-            raise ValueError(
-                "train.reshard: method hope uses the weights of all blocks in the whole pass; remove the key"
-            )
+            raise ValueError("train.reshard: method hope uses all weights in the whole pass; remove the key")
         return self
 
     @model_validator(mode="after")
@@ -321,9 +298,7 @@ class Recipe(ConfigModel):
         if self.method != "hope":
             return self
         if train.trainable != "full":
-            raise ValueError(
-                f'train.trainable "{train.trainable}": method hope trains the initial fast weights; use "full"'
-            )
+            raise ValueError(f'train.trainable "{train.trainable}": method hope trains its fast weights; use "full"')
         if train.optimizer == "dgd":
             raise ValueError('train.optimizer "dgd": not supported for method hope; use adamw or m3')
         if train.activation_checkpointing:
@@ -333,9 +308,7 @@ class Recipe(ConfigModel):
             )
         mixer = self.mixer.kind if self.mixer else "attention"
         if mixer != "attention" and self.model.family not in (None, "llama"):
-            raise ValueError(
-                f'model.family "{self.model.family}": mixer.kind "{mixer}" has Llama\'s norms and MLPs; use "llama"'
-            )
+            raise ValueError(f'model.family "{self.model.family}": mixer.kind "{mixer}" needs "llama"')
         return self
 
     @property

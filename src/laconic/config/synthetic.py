@@ -41,16 +41,10 @@ class MQARConfig(SplitSizes):
     def check_pairs(self) -> "MQARConfig":
         largest = self.num_pairs[-1]
         if largest > self.num_keys**self.tokens_per_key:
-            raise ValueError(
-                f"num_pairs {largest}: there are only {self.num_keys**self.tokens_per_key} distinct keys; lower it, or "
-                "raise num_keys"
-            )
+            raise ValueError(f"num_pairs {largest}: exceeds the number of different keys; raise num_keys")
         unit = 2 * self.tokens_per_key
         if self.row_tokens % unit or self.row_tokens < 2 * unit * largest:
-            raise ValueError(
-                f"row_tokens {self.row_tokens}: {largest} pairs and their queries need a multiple of {unit} that is at "
-                f"least {2 * unit * largest}"
-            )
+            raise ValueError(f"row_tokens {self.row_tokens}: give a multiple of {unit}, at least {2 * unit * largest}")
         return self
 
 
@@ -68,9 +62,7 @@ class SelectiveCopyingConfig(SplitSizes):
     def check_counts(self) -> "SelectiveCopyingConfig":
         largest = self.num_copied[-1]
         if self.row_tokens < 2 * largest:
-            raise ValueError(
-                f"row_tokens {self.row_tokens}: {largest} values and their markers need at least {2 * largest}"
-            )
+            raise ValueError(f"row_tokens {self.row_tokens}: {largest} values and markers need at least {2 * largest}")
         return self
 
 
@@ -108,10 +100,7 @@ class FormalLanguagesConfig(SplitSizes):
     @model_validator(mode="after")
     def check_lengths(self) -> "FormalLanguagesConfig":
         if not self.possible_lengths:
-            raise ValueError(
-                f"min_length {self.min_length}, max_length {self.max_length}: no length of {self.language}, which are "
-                f"multiples of {LENGTH_PERIODS[self.language]}, is in between; raise max_length"
-            )
+            raise ValueError(f"max_length {self.max_length}: no string of {self.language} is that short; raise it")
         return self
 
     @property

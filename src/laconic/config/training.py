@@ -94,15 +94,11 @@ class TrainingConfig(ConfigModel):
             number = "neither" if self.steps is None else "both"
             raise ValueError(f"set exactly one of steps and epochs, not {number}")
         if self.warmup_ratio and self.warmup_steps is not None:
-            raise ValueError(
-                f"warmup_ratio {self.warmup_ratio:g} and warmup_steps {self.warmup_steps}: set only one of them"
-            )
+            raise ValueError(f"warmup_ratio {self.warmup_ratio:g}, warmup_steps {self.warmup_steps}: set only one")
         if self.reshard and self.parallel != "fsdp":
             raise ValueError(f'reshard with parallel "{self.parallel}": nothing is sharded; set parallel = "fsdp"')
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
-            raise ValueError(
-                f"micro_batch_size {self.micro_batch_size}: exceeds batch_size {self.batch_size}; remove it"
-            )
+            raise ValueError(f"micro_batch_size {self.micro_batch_size}: exceeds batch_size {self.batch_size}")
         return self
 
     def updates_per_epoch(self, num_rows: int) -> int:

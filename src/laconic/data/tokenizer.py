@@ -199,10 +199,7 @@ class Tokenizer:
         if not isinstance(values, Sequence) or not all(isinstance(message, Mapping) for message in values):
             raise UsageError('messages: give a list of messages such as [{"role": "user", "content": "Hello"}]')
         if self.chat_template is None:
-            raise InputError(
-                "the tokenizer has no chat template (base models have none); give plain text instead of messages, or "
-                "use the model's instruction-tuned version"
-            )
+            raise InputError("the tokenizer has no chat template (base models have none); give plain text")
         variables = {
             **self.special_tokens,
             "messages": [dict(message) for message in messages],

@@ -33,14 +33,10 @@ def check_tokenizer(backend: tokenizers.Tokenizer, source: str) -> None:
         settings = json.loads(component.__getstate__()) if component is not None else {}
         growth = measure_growth(settings)
         if growth > MAX_GROWTH:
-            raise InputError(
-                f"{source}: the {name} makes a text up to {growth:,} times longer; the limit is {MAX_GROWTH:,}"
-            )
+            raise InputError(f"{source}: the {name} makes a text {growth:,} times longer; the limit is {MAX_GROWTH:,}")
         added = count_added_tokens(settings)
         if added > MAX_TEMPLATE_TOKENS:
-            raise InputError(
-                f"{source}: the {name} adds {added:,} tokens to a text; the limit is {MAX_TEMPLATE_TOKENS:,}"
-            )
+            raise InputError(f"{source}: the {name} adds {added:,} tokens; the limit is {MAX_TEMPLATE_TOKENS:,}")
     for has_special in (False, True):
         try:
             backend.decode(backend.encode(SAMPLE, add_special_tokens=has_special).ids)

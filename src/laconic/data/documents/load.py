@@ -15,6 +15,7 @@ from laconic.config.data import DataConfig, SplitName, TextConfig, is_row_file
 from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
+from laconic.data.reasoning.contamination import ALLOW_OVERLAP_HINT
 from laconic.data.strict_jsonl import (
     LONE_SURROGATES,
     NumberedRow,
@@ -241,6 +242,5 @@ def check_documents_disjoint(
     ]
     if shared and not allow_overlap:
         raise InputError(
-            f"{len(shared):,} training documents share their name or a section with those of {part} ({shared[0]}); "
-            "remove them, or set data.allow_contamination"
+            f"{len(shared):,} training documents share a name or section with {part} ({shared[0]}); {ALLOW_OVERLAP_HINT}"
         )

@@ -24,7 +24,7 @@ WORD_PATTERN = re.compile(
     r"\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[^\W\d_]+|(?:(?<![^\W\d_])(?!^- )-|[+*/=<>^%])(?=\s*[\d(])", re.MULTILINE
 )
 OPERATORS = str.maketrans({"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "÷": "/"})
-ALLOW_OVERLAP_HINT = "or set data.allow_contamination"
+ALLOW_OVERLAP_HINT = "remove them, or set data.allow_contamination"
 
 
 def normalise_question(question: str) -> str:
@@ -64,10 +64,7 @@ def check_dataset_names(config: DataConfig) -> None:
     names = {info.name for info in entries if info}
     generated = names & set(GPT4_SOLUTIONS)
     if GSM8K_SOLUTIONS in names and generated:
-        raise InputError(
-            f"{GSM8K_SOLUTIONS} and {min(generated)} have natural-language chains of different origin, "
-            "so results are not comparable; use one of them"
-        )
+        raise InputError(f"{GSM8K_SOLUTIONS} and {min(generated)} have chains of different origin; use one of them")
 
 
 def check_known_files(config: DataConfig, files: Mapping[str, str]) -> None:
@@ -87,7 +84,7 @@ def check_marks(name: str, examples: Iterable[ReasoningExample], allow_overlap: 
     for field, value, description, hint in HELD_OUT_MARKS:
         count = sum(example.metadata.get(field) == value for example in rows)
         if count and not allow_overlap:
-            message = f"{name}: {count:,} rows are {description} ({field} = {value}); {hint}, {ALLOW_OVERLAP_HINT}"
+            message = f"{name}: {count:,} rows are {description} ({field} = {value}); {hint}; {ALLOW_OVERLAP_HINT}"
             raise InputError(message)
 
 
@@ -102,10 +99,7 @@ def check_overlap(
     pairs = [(e.id, ids[question]) for e in train if (question := identify_question(e, with_documents)) in ids]
     if pairs and not allow_overlap:
         examples_text = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
-        raise InputError(
-            f"{len(pairs):,} training questions are also held out ({examples_text}); "
-            "remove them, or set data.allow_contamination, which the report prints"
-        )
+        raise InputError(f"{len(pairs):,} training questions are also held out ({examples_text}); {ALLOW_OVERLAP_HINT}")
     return len(pairs)
 
 
@@ -125,9 +119,7 @@ def merge_deduplicated(
         new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]
         for example in new:
             if set_by_id.setdefault(example.id, name) != name:
-                raise InputError(
-                    f"id {example.id[:60]!r} is in both {set_by_id[example.id]} and {name}; make it unique"
-                )
+                raise InputError(f"id {example.id[:60]!r} is in both {set_by_id[example.id]} and {name}")
         dropped = len(examples) - len(new)
         if dropped:
             notes.append(f"{name}: {dropped:,} rows dropped because their questions are in an earlier set")

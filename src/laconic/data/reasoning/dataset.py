@@ -152,10 +152,7 @@ class ReasoningDataset:
                 stacklevel=2,
             )
         if len(packed) < min_rows:
-            remedy = "; lower train.batch_size" if packed else ""
-            raise InputError(
-                f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}{remedy}"
-            )
+            raise InputError(f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}")
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)
 

@@ -74,10 +74,7 @@ class ReasoningEncoder:
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:
         if config.format == "chat" and tokenizer.chat_template is None:
-            raise InputError(
-                'data.format "chat": the model has no chat template (base models have none); set another format, such '
-                'as "codi", or take its instruction-tuned version'
-            )
+            raise InputError('data.format "chat": the model has no chat template; set another format, such as "codi"')
         self.tokenizer, self.config = tokenizer, config
         unk_token_id = tokenizer.special_token_id("unk_token")
         self.unk_token_id = unk_token_id if unk_token_id != tokenizer.eos_token_id else None
@@ -285,7 +282,5 @@ def find_eos_token_id(tokenizer: Tokenizer, config: DataConfig) -> int:
         problem = f"data.eos_token {config.eos_token!r} is not in the vocabulary"
         problem = problem if config.eos_token is not None else "the tokenizer's files name no eos_token"
         special = [t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special]
-        raise InputError(
-            f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'there is none'}"
-        )
+        raise InputError(f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'none'}")
     return eos_token_id
