@@ -248,7 +248,7 @@ def test_encode_example_chat_equals_transformers(
 
 def test_encode_example_chat_needs_a_template(tmp_path: Path) -> None:
     rows = read(tmp_path, {"messages": [USER, REPLY]}, {"messages": [USER, THINKING]})
-    with pytest.raises(InputError, match=r'^data\.format "chat": the model has no chat template [^\n]*$'):
+    with pytest.raises(InputError, match=r'^data\.format "chat": the model has no chat template; [^\n]*$'):
         ReasoningDataset(rows, build_byte_tokenizer(), DataConfig(path="rows.jsonl", format="chat"), max_positions=99)
 
 

@@ -38,14 +38,9 @@ RowConverter = Callable[[dict[str, Any], str], T]  # (row, its name) -> value; r
 
 
 class RowError(Exception):
-    """A row that cannot be used.
+    """A row that cannot be used: kind of problem (those after the first 20 are counted by it), problem and remedy.
 
-    Args:
-        kind: Kind of problem, by which those after the first 20 are counted.
-        problem: What is wrong.
-        remedy: What to do.
-        field: The field that is wrong; None for the whole row.
-        column: Column of the problem from 1, in characters, if it is not the value of `field`.
+    `field` is the field that is wrong, `column` (from 1, in characters) the place if it is not the field's value.
     """
 
     def __init__(

@@ -241,6 +241,5 @@ def check_documents_disjoint(
         or not sections.isdisjoint(document.compared_sections)
     ]
     if shared and not allow_overlap:
-        raise InputError(
-            f"{len(shared):,} training documents share a name or section with {part} ({shared[0]}); {ALLOW_OVERLAP_HINT}"
-        )
+        message = f"{len(shared):,} training documents share a name or section with {part} ({shared[0]})"
+        raise InputError(f"{message}; {ALLOW_OVERLAP_HINT}")

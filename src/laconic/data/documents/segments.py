@@ -40,15 +40,7 @@ class SegmentBoundaries:
     """The ends of segments, fixed or random; the same for all rows of a step.
 
     Random lengths are drawn for w consecutive segments (a window, if windows do not overlap), so that
-    `config.segment_tokens` is their mean.
-
-    Args:
-        config: Lengths of rows and segments.
-        seed: Seed of the random lengths.
-        max_segment_tokens: X, the positions available to a segment.
-
-    Raises:
-        UsageError: If no random draw respects the minimum and maximum length.
+    `config.segment_tokens` is their mean. `max_segment_tokens` is X. Raises `UsageError` if no lengths respect limits.
     """
 
     def __init__(self, config: TextConfig, seed: int, max_segment_tokens: int) -> None:

@@ -16,23 +16,13 @@ ChunkStart = tuple[int, int]  # document, first token
 
 
 class StatefulBatches:
-    """Documents as chunks in parallel lanes (batches.TrainingData).
+    """Documents as chunks in parallel lanes, the rows of a batch (batches.TrainingData).
 
     Row r of an epoch is chunk r // `num_lanes` of lane r % `num_lanes`, so batches must take rows in order. A chunk has
     `chunk_tokens` tokens and one more, the last target, with which the next chunk begins; the last chunk of a document
     is shorter. In every epoch the documents are shuffled, and their chunks are divided into lanes of equal length; the
     remainder is not read. A row is marked in `document_starts` at the beginning of an epoch and of a document.
-
-    Args:
-        documents: Documents; their names become the names of rows.
-        ids: Their tokens.
-        chunk_tokens: Tokens of a chunk.
-        num_lanes: Rows of a batch.
-        seed: Seed of the order of documents.
-        max_rows: Stop after this many rows in all.
-
-    Raises:
-        InputError: If there are fewer chunks than lanes.
+    Raises `InputError` if there are fewer chunks than lanes.
     """
 
     def __init__(

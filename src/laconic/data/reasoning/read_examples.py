@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ class ExampleReader:
         self.problems: list[RowProblem] = []
         self.notes: Counter[str] = Counter()
         self.ids: set[str] = set()
-        self.schema: RowSchema | None = None
+        self.chain_field, self.is_first = config.chain_field, True
         self.unseen_columns = dict(config.columns)
 
     def read_lines(self, lines: Iterable[bytes], parse: Callable[[str], dict[str, Any]] = parse_row) -> None:
@@ -179,11 +178,14 @@ class ExampleReader:
         row = split_thinking(row)
         if self.columns in ("standard", "math") or self.config.answer_type == "number":
             row = unbox_answer(row)
-        self.schema = self.schema or infer_schema(row, self.config)
+        if self.is_first:
+            check_columns(row)
+            self.chain_field = self.chain_field or next((field for field in CHAIN_FIELDS if field in row), None)
+            self.is_first = False
         if "messages" in row and self.columns not in CONVERSATIONS:
             row = {key: value for key, value in row.items() if key != "messages"}
             self.notes["messages: not read beside a question and an answer; remove answer, so that they are read"] += 1
-        example = self.schema.parse_example(row, name)
+        example = parse_example(row, name, self.chain_field, self.config)
         if example.id in self.ids:
             raise RowError("duplicate ids", f"duplicate id {example.id[:60]!r}", "ids must be unique", field="id")
         self.ids.add(example.id)
@@ -219,60 +221,49 @@ def check_form(row: dict[str, Any]) -> None:
         raise RowError("other formats", f"has {fields}, the first row question and answer", "give a file for each")
 
 
-@dataclass(frozen=True)
-class RowSchema:
-    """The fields of a file's rows, inferred from its first row: where the chain is and how it is split."""
+def parse_example(row: dict[str, Any], name: str, chain_field: str | None, config: DataConfig) -> ReasoningExample:
+    numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
+    row = row | {key: normalise_number(number) for key, number in numbers.items()}
+    for field in ("question", "answer", *(["id"] if row.get("id") is not None else [])):
+        check_text(row, field)
+    metadata = {key: value for key, value in row.items() if key not in ("id", "question", "answer", chain_field)}
+    document = metadata.pop("document", None)
+    if not isinstance(document, str | None):
+        raise type_error("document", document, "a string", "join its parts into one text")
+    known = ("messages", "tools") if "messages" in metadata else ()
+    unknown = [key for key in metadata if key not in known]
+    if config.forbid_unknown_fields and unknown:
+        raise RowError("unknown fields", "unknown field", ACCEPTED_FIELDS, field=unknown[0])
+    steps = parse_steps(row, chain_field, config)
+    return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document)
 
-    chain_field: str | None
-    chain_split: str
-    forbid_unknown_fields: bool
 
-    @cached_property
-    def known_fields(self) -> frozenset[str]:
-        return frozenset({"id", "question", "answer"} | ({self.chain_field} if self.chain_field else set()))
-
-    def parse_example(self, row: dict[str, Any], name: str) -> ReasoningExample:
-        numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
-        row = row | {key: normalise_number(number) for key, number in numbers.items()}
-        for field in ("question", "answer", *(["id"] if row.get("id") is not None else [])):
-            check_text(row, field)
-        metadata = {key: value for key, value in row.items() if key not in self.known_fields}
-        document = metadata.pop("document", None)
-        if not isinstance(document, str | None):
-            raise type_error("document", document, "a string", "join its parts into one text")
-        known = ("messages", "tools") if "messages" in metadata else ()
-        unknown = [key for key in metadata if key not in known]
-        if self.forbid_unknown_fields and unknown:
-            raise RowError("unknown fields", "unknown field", ACCEPTED_FIELDS, field=unknown[0])
-        steps = self._parse_steps(row)
-        return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document)
-
-    def _parse_steps(self, row: dict[str, Any]) -> tuple[str, ...]:
-        others = [field for field in CHAIN_FIELDS if field != self.chain_field and row.get(field)]
-        if self.chain_field is None:
-            if others and not self.forbid_unknown_fields:
-                remedy = 'if some have none, write "steps": []'
-                raise RowError("other formats", "has a chain, but the first row has none", remedy, field=others[0])
-            return ()
-        if self.chain_field not in row:
-            remedy = f"the first row has it; give all rows the field {others[0] if others else self.chain_field}"
-            raise RowError("missing fields", f"{self.chain_field}: no such field", remedy)
-        value = row[self.chain_field]
-        if value is None or (isinstance(value, str) and self.chain_field != "steps" and not value.strip()):
-            if not others:
-                return ()  # as GSM8K-Aug has for some rows
-            problem = f"has a chain, but {self.chain_field} is read"
-            raise RowError("other formats", problem, f'set data.chain_field = "{others[0]}"', field=others[0])
-        if self.chain_field != "steps":
-            check_text(row, self.chain_field)
-            return split_chain(extract_thinking(value), self.chain_split)
-        if not isinstance(value, list):
-            remedy = 'write ["<<3+4=7>>"], or [] for none; a chain that is one text belongs in the field cot'
-            raise type_error("steps", value, "a list of strings", remedy)
-        for step in value:
-            if not isinstance(step, str) or not step.strip():
-                raise type_error("steps", step, "a non-empty string per step", "put each step in quotes")
-        return tuple(value)
+def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig) -> tuple[str, ...]:
+    others = [field for field in CHAIN_FIELDS if field != chain_field and row.get(field)]
+    if chain_field is None:
+        if others and not config.forbid_unknown_fields:
+            remedy = 'if some have none, write "steps": []'
+            raise RowError("other formats", "has a chain, but the first row has none", remedy, field=others[0])
+        return ()
+    if chain_field not in row:
+        remedy = f"the first row has it; give all rows the field {others[0] if others else chain_field}"
+        raise RowError("missing fields", f"{chain_field}: no such field", remedy)
+    value = row[chain_field]
+    if value is None or (isinstance(value, str) and chain_field != "steps" and not value.strip()):
+        if not others:
+            return ()  # as GSM8K-Aug has for some rows
+        problem = f"has a chain, but {chain_field} is read"
+        raise RowError("other formats", problem, f'set data.chain_field = "{others[0]}"', field=others[0])
+    if chain_field != "steps":
+        check_text(row, chain_field)
+        return split_chain(extract_thinking(value), config.chain_split)
+    if not isinstance(value, list):
+        remedy = 'write ["<<3+4=7>>"], or [] for none; a chain that is one text belongs in the field cot'
+        raise type_error("steps", value, "a list of strings", remedy)
+    for step in value:
+        if not isinstance(step, str) or not step.strip():
+            raise type_error("steps", step, "a non-empty string per step", "put each step in quotes")
+    return tuple(value)
 
 
 def check_text(row: dict[str, Any], field: str) -> None:
@@ -283,8 +274,8 @@ def check_text(row: dict[str, Any], field: str) -> None:
     require_text(row, field, ACCEPTED_FIELDS)
 
 
-def infer_schema(row: dict[str, Any], config: DataConfig) -> RowSchema:
-    """Return the schema of the first row, or the one in the recipe."""
+def check_columns(row: dict[str, Any]) -> None:
+    """Raise `RowError` for a first row that is no question and answer."""
     if "text" in row and "question" not in row:
         raise RowError(UNKNOWN_COLUMNS, "rows with text are not reasoning examples", ACCEPTED_FIELDS, field="text")
     missing = [field for field in ("question", "answer") if field not in row]
@@ -292,8 +283,6 @@ def infer_schema(row: dict[str, Any], config: DataConfig) -> RowSchema:
         names = ", ".join(f'{field} = "FIELD"' for field in missing)
         problem = f"no {' and no '.join(missing)}; the fields are {make_excerpt(', '.join(row)) or 'none'}"
         raise RowError(UNKNOWN_COLUMNS, problem, f"rename them, or set data.columns = {{ {names} }}")
-    chain = config.chain_field or next((field for field in CHAIN_FIELDS if field in row), None)
-    return RowSchema(chain, config.chain_split, config.forbid_unknown_fields)
 
 
 def type_error(field: str, value: Any, expected: str, remedy: str) -> RowError:

@@ -21,14 +21,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class SyntheticDataset:
-    """The rows of a split, each a function of its index; the splits have different random numbers.
-
-    Args:
-        seed: Seed of all splits.
-        config: Task.
-        part: Split.
-        max_rows: Use only the first rows.
-    """
+    """The first `max_rows` rows of a split, each a function of its index; splits have different random numbers."""
 
     vocabulary: ClassVar[Sequence[str]]
     config: Any
