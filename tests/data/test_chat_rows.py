@@ -210,10 +210,7 @@ def test_reasoning_dataset_refuses_history_without_chat_format(
     scanned, problems = scan_file(file)
     with pytest.raises(InputError) as caught:
         ReasoningDataset(scanned.examples, tokenizer, config)
-    assert str(caught.value) == (
-        f"row rows.jsonl:2: {len(messages) - 1} messages before the answer, of which "
-        'data.format "pccot" reads only the last question; set data.format = "chat"'
-    )
+    assert str(caught.value) == 'row rows.jsonl:2: a conversation of several messages; set data.format = "chat"'
     assert len(ReasoningDataset(scanned.examples[:1], tokenizer, config)) == 1
     assert len(ReasoningDataset(scanned.examples, tokenizer, config.model_copy(update={"format": "chat"}))) == 2
     assert problems == []

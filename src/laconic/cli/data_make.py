@@ -232,7 +232,7 @@ class DataMakeCommand:
         config = self.data_config(("gsm8k-aug" if self.data_dir is None else "gsm8k-aug-subset", "gsm8k"))
         with status("reading"):
             sources = load_training_examples(config).examples
-            excluded = {example.question for name in EXCLUDED_SETS for example in load_split(name, config)}
+            excluded = {example.question for name in EXCLUDED_SETS for example in self.load_split(name)}
             masked = {mask_numbers(question) for question in excluded}
             easy = tuple(example for example in sources if self.is_within_limits(example))
             templates = [t for t in build_templates(easy) if t.masked_question not in masked]
@@ -271,20 +271,18 @@ class DataMakeCommand:
         return OutputFile(self.out, "products", self.rows, islice(rows, self.rows))
 
     def load_held_out(self, name: str) -> "list[ReasoningExample]":
-        config = self.data_config((name,))
-        return [example for part in ("valid", "test") for example in load_split(f"{name}:{part}", config)]
+        return [example for part in ("valid", "test") for example in self.load_split(f"{name}:{part}")]
+
+    def load_split(self, name: str) -> "tuple[ReasoningExample, ...]":
+        from laconic.data.reasoning.load import load_examples
+
+        return load_examples(name, "test", self.data_config((name,))).examples
 
     def data_config(self, names: tuple[str, ...]) -> "DataConfig":
         from laconic.config.data import DataConfig
 
         data_dir = None if self.data_dir is None else str(self.data_dir)
         return DataConfig(source="catalog", name=names, data_dir=data_dir)
-
-
-def load_split(name: str, config: "DataConfig") -> "tuple[ReasoningExample, ...]":
-    from laconic.data.reasoning.load import load_examples
-
-    return load_examples(name, "test", config).examples
 
 
 def write_all(files: list[OutputFile], report_row: Callable[[], object]) -> None:

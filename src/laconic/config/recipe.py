@@ -254,7 +254,9 @@ class Recipe(ConfigModel):
     def check_documents(self) -> "Recipe":
         source, config = self.data.source, self.compression
         if not self.is_custom_method and (self.method in DOCUMENT_METHODS) != (source in DOCUMENT_SOURCES):
-            raise ValueError(f'data.source "{source}": documents go with methods {", ".join(DOCUMENT_METHODS)} alone')
+            raise ValueError(
+                f'data.source "{source}" with method {self.method}: documents are for {", ".join(DOCUMENT_METHODS)}'
+            )
         if self.reads_documents and config is not None:
             config.check_for_reasoning()
         if source == "digits" and self.reads_documents != (self.data.digits.document_tokens is not None):

@@ -75,8 +75,7 @@ class SegmentBoundaries:
             if max(lengths) <= self.max_length:
                 return lengths
         raise UsageError(
-            f"data.text.max_segment_tokens = {self.max_length}: exceeded by all of {MAX_DRAWS:,} draws; "
-            "raise it, or lower segment_tokens"
+            f"data.text.max_segment_tokens = {self.max_length}: exceeded by all of {MAX_DRAWS:,} draws; raise it"
         )
 
     def draw_once(self, step: int, group: int, attempt: int) -> list[int]:

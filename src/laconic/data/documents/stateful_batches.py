@@ -42,8 +42,7 @@ class StatefulBatches:
         num_chunks = sum(map(len, self.chunk_starts))
         if num_chunks < num_lanes:
             raise InputError(
-                f"{num_chunks} chunks of {chunk_tokens} tokens in {len(self.ids)} documents, fewer than a batch of "
-                f"{num_lanes}; give more text, or lower train.batch_size or data.text.row_tokens"
+                f"{num_chunks} chunks of {chunk_tokens} tokens, fewer than a batch of {num_lanes}; give more text"
             )
         self.lane_length = num_chunks // num_lanes
         self.num_steps = self.lane_length if max_rows is None else min(self.lane_length, -(-max_rows // num_lanes))

@@ -146,11 +146,8 @@ class ReasoningDataset:
         self.counts.num_invalid = len(problems)
         had_chain = sum(bool(example.steps) for example in self.examples)
         if had_chain and self.counts.num_without_chain == len(self.examples):
-            warnings.warn(
-                f'chain_steps="{config.chain_steps}" leaves no row with a chain: each has one step, which contains the '
-                'answer; set chain_steps="all" to train on it',
-                stacklevel=2,
-            )
+            message = f'chain_steps="{config.chain_steps}" leaves no row with a chain; set chain_steps="all"'
+            warnings.warn(message, stacklevel=2)
         if len(packed) < min_rows:
             raise InputError(f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}")
         self.starts = np.cumsum([0, *map(len, packed)])

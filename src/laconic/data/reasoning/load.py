@@ -182,10 +182,7 @@ def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSpli
     if not path.is_file():
         raise InputError(f"{label}: no file {path}; data.data_dir must be the folder that contains {entry.path}")
     if config.size_check == "strict" and entry.num_rows != split.published_rows:
-        raise InputError(
-            f"{label}: {entry.path} has {entry.num_rows:,} of the {split.published_rows:,} published rows; "
-            'use data.size_check = "off" to train on them, or name gsm8k-aug-subset'
-        )
+        raise InputError(f'{label}: {entry.path} is only a part; name gsm8k-aug-subset, or set data.size_check = "off"')
     with gc_disabled():
         file = read_examples(path, apply_dataset_fields(config, info))
     num_rows = len(file.examples) + len(file.skipped)
@@ -195,8 +192,7 @@ def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSpli
         raise size_error(label, num_rows, entry.num_rows)
     if file.sha256 != entry.sha256:
         raise InputError(
-            f"{label}: {path} differs from the published file: SHA-256 {file.sha256[:12]}…, not {entry.sha256[:12]}…; "
-            'copy it again, or set data.size_check = "off"'
+            f'{label}: {path} differs from the published file; copy it again, or set data.size_check = "off"'
         )
     return file
 
