@@ -208,7 +208,7 @@ class CompressionConfig(ConfigModel):
         for key, values in supported.items():
             if getattr(self, key) not in values:
                 expected = next(value for value in values if value is not None)
-                raise ValueError(f"compression.{key} {getattr(self, key)!r}: questions on documents need {expected!r}")
+                raise ValueError(f"compression.{key} {getattr(self, key)!r}: answers about documents need {expected!r}")
 
     @property
     def can_copy_last_tokens(self) -> bool:
