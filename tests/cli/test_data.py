@@ -208,37 +208,15 @@ def test_make_originals_come_first(run, tmp_path, root, few):
 
 
 def test_make_only_originals(run, tmp_path, root, few):
-    _, out, _ = run(
-        "make",
-        "gsm-variants",
-        "--rows",
-        9,
-        "--include-originals",
-        "--held-out-fraction",
-        0,
-        "--data-dir",
-        root,
-        "--out",
-        "a.jsonl",
-    )
+    flags = ("--rows", 9, "--include-originals", "--held-out-fraction", 0, "--data-dir", root, "--out", "a.jsonl")
+    _, out, _ = run("make", "gsm-variants", *flags)
     assert out == "a.jsonl: 9 of 700 original questions and no variants; increase --rows\n"
     assert not any("template" in row for row in rows_of(tmp_path / "a.jsonl"))
 
 
 def test_make_allow_ambiguous(run, root, few):
-    _, out, err = run(
-        "make",
-        "gsm-variants",
-        "--rows",
-        9,
-        "--allow-ambiguous",
-        "--held-out-fraction",
-        0,
-        "--data-dir",
-        root,
-        "--out",
-        "a.jsonl",
-    )
+    flags = ("--rows", 9, "--allow-ambiguous", "--held-out-fraction", 0, "--data-dir", root, "--out", "a.jsonl")
+    _, out, err = run("make", "gsm-variants", *flags)
     assert out == "a.jsonl: 9 rows of 415 templates\n"
     assert "ambiguous" not in err
 

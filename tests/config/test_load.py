@@ -85,13 +85,13 @@ def test_load_recipe_by_name(path: Path, tmp_path: Path) -> None:
         ([("learning_rate =", "learning_rat =")], "train.learning_rat: no such key", "train.learning_rate?"),
         ([("[latents]", "[latent]")], "latent: no such key", "latents?"),
         ([("seed = 3", "jacobi_iteration = 3")], "jacobi_iteration: no such key", "latents.jacobi_iterations?"),
-        ([("seed = 3", "gizmos = 3")], "gizmos: no such key", "a recipe has cms, coconut"),
-        ([("learning_rate =", "qqqqqq =")], "train.qqqqqq: no such key", "[train] has"),
+        ([("seed = 3", "gizmos = 3")], "gizmos: no such key", "--schema lists all keys"),
+        ([("learning_rate =", "qqqqqq =")], "train.qqqqqq: no such key", "--schema lists all keys"),
         ([("num_latents = 4", 'num_latents = "4"')], 'latents.num_latents: "4":', "valid integer"),
         ([("num_latents = 4", "num_latents = 4.0")], "latents.num_latents: 4.0:", "latent thoughts"),
         ([("= 1e-3", "= true")], "train.learning_rate: true:", "valid number"),
         ([("= 1e-3", "= nan")], "train.learning_rate: NaN:", "finite"),
-        ([("= 1e-3", "= 2026-01-01")], "train.learning_rate: a date", "quotes"),
+        ([("= 1e-3", "= 2026-01-01")], 'train.learning_rate: "2026-01-01"', "valid number"),
         ([('"kava"', '"kawa"')], 'method: "kawa"', "did you mean kava?"),
         ([("jacobi_iterations = 3", "")], "latents.jacobi_iterations: missing", "jacobi"),
         ([("num_latents = 4", 'schedule = "sequential"')], "latents.jacobi_iterations: 3:", "sequential"),
@@ -123,18 +123,16 @@ def test_load_recipe_reports_all_errors_and_no_missing_key_for_a_typo(kava: Path
     edit(kava, ("= 1e-3", '= "x"\nmax_grad_norm = -1'), ("num_latents", "num_latens"), ("method", "metod"))
     errors = load_errors(kava, "train.batch_sizes=3", "seed=abc")
     assert [line.split(": ")[0] for line in errors] == ["train.batch_sizes=3", "seed=abc", *["kava.toml"] * 4]
-    assert [line.split(": ")[1] for line in errors[2:]] == [
+    assert {line.split(": ")[1] for line in errors[2:]} == {
         "latents.num_latens", "metod", "train.learning_rate", "train.max_grad_norm"
-    ]  # fmt: skip
+    }  # fmt: skip
 
 
 def test_find_recipe_file_suggests_names() -> None:
     with pytest.raises(InputError, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
         load_recipe("demo-kawa")
-    with pytest.raises(InputError, match=r"^no recipe a/b\.toml; give a path or one of ac-\.\.\., cms-"):
+    with pytest.raises(InputError, match=r"^no recipe a/b\.toml; give a path, or a name"):
         load_recipe("a/b.toml")
-    with pytest.raises(InputError, match=r"^no recipe kava; choose one of kava-llama1b-aug, kava-llama1b-aug-nl, "):
-        load_recipe("kava")
 
 
 def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
@@ -159,8 +157,8 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
         ("train.learning_rate", "no value; write train.learning_rate=VALUE"),
         ("data.name=[gsm8k,aggregate]", 'not a TOML value; write lists as [1, 2] or ["a", "b"] (in a shell, quote the'),
         ("train.betas=[0.9, 2.0]", "train.betas.1: 2.0: should be less than"),
-        ("data.columns={questionx='x'}", "data.columns.questionx: no such key; did you mean question?"),
-        ("data.columns.questionx=x", "no such key; did you mean question?"),
+        ("data.columns={questionx='x'}", "data.columns.questionx: \"questionx\": should be 'id', 'question'"),
+        ("data.columns.questionx=x", "should be 'id', 'question'"),
     ],
 )
 def test_override_errors_begin_with_the_override(kava: Path, override: str, words: str) -> None:
@@ -206,16 +204,6 @@ def test_override_of_the_model_replaces_that_of_the_file(kava: Path, key: str) -
     other, _ = load_recipe(kava, ["model.name=org/model", "model.tokenizer=digits"])
     assert other.model.tokenizer == "digits"
     assert "exactly one of name" in load_errors(kava, key, "model.family=llama")[0]
-
-
-def test_a_mistyped_name_of_a_column_is_corrected(kava: Path) -> None:
-    keys = ["data.source=file", "data.path=rows.jsonl", "data.format=pccot"]
-    assert "data.columns.questions: no such key; did you mean question?" in "".join(
-        load_errors(kava, *keys, 'data.columns={ questions = "prompt" }')
-    )
-    assert "data.columns.text: no such key; data.columns has id, question, " in "".join(
-        load_errors(kava, *keys, 'data.columns={ text = "content" }')
-    )
 
 
 def test_an_override_without_a_value_removes_the_key(kava: Path) -> None:

@@ -126,7 +126,7 @@ def test_merge_deduplicated() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"name": "gsm8k/train.jsonl"}, r"500 rows are validation questions of GSM8K-Aug .* the other 6,973, or"),
+        ({"name": "gsm8k/train.jsonl"}, r"500 rows are validation questions of GSM8K-Aug .* the other 6,973; remove"),
         ({"name": "aggregate/train.jsonl"}, r"108 rows are questions of MultiArith"),
         ({"name": "svamp/test.jsonl"}, r"is svamp:test: cannot train on test rows"),
         ({"valid": "gsm8k/test.jsonl"}, r"is gsm8k:test: test rows must not select"),

@@ -74,5 +74,5 @@ def test_problems_and_first_words_are_those_of_the_digits_task() -> None:
 
 
 def test_document_tokens_must_hold_the_facts() -> None:
-    with pytest.raises(ValidationError, match="document_tokens 3: the facts of 3 operations take 4"):
+    with pytest.raises(ValidationError, match="document_tokens 3: too few for the 4 facts"):
         DigitsConfig(num_operations=3, document_tokens=3)

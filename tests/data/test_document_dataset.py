@@ -106,7 +106,7 @@ def test_document_dataset_max_rows_are_spread() -> None:
 
 
 def test_document_dataset_refuses_too_few_rows() -> None:
-    line = r"4 rows of 300 tokens in 3 documents, fewer than a batch of 8"
+    line = r"4 rows of 300 tokens, fewer than a batch of 8"
     with pytest.raises(InputError, match=line):
         passages(min_rows=8)
 

@@ -10,7 +10,7 @@ import torch
 
 from laconic.batches import DocumentBatch
 from laconic.config.data import FactRecallConfig
-from laconic.data.synthetic.fact_recall import VOCABULARY, FactRecallDataset, build_recall_tokenizer
+from laconic.data.synthetic.fact_recall import VOCABULARY, FactRecallDataset
 from laconic.data.tokenizer import load_tokenizer
 from laconic.interfaces import TrainingData
 
@@ -108,7 +108,7 @@ def test_fact_recall_splits_and_seeds_differ() -> None:
 
 
 def test_build_recall_tokenizer(tmp_path: Any) -> None:
-    tokenizer = build_recall_tokenizer()
+    tokenizer = FactRecallDataset.build_tokenizer()
     assert tokenizer.vocab_size == len(VOCABULARY) == 299
     text = FactRecallDataset(0, FactRecallConfig()).batch([0], 0, 0).input_ids[0].tolist()
     assert tokenizer.encode(" ".join(VOCABULARY[i] for i in text)) == text

@@ -14,7 +14,6 @@ from laconic.data.synthetic.formal_languages import (
     TOKEN_IDS,
     VOCABULARY,
     FormalLanguageDataset,
-    build_languages_tokenizer,
     next_symbol_sets,
 )
 from laconic.data.tokenizer import load_tokenizer
@@ -97,7 +96,7 @@ def test_formal_language_splits_and_seeds_differ() -> None:
 
 
 def test_build_languages_tokenizer(tmp_path: Path) -> None:
-    tokenizer = build_languages_tokenizer()
+    tokenizer = FormalLanguageDataset.build_tokenizer()
     assert tokenizer.vocab_size == len(VOCABULARY) == 21
     assert tokenizer.encode("( [ {([)} a {ab.}") == [TOKEN_IDS[w] for w in ("(", "[", "{([)}", "a", "{ab.}")]
     tokenizer.save(tmp_path)
@@ -111,7 +110,7 @@ def test_build_languages_tokenizer(tmp_path: Path) -> None:
 
 
 def test_formal_languages_config_refuses_impossible_lengths() -> None:
-    with pytest.raises(ValueError, match="no length of abab, which are multiples of 4"):
+    with pytest.raises(ValueError, match="max_length 7: no string of abab"):
         FormalLanguagesConfig(language="abab", min_length=5, max_length=7)
     assert FormalLanguagesConfig(language="anbncn", min_length=2, max_length=10).possible_lengths == (3, 6, 9)
 

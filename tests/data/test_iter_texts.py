@@ -29,10 +29,10 @@ def test_iter_texts_is_lazy() -> None:
         (b'{"text": ""}', "2:10: text: empty: "),
         (b'{"text": " "}', "2:10: text: empty: "),
         (b'{"id": "a", "text": null}', "2:21: text: not a string: "),
-        (b'{"words": "a"}', "2:1: text: no such field in "),
-        (b'{"text": "a", "text": "b"}', "2:15: invalid JSON: duplicate key 'text'"),
+        (b'{"words": "a"}', "2:1: text: no such field: "),
+        (b'{"text": "a", "text": "b"}', "2:23: invalid JSON: duplicate key 'text'"),
         (b'{"text": "\xff"}', "2:11: byte 11 of the line is not UTF-8"),
-        (b"\n{}", "3:1: text: no such field in {}"),
+        (b"\n{}", "3:1: text: no such field: {}"),
     ],
 )
 def test_iter_texts_refuses_invalid_rows(line: bytes, message: str) -> None:

@@ -90,7 +90,7 @@ def test_load_documents_from_parquet_and_hub(tmp_path: Path, monkeypatch: pytest
     assert names(DataConfig(source="text", name=("some/books",)), "train") == ["emma"]
     assert calls == [("some/books", None, "validation", "v1"), ("some/books", None, "train", None)]
     parquet.write_table(pa.Table.from_pylist([{"text": "a"}, {"text": None}]), tmp_path / "b.parquet")
-    with pytest.raises(InputError, match=r"b\.parquet:row 2:text: text: not a string"):
+    with pytest.raises(InputError, match=r"b\.parquet:row 2:text: not a string"):
         read_documents(str(tmp_path / "b.parquet"), TextConfig())
 
 
@@ -100,8 +100,8 @@ FAULTS: list[tuple[bytes, str]] = [
         'a.jsonl:2:10: text: not a string: {"text": 5}',
     ),
     (b'{"text": " "}\n', "a.jsonl: every text is blank; give rows with text"),
-    (b'{"body": "a"}\n', 'a.jsonl:1:1: text: no such field in {"body": "a"}; expected a field text'),
-    (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2:1: book: no such field in {"text": "c"}'),
+    (b'{"body": "a"}\n', 'a.jsonl:1:1: text: no such field: {"body": "a"}; expected a field text'),
+    (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2:1: book: no such field: {"text": "c"}'),
     (
         b'{"text": "a", "split": "dove"}\n',
         "a.jsonl:1:24: split: expected one of train, valid, validation, test, val, dev, eval",
@@ -153,7 +153,7 @@ def test_split_documents_at_random(tmp_path: Path) -> None:
     assert names(config, "valid") == names(config, "valid")
     none = data(config.path or "", text={"held_out_fraction": 0})
     assert len(names(none, "train")) == 20
-    with pytest.raises(InputError, match=r"data\.valid: 20 documents with .* leaves no document"):
+    with pytest.raises(InputError, match=r"data\.valid: 20 different texts with .* leaves no document"):
         load_documents(none, "valid")
 
 
@@ -178,11 +178,11 @@ def test_split_documents_at_random_with_repetitions(tmp_path: Path) -> None:
         assert len(set.union(*texts)) == sum(map(len, texts))
         assert sum(map(len, documents.values())) == 40
     few = data(write(tmp_path / "a.jsonl", [{"text": f"page {i % 2}"} for i in range(40)]))
-    with pytest.raises(InputError, match=r"data\.valid: 40 documents with .* and 2 different texts leaves no document"):
+    with pytest.raises(InputError, match=r"data\.valid: 2 different texts with .* leaves no document"):
         load_documents(few, "valid")
     long = "A preface of many words. " * 10
     config = data(write(tmp_path / "a.jsonl", [{"book": f"b{i}", "text": x} for i in range(9) for x in (long, f"{i}")]))
-    with pytest.raises(InputError, match=r"training documents share their name or a section with those of valid"):
+    with pytest.raises(InputError, match=r"training documents share a name or section with valid"):
         load_documents(config, "train")
 
 
@@ -199,7 +199,7 @@ def test_load_documents_from_held_out_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [{"book": "emma", "text": "new"}, {"book": "new", "text": "three"}])
 def test_load_documents_refuses_overlap(row: dict[str, Any], tmp_path: Path) -> None:
     path, held_out = write(tmp_path / "a.jsonl", ROWS), write(tmp_path / "b.jsonl", [row])
-    line = r"1 training documents share their name or a section with those of valid \(emma\)"
+    line = r"1 training documents share a name or section with valid \(emma\)"
     with pytest.raises(InputError, match=line):
         load_documents(data(path, valid=held_out), "train")
     assert len(load_documents(data(path, valid=held_out, allow_contamination=True), "train")[0]) == 3
@@ -225,7 +225,7 @@ def test_read_documents_skips_blank_texts(tmp_path: Path) -> None:
 
 def test_read_documents_compressed(tmp_path: Path) -> None:
     (tmp_path / "c4.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
-    with pytest.raises(InputError, match=r"^c4\.json\.gz: compressed with gzip; .*: gzip -d < FILE > c4\.jsonl$"):
+    with pytest.raises(InputError, match=r"^c4\.json\.gz: compressed with gzip; unpack it$"):
         read_documents(str(tmp_path / "c4.json.gz"), TextConfig())
 
 
@@ -238,5 +238,5 @@ def test_documents_may_have_controls(tmp_path: Path) -> None:
         assert read_documents(str(file), TextConfig())[0][0].sections == (text,)
         assert next(iter_texts(file.read_bytes().splitlines(keepends=True), "pages"))[1] == text
     file.write_text('{"text": "half \\ud83d"}\n')
-    with pytest.raises(InputError, match=r"^pages\.jsonl:1:16: half of a character"):
+    with pytest.raises(InputError, match=r"^pages\.jsonl:1:10: text: has lone surrogates"):
         read_documents(str(file), TextConfig())

@@ -121,9 +121,9 @@ def test_load_training_examples_max_rows(root: str) -> None:
 
 
 def test_load_examples_refuses_partial_files(root: str) -> None:
-    with pytest.raises(InputError, match="or name gsm8k-aug-subset") as caught:
+    with pytest.raises(InputError, match="name gsm8k-aug-subset") as caught:
         load_examples("gsm8k-aug", "train", build_config(data_dir=root))
-    assert "train-subset.jsonl has 10,432 of the 385,620 published rows" in str(caught.value)
+    assert "train-subset.jsonl is only a part" in str(caught.value)
     read = load_examples("gsm8k-aug", "train", build_config(data_dir=root, size_check="off"), 3)
     assert read.notes == ("gsm8k-aug:train: 10,432 of 385,620 published rows",)
     assert len(read.examples) == 3
@@ -139,9 +139,7 @@ def test_load_examples_checks_sha256(root: str, tmp_path: Path) -> None:
     file.chmod(0o644)
     text = file.read_text("utf-8")
     file.write_text(text.replace("Janet", "Janette", 1), encoding="utf-8")
-    with pytest.raises(
-        InputError, match=r"differs from the published file: SHA-256 [0-9a-f]{12}…, not 266837a2e0c7…; copy it"
-    ):
+    with pytest.raises(InputError, match=r"differs from the published file; copy it"):
         load_examples("gsm8k", "test", config)
     file.write_text(text[: text.index("\n") + 1], encoding="utf-8")
     with pytest.raises(InputError, match=r"^gsm8k:test: 1 rows, expected 1,319"):
@@ -252,7 +250,7 @@ def test_load_examples_locates_invalid_hub_rows(hub: Hub) -> None:
             ]
         }
     )
-    with pytest.raises(InputError, match=r"^a/b:train:row 2:question: question: empty: "):
+    with pytest.raises(InputError, match=r"^a/b:train:row 2:question: empty: "):
         load_training_examples(build_config(name="a/b"))
 
 

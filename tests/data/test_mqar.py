@@ -9,7 +9,7 @@ import torch
 
 from laconic.batches import IGNORE_INDEX
 from laconic.config.synthetic import MQARConfig
-from laconic.data.synthetic.mqar import VOCABULARY, MQARDataset, build_mqar_tokenizer
+from laconic.data.synthetic.mqar import VOCABULARY, MQARDataset
 from laconic.data.tokenizer import load_tokenizer
 from laconic.interfaces import TrainingData
 
@@ -84,7 +84,7 @@ def test_mqar_splits_and_seeds_differ() -> None:
 
 
 def test_build_mqar_tokenizer(tmp_path: Path) -> None:
-    tokenizer = build_mqar_tokenizer()
+    tokenizer = MQARDataset.build_tokenizer()
     assert tokenizer.vocab_size == len(VOCABULARY) == 132
     text = MQARDataset(0, MQARConfig()).batch([0], 0, 0).input_ids[0].tolist()
     assert tokenizer.encode(" ".join(VOCABULARY[i] for i in text)) == text
@@ -98,7 +98,7 @@ def test_build_mqar_tokenizer(tmp_path: Path) -> None:
         ({"num_pairs": ()}, r"\[\]: give distinct"),
         ({"num_pairs": (4, 2)}, r"\[4, 2\]: give distinct"),
         ({"num_pairs": (33,), "row_tokens": 256}, "num_pairs 33"),
-        ({"num_pairs": (8,), "row_tokens": 30}, "row_tokens 30: 8 pairs"),
+        ({"num_pairs": (8,), "row_tokens": 30}, "row_tokens 30: give a multiple of 2, at least 32"),
     ],
 )
 def test_mqar_config_refuses_impossible_tasks(values: dict[str, Any], message: str) -> None:

@@ -98,10 +98,10 @@ def test_read_parquet_with_json_beside_types_that_datasets_does_not_know(tmp_pat
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"answer": None}, r"^rows\.parquet:row 2:answer: answer: expected a string, got null"),
-        ({"question": " "}, r"^rows\.parquet:row 2:question: question: empty"),
-        ({"answer": "4\u202e"}, r"^rows\.parquet:row 2:answer: a bidirectional control character"),
-        ({"steps": ["a", ""]}, r"^rows\.parquet:row 2:steps: steps: expected a non-empty string per step"),
+        ({"answer": None}, r"^rows\.parquet:row 2:answer: expected a string, got null"),
+        ({"question": " "}, r"^rows\.parquet:row 2:question: empty"),
+        ({"answer": "4\u202e"}, r"^rows\.parquet:row 2:answer: has bidirectional control characters"),
+        ({"steps": ["a", ""]}, r"^rows\.parquet:row 2:steps: expected a non-empty string per step"),
     ],
 )
 def test_read_examples_locates_invalid_parquet_rows(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -180,18 +180,6 @@ def test_load_hub_split_offline() -> None:
         load_hub_split("whynlp/gsm8k-agu", None, "train", None)
 
 
-def test_load_hub_split_unknown_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("datasets")
-    import datasets
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise ValueError("Unknown split \"dev\". Should be one of ['train', 'test'].")
-
-    monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(InputError, match=r"^a/b has no split dev; available: train, test$"):
-        load_hub_split("a/b", None, "dev", None)
-
-
 def test_load_hub_split_of_several_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A local copy of a hub data set with two configurations, as the library `datasets` reads it."""
     needs("datasets")
@@ -202,11 +190,11 @@ def test_load_hub_split_of_several_configurations(tmp_path: Path, monkeypatch: p
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(files)}\n---\n")
     for name in ("s", "l"):
         (folder / f"{name}.jsonl").write_text(json.dumps({"question": f"{name}?", "answer": "1", "text": name}) + "\n")
-    with pytest.raises(
-        InputError, match=r"^own/multi has several configurations: s, l; name one, own/multi:CONFIG:train$"
-    ):
+    with pytest.raises(InputError, match=r"^cannot load own/multi from the folder .*: Config name .*\['s', 'l'\]"):
         load_hub_split("own/multi", None, "train", None)
-    with pytest.raises(InputError, match=r"^own/multi has no configuration m; available: s, l$"):
+    with pytest.raises(
+        InputError, match=r"^cannot load own/multi from .*: BuilderConfig 'm' not found\. Available: \['s', 'l'\]"
+    ):
         load_hub_split("own/multi", "m", "train", None)
     examples = load_examples("own/multi:l:train", "train", DataConfig(path="rows.jsonl")).examples
     assert [example.question for example in examples] == ["l?"]

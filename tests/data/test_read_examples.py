@@ -67,27 +67,9 @@ def test_read_examples_chain_fields(
     assert read_examples(path, config).examples[0].steps == steps
 
 
-def test_read_examples_notes_several_steps_in_one(tmp_path: Path) -> None:
-    chain = {"cot": "<<2+2=4>> <<4*1=4>>"}
-    path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
-    assert "chains of one step with several <<…>>, which data.chain_split" in read_examples(path, CONFIG).notes[0]
-    assert not read_examples(path, DataConfig(path="x", chain_split="spaces")).notes
-    prose = {"cot": "He has 3*2=<<3*2=6>>6 and 4*2=<<4*2=8>>8 so 14."}
-    assert not read_examples(written(tmp_path, {"question": "2?", "answer": "4", **prose}), CONFIG).notes
-
-
 def test_read_examples_refuses_an_empty_chain_beside_another(tmp_path: Path) -> None:
     path = written(tmp_path, {"question": "2?", "answer": "4", "steps": None, "cot": "2"})
-    with pytest.raises(InputError, match=r'cot: has a chain, but steps is read; set data\.chain_field = "cot"'):
-        read_examples(path, CONFIG)
-
-
-def test_read_examples_suggests_the_final_answer(tmp_path: Path) -> None:
-    row = {"problem": "2+2?", "generated_solution": "It is 4.", "correct": True, "expected_answer": "4"}
-    path = written(tmp_path, row)
-    with pytest.raises(
-        InputError, match=r'data\.columns = { question = "problem", answer = "expected_answer", cot = "gen'
-    ):
+    with pytest.raises(InputError, match=r'cot: has a chain, but steps is read.*; set data\.chain_field = "cot"'):
         read_examples(path, CONFIG)
 
 
@@ -97,8 +79,9 @@ def test_read_examples_renamed_columns_and_numbers(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_examples(path, CONFIG)
     assert str(caught.value) == (
-        "rows.jsonl:1:1: no question and no answer; the fields are prompt, output, reasoning; rename them, or set "
-        'data.columns, for example data.columns = { question = "prompt", answer = "output", cot = "reasoning" }'
+        "rows.jsonl:1:1: no question and no answer; the fields are prompt, output, reasoning: "
+        '{"prompt": "1 and 2?", "output": 3, "reasoning": "1+2"}; '
+        'rename them, or set data.columns = { question = "FIELD", answer = "FIELD" }'
     )
     config = DataConfig(path="x", columns={"question": "prompt", "answer": "output", "cot": "reasoning"})
     read = [(e.question, e.steps, e.answer) for e in read_examples(path, config).examples]
@@ -121,22 +104,12 @@ def test_read_examples_notes_texts_that_are_not_read(tmp_path: Path) -> None:
     path = written(tmp_path, row, row | {"input": "4, 1", "instruction": "Sum."}, row | {"input": " "})
     config = DataConfig(path="x", columns={"question": "instruction", "answer": "output"})
     assert read_examples(path, config).notes[0] == (
-        "rows.jsonl: input: has a value, which is not part of the question; remove data.columns, so that it follows "
-        "the instruction (2 lines)"
+        "rows.jsonl: input: has a value, which is not part of the question; add it there (2 lines)"
     )
     path = written(tmp_path, {"question": "Who?", "context": "Ada counts.", "answer": "Ada"})
     note = "rows.jsonl: context: has a value, which is not part of the question; add it there"
     assert read_examples(path, CONFIG).notes == (note,)
     assert read_examples(path, DataConfig(path="x", columns={"document": "context"})).notes == ()
-
-
-def test_read_examples_hints_at_messages_beside_an_answer(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "2 and 2?"}, {"role": "assistant", "content": "4"}]
-    path = written(tmp_path, {"problem": "2 and 2?", "answer": "4", "messages": messages})
-    with pytest.raises(InputError) as caught:
-        read_examples(path, CONFIG)
-    hint = 'data.columns = { question = "problem" }; or remove answer, so that messages are read'
-    assert str(caught.value).endswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +159,7 @@ def test_read_examples_refuses_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("rows.csv", "question,answer\n2 and 2?,4\n"),
-        ("rows.csv", "\ufeffquestion;answer\r\n2 and 2?;4\r\n"),
+        ("rows.csv", "\ufeffquestion,answer\r\n2 and 2?,4\r\n"),
         ("rows.tsv", "question\tanswer\n2 and 2?\t4\n"),
     ],
 )
@@ -312,18 +284,6 @@ def test_read_examples_notes_what_it_leaves_out(tmp_path: Path, row: dict[str, A
 def test_read_examples_of_a_long_answer_is_fast(tmp_path: Path) -> None:
     row = {"question": "What is 3+4?", "answer": "Add them, it is 7.\n" * 10**5}
     assert len(read_examples(written(tmp_path, row), CONFIG).examples) == 1
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"question": "When?", "title": "Notre_Dame", "id": "5"},  # the title is no answer
-        {"problem": "2+2?", "distractor": "5"},
-    ],
-)
-def test_read_examples_guesses_no_column(tmp_path: Path, row: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match='answer = "FIELD" }'):
-        read_examples(written(tmp_path, row), CONFIG)
 
 
 def test_read_examples_refuses_a_document_of_parts(tmp_path: Path) -> None:

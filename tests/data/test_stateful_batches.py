@@ -112,6 +112,6 @@ def test_stateful_batches_max_rows() -> None:
 
 
 def test_stateful_batches_refuse_too_few_chunks() -> None:
-    line = f"{PIECES} chunks of 8 tokens in 6 documents, fewer than a batch of 40"
+    line = f"{PIECES} chunks of 8 tokens, fewer than a batch of 40"
     with pytest.raises(InputError, match=line):
         lanes(40)

@@ -3,7 +3,7 @@
 import pytest
 
 from laconic.data.documents.token_bytes import token_byte_lengths
-from laconic.data.synthetic.formal_languages import build_languages_tokenizer
+from laconic.data.synthetic.formal_languages import FormalLanguageDataset
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from tests.conftest import shared_dir
 
@@ -23,4 +23,4 @@ def test_token_byte_lengths_of_special_tokens() -> None:
     assert token_byte_lengths(plain).tolist() == [1] * 256 + [0]
     plain.backend.add_tokens(["<｜User｜>"])  # as DeepSeek's, which is text
     assert token_byte_lengths(plain).tolist() == [1] * 256 + [0, len("<｜User｜>".encode())]
-    assert token_byte_lengths(build_languages_tokenizer())[:6].tolist() == [0, 0, 0, 1, 1, 1]
+    assert token_byte_lengths(FormalLanguageDataset.build_tokenizer())[:6].tolist() == [0, 0, 0, 1, 1, 1]

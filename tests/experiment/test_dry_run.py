@@ -229,7 +229,7 @@ def test_plan_run_refuses_documents_without_held_out_ones(tmp_path: Path) -> Non
     (tmp_path / "lm.toml").write_text(TINY_DOCUMENT_RECIPE + "[validation]\nmax_rows = 2\n")
     plan_run(load_recipe(tmp_path / "lm.toml", ["data.text.held_out_fraction=0.25"])[0], CPU)
     recipe = load_recipe(tmp_path / "lm.toml", ["data.text.held_out_fraction=0"])[0]
-    with pytest.raises(InputError, match=r"^data\.valid: 4 documents with .* = 0\.0 leaves no document"):
+    with pytest.raises(InputError, match=r"^data\.valid: [1-4] different texts with .* = 0\.0 leaves no document"):
         plan_run(recipe, CPU)
 
 

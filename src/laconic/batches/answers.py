@@ -18,7 +18,6 @@ class PassCounts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Sum of all four."""
         return sum(self)
 
 

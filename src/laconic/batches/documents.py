@@ -64,7 +64,6 @@ class DocumentBatch:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Names of the documents."""
         return self.document_ids
 
     @property

@@ -94,7 +94,6 @@ class DataMakeCommand:
     format: OutputFormat = "human"
 
     def run(self) -> int:
-        """Generate and write the rows."""
         self.validate()
         files = self.list_files()
         steps, total = count(1), sum(file.num_rows for file in files)
@@ -113,7 +112,6 @@ class DataMakeCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for invalid flags."""
         if self.generator not in GENERATORS:
             close = get_close_matches(self.generator, GENERATORS, 1)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
@@ -150,7 +148,6 @@ class DataMakeCommand:
 
     @property
     def held_out_path(self) -> Path:
-        """File of the held-out rows."""
         return self.out.with_suffix(f".held_out{self.out.suffix}")
 
     def digit_files(self) -> list[OutputFile]:
@@ -222,7 +219,6 @@ class DataMakeCommand:
         return shorten_chains(examples, results_only_fraction, self.seed)
 
     def describe_rows(self, num_originals: int, num_templates: int) -> str:
-        """Describe the rows of the training file."""
         if self.rows <= num_originals:
             return f"of {num_originals:,} original questions and no variants; increase --rows"
         originals = f": {num_originals:,} original questions, then variants" if num_originals else ""
@@ -236,7 +232,7 @@ class DataMakeCommand:
         config = self.data_config(("gsm8k-aug" if self.data_dir is None else "gsm8k-aug-subset", "gsm8k"))
         with status("reading"):
             sources = load_training_examples(config).examples
-            excluded = {example.question for name in EXCLUDED_SETS for example in load_split(name, config)}
+            excluded = {example.question for name in EXCLUDED_SETS for example in self.load_split(name)}
             masked = {mask_numbers(question) for question in excluded}
             easy = tuple(example for example in sources if self.is_within_limits(example))
             templates = [t for t in build_templates(easy) if t.masked_question not in masked]
@@ -275,23 +271,18 @@ class DataMakeCommand:
         return OutputFile(self.out, "products", self.rows, islice(rows, self.rows))
 
     def load_held_out(self, name: str) -> "list[ReasoningExample]":
-        """Return the validation and test rows of a data set."""
-        config = self.data_config((name,))
-        return [example for part in ("valid", "test") for example in load_split(f"{name}:{part}", config)]
+        return [example for part in ("valid", "test") for example in self.load_split(f"{name}:{part}")]
+
+    def load_split(self, name: str) -> "tuple[ReasoningExample, ...]":
+        from laconic.data.reasoning.load import load_examples
+
+        return load_examples(name, "test", self.data_config((name,))).examples
 
     def data_config(self, names: tuple[str, ...]) -> "DataConfig":
-        """Return the configuration that reads data sets by name."""
         from laconic.config.data import DataConfig
 
         data_dir = None if self.data_dir is None else str(self.data_dir)
         return DataConfig(source="catalog", name=names, data_dir=data_dir)
-
-
-def load_split(name: str, config: "DataConfig") -> "tuple[ReasoningExample, ...]":
-    """Return the rows of a split of a data set."""
-    from laconic.data.reasoning.load import load_examples
-
-    return load_examples(name, "test", config).examples
 
 
 def write_all(files: list[OutputFile], report_row: Callable[[], object]) -> None:

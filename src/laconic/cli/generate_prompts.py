@@ -143,20 +143,20 @@ def read_prompt_rows(
     from laconic.data.reasoning.chat import parse_tools
     from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 
-    def convert(row: dict[str, Any], text: str, name: str) -> PromptRow:
+    def convert(row: dict[str, Any], name: str) -> PromptRow:
         fields = [name for name in ("prompt", "messages") if name in row] or [question_column]
         if len(fields) > 1 or fields[0] not in row:
-            raise RowError(1, "fields", f'expected one of "prompt", "messages" and "{question_column}"')
+            raise RowError("fields", f'expected one of "prompt", "messages" and "{question_column}"')
         if "generation" in row:
-            raise RowError(1, "fields", 'has "generation", which is the field for the output; rename it')
+            raise RowError("fields", 'has "generation", which is the field for the output', "rename it")
         value = row[fields[0]]
         if fields[0] != "messages" and not isinstance(value, str):
-            raise RowError(1, "fields", f'"{fields[0]}" is not text')
+            raise RowError("fields", "is not text", field=fields[0])
         try:
             messages = check_messages(value, "messages") if fields[0] == "messages" else ()
             tools = parse_tools(row.get("tools")) if messages else ()
         except InputError as error:
-            raise RowError(1, "messages", str(error)) from None
+            raise RowError("messages", str(error)) from None
         prompt = PromptRow(name, None if messages else value, messages, source=row, tools=tools)
         return to_chat(prompt, system) if is_chat or messages else prompt
 

@@ -33,28 +33,25 @@ DatasetNames = Annotated[
 class DigitsConfig(ConfigModel):
     """[data.digits]: synthetic arithmetic on digits, evaluated from left to right modulo 10."""
 
-    num_operations: Annotated[int, Field(ge=1, le=12)] = Field(default=4, description="k, operations in a question")
-    min_operations: Annotated[int, Field(ge=1, le=12)] | None = Field(
-        default=None, description="questions have this many to num_operations operations, in turn; default: all have k"
-    )
-    chain_style: Literal["results", "equations", "brackets", "bracket_tokens", "lookups"] = Field(
-        default="results",
-        description="form of a step: 8; 3+5=8 and step_end; <<3+5=8>>; < < 8 > > with one token per bracket; or, over "
-        "documents, `a 3` for each name and then equations",
-    )
-    results_only_fraction: Fraction = Field(
-        default=0.0,
-        description="fraction of updates whose chains have results only, which a `:` after the question asks for; "
-        "1: always",
-    )
-    step_end: Literal[";", ""] = Field(default=";", description="end of each step in style equations")
-    document_tokens: PositiveInt | None = Field(
-        default=None,
-        description="tokens of a document with a digit for each name in the question; unset: questions have digits",
-    )
-    train_rows: PositiveInt = Field(default=100_000, description="training problems, all different")
-    valid_rows: PositiveInt = Field(default=1000, description="validation problems, none of them in training")
-    test_rows: PositiveInt = Field(default=2000, description="test problems, none of them in training or validation")
+    num_operations: Annotated[int, Field(ge=1, le=12)] = 4
+    """k, operations in a question"""
+    min_operations: Annotated[int, Field(ge=1, le=12)] | None = None
+    """questions have this many to num_operations operations, in turn; default: all have k"""
+    chain_style: Literal["results", "equations", "brackets", "bracket_tokens", "lookups"] = "results"
+    """form of a step: 8; 3+5=8 and step_end; <<3+5=8>>; < < 8 > > with one token per bracket; or, over documents, `a 3`
+    for each name and then equations"""
+    results_only_fraction: Fraction = 0.0
+    """fraction of updates whose chains have results only, which a `:` after the question asks for; 1: always"""
+    step_end: Literal[";", ""] = ";"
+    """end of each step in style equations"""
+    document_tokens: PositiveInt | None = None
+    """tokens of a document with a digit for each name in the question; unset: questions have digits"""
+    train_rows: PositiveInt = 100_000
+    """training problems, all different"""
+    valid_rows: PositiveInt = 1000
+    """validation problems, none of them in training"""
+    test_rows: PositiveInt = 2000
+    """test problems, none of them in training or validation"""
 
     @model_validator(mode="after")
     def check_operations(self) -> "DigitsConfig":
@@ -64,9 +61,7 @@ class DigitsConfig(ConfigModel):
             raise ValueError('chain_style "lookups": there is nothing to look up; set document_tokens')
         least = self.num_operations + 1  # facts
         if self.document_tokens is not None and self.document_tokens < least:
-            raise ValueError(
-                f"document_tokens {self.document_tokens}: the facts of {self.num_operations} operations take {least}"
-            )
+            raise ValueError(f"document_tokens {self.document_tokens}: too few for the {least} facts of a question")
         return self
 
     @property
@@ -78,34 +73,29 @@ class DigitsConfig(ConfigModel):
 class TextConfig(ConfigModel):
     """[data.text]: documents, their segments and windows, and the held-out part."""
 
-    row_tokens: PositiveInt = Field(default=1536, description="tokens of a row, a stretch of one document")
-    segment_tokens: PositiveInt | tuple[PositiveInt, ...] = Field(
-        default=256, description="tokens of a segment (the mean if lengths are random), or a list with each length"
-    )
-    segment_lengths: Literal["random", "fixed"] = Field(
-        default="random", description="draw segment lengths in training with mean segment_tokens (Eq. AC7), or fix them"
-    )
-    min_segment_tokens: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="random: shortest segment; default: by the model's context, Eq. AC7"
-    )
-    max_segment_tokens: PositiveInt | None = Field(
-        default=None, description="random: longest segment; default: what fits into the model's context"
-    )
-    segments_per_window: int = Field(default=3, description="w, segments that gradients pass through, at least 2")
-    segment_overlap: Literal[0, 1] = Field(default=1, description="o, segments shared by consecutive windows")
-    text_field: str = Field(default="text", min_length=1, description="field of a row that holds the text")
-    document_field: str | None = Field(
-        default=None,
-        description="field with a row's document; default: book, if the first row has it; else each row is one",
-    )
-    held_out_fraction: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        default=0.1,
-        description="fraction of documents for validation, and again for testing, unless a field split or "
-        "data.valid and data.test say which",
-    )
-    vocabulary_drift_every: PositiveInt | None = Field(
-        default=None, description="tokens after which a document's vocabulary is permuted again; unset: never"
-    )
+    row_tokens: PositiveInt = 1536
+    """tokens of a row, a stretch of one document"""
+    segment_tokens: PositiveInt | tuple[PositiveInt, ...] = 256
+    """tokens of a segment (the mean if lengths are random), or a list with each length"""
+    segment_lengths: Literal["random", "fixed"] = "random"
+    """draw segment lengths in training with mean segment_tokens (Eq. AC7), or fix them"""
+    min_segment_tokens: Annotated[int, Field(ge=2)] | None = None
+    """random: shortest segment; default: by the model's context, Eq. AC7"""
+    max_segment_tokens: PositiveInt | None = None
+    """random: longest segment; default: what fits into the model's context"""
+    segments_per_window: int = 3
+    """w, segments that gradients pass through, at least 2"""
+    segment_overlap: Literal[0, 1] = 1
+    """o, segments shared by consecutive windows"""
+    text_field: str = Field(default="text", min_length=1)
+    """field of a row that holds the text"""
+    document_field: str | None = None
+    """field with a row's document; default: book, if the first row has it; else each row is one"""
+    held_out_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """fraction of documents for validation, and again for testing, unless a field split or data.valid and data.test say
+    which"""
+    vocabulary_drift_every: PositiveInt | None = None
+    """tokens after which a document's vocabulary is permuted again; unset: never"""
 
     @model_validator(mode="after")
     def check_lengths(self) -> "TextConfig":
@@ -113,23 +103,16 @@ class TextConfig(ConfigModel):
         lengths = self.segment_tokens if isinstance(self.segment_tokens, tuple) else ()
         if lengths and (self.segment_lengths == "random" or sum(lengths) != self.row_tokens):
             expected = "the mean" if self.segment_lengths == "random" else f"lengths that sum to {self.row_tokens}"
-            raise ValueError(
-                f'segment_tokens {list(lengths)} with segment_lengths "{self.segment_lengths}": give {expected}'
-            )
+            raise ValueError(f'segment_tokens {list(lengths)}: "{self.segment_lengths}" lengths need {expected}')
         if self.segment_lengths == "fixed":
             set_key = next((key for key in ("min_segment_tokens", "max_segment_tokens") if getattr(self, key)), None)
             if set_key:
                 raise ValueError(f'{set_key}: only for segment_lengths "random"; remove the key')
         elif self.row_tokens % self.mean_segment_tokens:
-            raise ValueError(
-                f"row_tokens {self.row_tokens}: must be a multiple of segment_tokens {self.mean_segment_tokens}"
-            )
+            raise ValueError(f"row_tokens {self.row_tokens}: no multiple of segment_tokens {self.mean_segment_tokens}")
         low, high = self.min_segment_tokens or 0, self.max_segment_tokens or self.row_tokens + 1
         if not low < self.mean_segment_tokens < high:
-            raise ValueError(
-                f"segment_tokens {self.mean_segment_tokens}: must lie between {low} and {high}, the shortest and the "
-                "longest segment"
-            )
+            raise ValueError(f"segment_tokens {self.mean_segment_tokens}: must lie between the limits {low} and {high}")
         return self
 
     @property
@@ -141,25 +124,32 @@ class TextConfig(ConfigModel):
 class FactRecallConfig(ConfigModel):
     """[data.recall]: facts among fillers, then queries for some of them; only the answers are scored."""
 
-    segment_tokens: PositiveInt = Field(default=16, description="tokens of a segment of facts")
-    num_facts: AscendingCounts = Field(
-        default=(1, 2, 4, 8), description="possible numbers of facts in a document, equally likely"
-    )
-    num_keys: Annotated[int, Field(ge=1, le=16)] = Field(default=16, description="distinct keys")
-    num_values: Annotated[int, Field(ge=2, le=16)] = Field(default=16, description="distinct values")
-    num_fillers: Annotated[int, Field(ge=1, le=8)] = Field(default=8, description="distinct filler symbols")
-    num_queries: PositiveInt = Field(default=8, description="Q, queries at the end, keys drawn with replacement")
-    num_segments: PositiveInt = Field(default=1, description="segments over which the facts are spread")
-    two_token_facts: bool = Field(
-        default=False, description="a fact is a key and a value token instead of one (harder)"
-    )
-    train_rows: PositiveInt = Field(default=100_000, description="training documents")
-    valid_rows: PositiveInt = Field(default=1000, description="validation documents")
-    test_rows: PositiveInt = Field(default=2000, description="test documents")
-    segments_per_window: int | None = Field(
-        default=None, description="w, segments of a window, at least 2; default: all of them"
-    )
-    segment_overlap: Literal[0, 1] = Field(default=0, description="o, segments shared by consecutive windows")
+    segment_tokens: PositiveInt = 16
+    """tokens of a segment of facts"""
+    num_facts: AscendingCounts = (1, 2, 4, 8)
+    """possible numbers of facts in a document, equally likely"""
+    num_keys: Annotated[int, Field(ge=1, le=16)] = 16
+    """distinct keys"""
+    num_values: Annotated[int, Field(ge=2, le=16)] = 16
+    """distinct values"""
+    num_fillers: Annotated[int, Field(ge=1, le=8)] = 8
+    """distinct filler symbols"""
+    num_queries: PositiveInt = 8
+    """Q, queries at the end, keys drawn with replacement"""
+    num_segments: PositiveInt = 1
+    """segments over which the facts are spread"""
+    two_token_facts: bool = False
+    """a fact is a key and a value token instead of one (harder)"""
+    train_rows: PositiveInt = 100_000
+    """training documents"""
+    valid_rows: PositiveInt = 1000
+    """validation documents"""
+    test_rows: PositiveInt = 2000
+    """test documents"""
+    segments_per_window: int | None = None
+    """w, segments of a window, at least 2; default: all of them"""
+    segment_overlap: Literal[0, 1] = 0
+    """o, segments shared by consecutive windows"""
 
     @model_validator(mode="after")
     def check_facts(self) -> "FactRecallConfig":
@@ -169,10 +159,7 @@ class FactRecallConfig(ConfigModel):
         if largest > self.num_keys:
             raise ValueError(f"num_facts {largest}: there are only {self.num_keys} distinct keys; lower it")
         if self.segment_tokens % width or largest * width > self.segment_tokens * self.num_segments:
-            raise ValueError(
-                f"segment_tokens {self.segment_tokens}: {largest} facts of {width} tokens do not fit into "
-                f"{self.num_segments} segments"
-            )
+            raise ValueError(f"segment_tokens {self.segment_tokens}: too few for {largest} facts in all segments")
         return self
 
     @property
@@ -189,10 +176,7 @@ class FactRecallConfig(ConfigModel):
 def check_segments_per_window(segments_per_window: int) -> None:
     """Raise ValueError for a window of one segment, in which no summary is ever read."""
     if segments_per_window < 2:
-        raise ValueError(
-            f"segments_per_window: {segments_per_window} leaves no segment that reads a summary within its window, so "
-            "compression would not be trained; use 2 or more"
-        )
+        raise ValueError(f"segments_per_window {segments_per_window}: no summary is read in a window; use 2 or more")
 
 
 class DataConfig(ConfigModel):
@@ -200,93 +184,72 @@ class DataConfig(ConfigModel):
 
     source: Literal[
         "file", "catalog", "digits", "text", "recall", "mqar", "copying", "continual_translation", "formal_languages"
-    ] = Field(
-        default="file",
-        description="a file with one JSON object per line, data sets by name, documents, or a synthetic task",
-    )
-    path: PathText | None = Field(
-        default=None,
-        description="file: training rows (.jsonl, .parquet, iCoT's .txt); text: documents (a .txt is one document)",
-    )
-    name: DatasetNames = Field(
-        default=None,
-        description="catalog: one or several training sets: a known name (gsm8k-aug), a hub name "
-        "(whynlp/gsm8k-aug), or a file; NAME:SPLIT or NAME:CONFIG:SPLIT selects a split; text: one hub name",
-    )
-    valid: PathText | None = Field(
-        default=None, description="file of validation rows; catalog: also a set, as gsm8k-aug:valid"
-    )
-    test: PathText | None = Field(default=None, description="file of test rows; catalog: also a set, as gsm8k:test")
-    data_dir: PathText | None = Field(
-        default=None, description="catalog: folder with the sets' files; default: download from the hub"
-    )
-    revision: str | None = Field(default=None, description="hub commit or branch of the training set")
-    size_check: Literal["strict", "off"] = Field(
-        default="strict", description="catalog: whether a set must have its published number of rows"
-    )
-    digits: DigitsConfig = Field(default=DigitsConfig(), description="options of source digits")
-    text: TextConfig = Field(default=TextConfig(), description="options of source text")
-    recall: FactRecallConfig = Field(default=FactRecallConfig(), description="options of source recall")
-    mqar: MQARConfig = Field(default=MQARConfig(), description="options of source mqar")
-    copying: SelectiveCopyingConfig = Field(default=SelectiveCopyingConfig(), description="options of source copying")
-    continual_translation: ContinualTranslationConfig = Field(
-        default=ContinualTranslationConfig(), description="options of source continual_translation"
-    )
-    formal_languages: FormalLanguagesConfig = Field(
-        default=FormalLanguagesConfig(), description="options of source formal_languages"
-    )
-    format: RowFormat = Field(
-        default="pccot",
-        description="parts of a row and the text that joins them; pccot: nothing between steps, which end in >> or ;, "
-        "codi: spaces, coconut: line ends; chat: the tokenizer's chat template, steps on lines",
-    )
-    chain_steps: Literal["drop_last", "all"] = Field(
-        default="drop_last",
-        description="whether to leave out the last step of a chain; recipes of cot, icot, coconut: all by default",
-    )
-    answer_prompt: str = Field(
-        default="The answer is:", min_length=1, description="text before the number (pccot, codi, chat)"
-    )
-    separator: Literal["none", "eos"] = Field(
-        default="none", description="codi: eos after question, chain and end vector, or nothing"
-    )
-    chain_field: Literal["steps", "cot", "rationale"] | None = Field(
-        default=None, description="file field with the chain; default: the first of the three in the first row"
-    )
-    columns: Mapping[FieldName, str] = Field(
-        default={}, description='file: names of its fields that differ from ours, as { question = "prompt" }'
-    )
-    chain_split: Literal["lines", "sentences", "spaces", "whole"] = Field(
-        default="lines", description="how a chain given as one text is split into steps; CODI's prose uses sentences"
-    )
-    answer_type: Literal["number", "text"] = Field(
-        default="number", description="number: an answer without a digit is an error; text: the whole answer counts"
-    )
-    require_leading_digit: bool = Field(
-        default=False, description="drop rows whose answer does not begin with a digit, negative ones too (CODI)"
-    )
-    segment_tokens: PositiveInt = Field(
-        default=256, description="tokens of the segments in which a question's document is compressed"
-    )
-    max_tokens: PositiveInt | None = Field(
-        default=None, description="maximum tokens of question, chain and answer; default: the model's context"
-    )
-    on_too_long: Literal["error", "drop", "truncate_question"] = Field(
-        default="error", description="what to do with a row of more than max_tokens tokens"
-    )
-    on_invalid_row: Literal["error", "skip"] = Field(
-        default="error", description="what to do with an unreadable row; at most 0.1 % are skipped"
-    )
-    forbid_unknown_fields: bool = Field(
-        default=False, description="file: refuse unknown fields instead of keeping them as metadata"
-    )
-    max_train_rows: PositiveInt | None = Field(default=None, description="use only the first training rows")
-    allow_contamination: bool = Field(
-        default=False, description="accept questions of validation or test in the training rows"
-    )
-    eos_token: str | None = Field(
-        default=None, description="token that ends an answer, if the tokenizer's files define none"
-    )
+    ] = "file"
+    """a file with one JSON object per line, data sets by name, documents, or a synthetic task"""
+    path: PathText | None = None
+    """file: training rows (.jsonl, .parquet, iCoT's .txt); text: documents (a .txt is one document)"""
+    name: DatasetNames = None
+    """catalog: one or several training sets: a known name (gsm8k-aug), a hub name (whynlp/gsm8k-aug), or a file;
+    NAME:SPLIT or NAME:CONFIG:SPLIT selects a split; text: one hub name"""
+    valid: PathText | None = None
+    """file of validation rows; catalog: also a set, as gsm8k-aug:valid"""
+    test: PathText | None = None
+    """file of test rows; catalog: also a set, as gsm8k:test"""
+    data_dir: PathText | None = None
+    """catalog: folder with the sets' files; default: download from the hub"""
+    revision: str | None = None
+    """hub commit or branch of the training set"""
+    size_check: Literal["strict", "off"] = "strict"
+    """catalog: whether a set must have its published number of rows"""
+    digits: DigitsConfig = DigitsConfig()
+    """options of source digits"""
+    text: TextConfig = TextConfig()
+    """options of source text"""
+    recall: FactRecallConfig = FactRecallConfig()
+    """options of source recall"""
+    mqar: MQARConfig = MQARConfig()
+    """options of source mqar"""
+    copying: SelectiveCopyingConfig = SelectiveCopyingConfig()
+    """options of source copying"""
+    continual_translation: ContinualTranslationConfig = ContinualTranslationConfig()
+    """options of source continual_translation"""
+    formal_languages: FormalLanguagesConfig = FormalLanguagesConfig()
+    """options of source formal_languages"""
+    format: RowFormat = "pccot"
+    """parts of a row and the text that joins them; pccot: nothing between steps, which end in >> or ;, codi: spaces,
+    coconut: line ends; chat: the tokenizer's chat template, steps on lines"""
+    chain_steps: Literal["drop_last", "all"] = "drop_last"
+    """whether to leave out the last step of a chain; recipes of cot, icot, coconut: all by default"""
+    answer_prompt: str = Field(default="The answer is:", min_length=1)
+    """text before the number (pccot, codi, chat)"""
+    separator: Literal["none", "eos"] = "none"
+    """codi: eos after question, chain and end vector, or nothing"""
+    chain_field: Literal["steps", "cot", "rationale"] | None = None
+    """file field with the chain; default: the first of the three in the first row"""
+    columns: Mapping[FieldName, str] = {}
+    """file: names of its fields that differ from ours, as { question = "prompt" }"""
+    chain_split: Literal["lines", "sentences", "spaces", "whole"] = "lines"
+    """how a chain given as one text is split into steps; CODI's prose uses sentences"""
+    answer_type: Literal["number", "text"] = "number"
+    """number: an answer without a digit is an error; text: the whole answer counts"""
+    require_leading_digit: bool = False
+    """drop rows whose answer does not begin with a digit, negative ones too (CODI)"""
+    segment_tokens: PositiveInt = 256
+    """tokens of the segments in which a question's document is compressed"""
+    max_tokens: PositiveInt | None = None
+    """maximum tokens of question, chain and answer; default: the model's context"""
+    on_too_long: Literal["error", "drop", "truncate_question"] = "error"
+    """what to do with a row of more than max_tokens tokens"""
+    on_invalid_row: Literal["error", "skip"] = "error"
+    """what to do with an unreadable row; at most 0.1 % are skipped"""
+    forbid_unknown_fields: bool = False
+    """file: refuse unknown fields instead of keeping them as metadata"""
+    max_train_rows: PositiveInt | None = None
+    """use only the first training rows"""
+    allow_contamination: bool = False
+    """accept questions of validation or test in the training rows"""
+    eos_token: str | None = None
+    """token that ends an answer, if the tokenizer's files define none"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "DataConfig":
@@ -294,9 +257,7 @@ class DataConfig(ConfigModel):
         if (self.source == "digits") != (self.format == "digits"):
             raise ValueError(f'format "{self.format}" with source "{self.source}": "digits" only goes with "digits"')
         if self.format in ("coconut", "icot") and self.chain_steps == "drop_last":
-            raise ValueError(
-                f'chain_steps "drop_last": format "{self.format}" uses every step; set chain_steps = "all"'
-            )
+            raise ValueError(f'chain_steps "drop_last": format "{self.format}" uses every step; set it to "all"')
         if self.separator == "eos" and self.format != "codi":
             raise ValueError(f'separator "eos": only for format "codi", not "{self.format}"')
         return self

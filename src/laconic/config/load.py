@@ -1,6 +1,5 @@
 """Load a recipe file with its overrides. All errors are collected and reported together."""
 
-import datetime
 import difflib
 import json
 import os
@@ -31,6 +30,7 @@ from laconic.errors import InputError, UsageError
 from laconic.storage.strict_json import abbreviate
 
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+ALL_KEYS_HINT = "laconic train --schema lists all keys"
 # Groups of keys of which a recipe sets at most one; an override with another key of the group replaces it.
 EXCLUSIVE_KEYS = (
     ("model.name", "model.init_from_run", "model.family"),
@@ -93,27 +93,19 @@ def load_recipe(
 
 
 def find_recipe_file(path_or_name: str | Path) -> Path:
-    """Return the file of a recipe given by path or by the name of a shipped one."""
     path = Path(path_or_name)
     shipped = SHIPPED_RECIPES / f"{path.name.removesuffix('.toml')}.toml"
     if path.is_file():
         return path
     if path.parent == Path() and shipped.is_file():
         return shipped
-    names = sorted(file.stem for file in SHIPPED_RECIPES.glob("*.toml"))
-    variants = [name for name in names if name.startswith(f"{path_or_name}-")]
-    if variants:
-        hint = f"choose one of {', '.join(variants)}"
-    elif close := difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8):
-        hint = f"did you mean {close[0]}?"
-    else:
-        families = ", ".join(sorted({f"{name.partition('-')[0]}-..." for name in names}))
-        hint = f"give a path or one of {families}; laconic recipes lists them"
+    names = [file.stem for file in SHIPPED_RECIPES.glob("*.toml")]
+    close = difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8)
+    hint = f"did you mean {close[0]}?" if close else "give a path, or a name that laconic recipes lists"
     raise InputError(f"no recipe {path_or_name}; {hint}")
 
 
 def parse_recipe_file(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -147,7 +139,7 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
     """Set a key of the draft, or record an error for an unknown key or an invalid value."""
     if find_field(key) is None:
         close = closest_key(key, [*known_keys(), *flags])
-        hint = f"did you mean {close}?" if close else "laconic train --schema lists all keys"
+        hint = f"did you mean {close}?" if close else ALL_KEYS_HINT
         draft.errors.append(f"{key}={text}: no such key; {hint}")
         return
     value = parse_value(key, text) if text else None
@@ -238,9 +230,6 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
 
 def validate_recipe(draft: RecipeDraft) -> Recipe:
     """Return the recipe, or raise UsageError with one line for each error."""
-    for key, value in iter_values(draft.content):
-        if isinstance(value, datetime.date | datetime.time):
-            draft.add_error(key, "a date, which no key accepts; put text in quotes")
     add_default_tables(draft.content)
     recipe = None
     try:  # through JSON, from which strict pydantic accepts an array for a tuple but converts nothing else
@@ -268,29 +257,18 @@ def add_default_tables(content: dict[str, Any]) -> None:
 
 def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> None:
     """Turn pydantic's errors into lines; do not report a mistyped key as missing too."""
-    suggested = set[str]()
-    for error in errors:
-        if error["type"] == "extra_forbidden":
-            key = ".".join(map(str, error["loc"]))
-            close = closest_key(key, known_keys())
-            suggested.add(close or "")
-            draft.add_error(key, f"no such key; {f'did you mean {close}?' if close else list_sibling_keys(key)}")
-    for error in errors:
-        key, kind = ".".join(map(str, error["loc"])), error["type"]
-        if kind == "extra_forbidden" or (kind == "missing" and key in suggested):
-            continue
-        if error["loc"][-1:] == ("[key]",):  # of a table whose keys are names, such as data.columns
-            table, _, name = key.removesuffix(".[key]").rpartition(".")
-            names = re.findall("'(.*?)'", error["ctx"]["expected"])
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"{table} has {', '.join(names)}"
-            draft.add_error(f"{table}.{name}", f"no such key; {hint}")
-            continue
-        if kind == "missing":
+    located = [(".".join(map(str, error["loc"])).removesuffix(".[key]"), error) for error in errors]
+    unknown = {key: closest_key(key, known_keys()) for key, error in located if error["type"] == "extra_forbidden"}
+    for key, error in located:
+        kind = error["type"]
+        if kind == "extra_forbidden":
+            hint = f"did you mean {unknown[key]}?" if unknown[key] else ALL_KEYS_HINT
+            draft.add_error(key, f"no such key; {hint}")
+        elif kind == "missing" and key not in unknown.values():
             draft.add_error(key, f"missing; {describe_field(key)}")
         elif kind == "value_error":
             draft.add_error(*split_message(key, error["msg"].removeprefix("Value error, ")))
-        else:
+        elif kind != "missing":
             rule = re.sub(r"\d{9,}", lambda digits: f"{float(digits[0]):g}", error["msg"].removeprefix("Input "))
             draft.add_error(key, f"{abbreviate(error['input'])}: {rule}; {describe_field(key)}")
 
@@ -305,54 +283,26 @@ def split_message(table: str, message: str) -> tuple[str, str]:
 
 
 def closest_key(key: str, keys: Sequence[str]) -> str | None:
-    """Return the known key that `key` most likely means, or None.
+    """Return the known key that `key` most likely means: a similar one, or the same name in another table.
 
-    A similar name counts within the same table only; in another table the name must be the same. Without a table, the
-    tables train, data and model come first.
+    Without a table, a similar name is enough, and the table train comes first.
     """
-    if close := difflib.get_close_matches(key, keys, n=1, cutoff=0.85):
-        return close[0]
     table, _, name = key.rpartition(".")
-    order = (table,) if table else ("train", "data", "model")
-    ranked = sorted(keys, key=lambda other: (*(other.rpartition(".")[0] != first for first in order),))
-    if same_name := next((other for other in ranked if other.rpartition(".")[2] == name), None):
-        return same_name
-    siblings = [other for other in ranked if not table or other.rpartition(".")[0] == table]
-    names = [other.rpartition(".")[2] for other in siblings]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    if not close and len(name) > 3:  # warmup for warmup_ratio, max_steps for steps
-        parts = [other for other in names if len(other) > 3 and (other in name or name in other)]
-        close = difflib.get_close_matches(name, parts, n=1, cutoff=0.5)
-    return next((other for other in siblings if close and other.rpartition(".")[2] == close[0]), None)
+    names = {other.rpartition(".")[2]: other for other in sorted(keys, key=lambda other: other.startswith("train."))}
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
+    same = difflib.get_close_matches(name, names, n=1, cutoff=1.0 if table else 0.8)
+    return close[0] if close else names[same[0]] if same else None
 
 
 def describe_field(key: str) -> str:
-    """Return the description of a key, for an error message."""
     info = find_field(key)
-    return f"it is: {info.description}" if info and info.description else "see laconic train --schema"
-
-
-def list_sibling_keys(key: str) -> str:
-    """Return the keys of the table that contains `key`, for an error message."""
-    table = key.rpartition(".")[0]
-    keys = [k.removeprefix(f"{table}.") for k in known_keys() if not table or k.startswith(f"{table}.")]
-    return f"{f'[{table}]' if table else 'a recipe'} has {', '.join(sorted({k.partition('.')[0] for k in keys}))}"
+    return f"it is: {' '.join(info.description.split())}" if info and info.description else "see laconic train --schema"
 
 
 def iter_parents(key: str) -> Iterator[str]:
-    """Yield the keys of the tables around a key, innermost first."""
     while "." in key:
         key = key.rpartition(".")[0]
         yield key
-
-
-def iter_values(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value with its dotted key."""
-    for name, value in content.items() if isinstance(content, dict) else enumerate(content):
-        if isinstance(value, dict | list):
-            yield from iter_values(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -18,50 +18,36 @@ Distance = Literal["smooth_l1", "l1", "mse"]
 class LatentConfig(ConfigModel):
     """[latents]: the number of latent thoughts, how they are computed, and the projection between them."""
 
-    num_latents: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=24, description="M, latent thoughts before an answer"
-    )
-    schedule: Literal["jacobi", "sequential"] = Field(
-        default="jacobi", description="compute all latents together in Jacobi iterations, or one after the other"
-    )
-    jacobi_iterations: Annotated[int, Field(ge=0, le=4096)] | None = Field(
-        default=None,
-        description="T, iterations after the pass over the placeholders; 0 gives pause tokens; unset if sequential",
-    )
-    projection: Literal["pccot", "codi", "none"] = Field(
-        default="pccot", description="map from a hidden state to the next latent's input embedding"
-    )
-    projection_width: PositiveInt | None = Field(
-        default=None, description="inner width of the codi projection; default: D"
-    )
-    projection_dropout: Fraction = Field(default=0.0, description="dropout before the codi projection")
-    projection_init_scale: Literal["unit", "embedding"] = Field(
-        default="unit", description="initial weight of the last LayerNorm: 1, or the RMS of the token embeddings"
-    )
-    control_init: str = Field(
-        default="mean",
-        description="initial begin, placeholder and end vectors: mean, normal, or copy:TEXT (mean of its tokens)",
-    )
-    length_policy: Literal["fixed", "nested_dropout", "stop_head"] = Field(
-        default="fixed",
-        description="number of latents read: all; the first N, with random N in training; or an N that is then learned "
-        "for each question (pccot, kava)",
-    )
-    length_cost: NonNegative = Field(default=0.0, description="stop_head: beta, nats per latent")
-    head_only_after: Fraction = Field(
-        default=0.8,
-        description="stop_head: fraction of training with random lengths, before only the head is trained",
-    )
-    head_lr_multiplier: PositiveFloat = Field(
-        default=3.0, description="stop_head: learning rate of the head, relative to everything else"
-    )
+    num_latents: Annotated[int, Field(ge=1, le=4096)] = 24
+    """M, latent thoughts before an answer"""
+    schedule: Literal["jacobi", "sequential"] = "jacobi"
+    """compute all latents together in Jacobi iterations, or one after the other"""
+    jacobi_iterations: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """T, iterations after the pass over the placeholders; 0 gives pause tokens; unset if sequential"""
+    projection: Literal["pccot", "codi", "none"] = "pccot"
+    """map from a hidden state to the next latent's input embedding"""
+    projection_width: PositiveInt | None = None
+    """inner width of the codi projection; default: D"""
+    projection_dropout: Fraction = 0.0
+    """dropout before the codi projection"""
+    projection_init_scale: Literal["unit", "embedding"] = "unit"
+    """initial weight of the last LayerNorm: 1, or the RMS of the token embeddings"""
+    control_init: str = "mean"
+    """initial begin, placeholder and end vectors: mean, normal, or copy:TEXT (mean of its tokens)"""
+    length_policy: Literal["fixed", "nested_dropout", "stop_head"] = "fixed"
+    """number of latents read: all; the first N, with random N in training; or an N that is then learned for each
+    question (pccot, kava)"""
+    length_cost: NonNegative = 0.0
+    """stop_head: beta, nats per latent"""
+    head_only_after: Fraction = 0.8
+    """stop_head: fraction of training with random lengths, before only the head is trained"""
+    head_lr_multiplier: PositiveFloat = 3.0
+    """stop_head: learning rate of the head, relative to everything else"""
 
     @model_validator(mode="after")
     def check_iterations(self) -> "LatentConfig":
         if self.schedule == "sequential" and self.jacobi_iterations is not None:
-            raise ValueError(
-                f"jacobi_iterations {self.jacobi_iterations}: the sequential schedule has none; remove the key"
-            )
+            raise ValueError(f"jacobi_iterations {self.jacobi_iterations}: schedule sequential has none; remove it")
         if self.length_policy != "fixed" and not self.jacobi_iterations:
             raise ValueError(f'length_policy "{self.length_policy}": needs Jacobi iterations; use "fixed"')
         return self
@@ -70,184 +56,143 @@ class LatentConfig(ConfigModel):
 class DistillationConfig(ConfigModel):
     """[distillation]: cross-entropies of student and teacher, and the distillation of hidden states (CODI)."""
 
-    student_ce_weight: NonNegative = Field(default=1.0, description="weight of the student's cross-entropy")
-    teacher_ce_weight: NonNegative = Field(default=1.0, description="weight of the teacher's cross-entropy")
-    hidden_weight: NonNegative = Field(
-        default=1.0, description="weight of the hidden-state loss (CODI's gamma, KaVa's alpha1)"
-    )
-    hidden_loss: Distance = Field(default="smooth_l1", description="distance between hidden states; mse is not halved")
-    hidden_layers: Literal["all", "blocks", "last"] = Field(
-        default="blocks", description="distilled layers: embeddings and blocks (0..L), blocks (1..L), or the last"
-    )
-    hidden_scale: ScaleKind = Field(
-        default="layer", description="divisor of the distance: standard deviation per layer, over all layers, or 1"
-    )
-    teacher_pass: Literal["same_pass", "second_pass"] = Field(
-        default="same_pass", description="teacher states from the trained pass, or from a second pass without gradient"
-    )
+    student_ce_weight: NonNegative = 1.0
+    """weight of the student's cross-entropy"""
+    teacher_ce_weight: NonNegative = 1.0
+    """weight of the teacher's cross-entropy"""
+    hidden_weight: NonNegative = 1.0
+    """weight of the hidden-state loss (CODI's gamma, KaVa's alpha1)"""
+    hidden_loss: Distance = "smooth_l1"
+    """distance between hidden states; mse is not halved"""
+    hidden_layers: Literal["all", "blocks", "last"] = "blocks"
+    """distilled layers: embeddings and blocks (0..L), blocks (1..L), or the last"""
+    hidden_scale: ScaleKind = "layer"
+    """divisor of the distance: standard deviation per layer, over all layers, or 1"""
+    teacher_pass: Literal["same_pass", "second_pass"] = "same_pass"
+    """teacher states from the trained pass, or from a second pass without gradient"""
 
 
 class KVSelectionConfig(ConfigModel):
     """[kv_selection]: which chain tokens' keys and values KaVa distils (R-KV and its controls)."""
 
-    policy: Literal["rkv", "results", "cosine", "attention", "crop", "uniform", "random", "boundary"] = Field(
-        default="rkv",
-        description="score that ranks the chain tokens; results: the last number of each step; the rest are controls",
-    )
-    importance_weight: Fraction = Field(default=0.1, description="lambda, weight of importance against redundancy")
+    policy: Literal["rkv", "results", "cosine", "attention", "crop", "uniform", "random", "boundary"] = "rkv"
+    """score that ranks the chain tokens; results: the last number of each step; the rest are controls"""
+    importance_weight: Fraction = 0.1
+    """lambda, weight of importance against redundancy"""
 
 
 class KVDistillationConfig(ConfigModel):
     """[kv_distillation]: KaVa's loss between the student's latent keys and values and the teacher's selected ones."""
 
-    weight: NonNegative = Field(default=1.0, description="alpha2, weight of the loss on keys and values")
-    distance: Distance = Field(default="smooth_l1", description="distance between keys or values; mse is not halved")
-    reduction: Literal["mean", "row_mean", "paper_sum"] = Field(
-        default="mean", description="mean over all targets; mean of row means; or the printed sum, L G E times larger"
-    )
-    scale: Literal["layer", "global", "each_side", "none"] = Field(
-        default="none", description="divisor of the loss: standard deviation per layer, over all, of each side, or 1"
-    )
-    scale_power: Literal[1, 2] = Field(default=1, description="power of that standard deviation")
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        default=None, min_length=1, description="distilled layers; default: all"
-    )
-    key_space: Literal["post_rope", "pre_rope"] = Field(
-        default="post_rope", description="keys after rotation, as a cache stores them, or before"
-    )
-    short_chain_targets: Literal["mask", "zero", "repeat"] = Field(
-        default="mask", description="targets of the slots beyond a chain shorter than M"
-    )
+    weight: NonNegative = 1.0
+    """alpha2, weight of the loss on keys and values"""
+    distance: Distance = "smooth_l1"
+    """distance between keys or values; mse is not halved"""
+    reduction: Literal["mean", "row_mean", "paper_sum"] = "mean"
+    """mean over all targets; mean of row means; or the printed sum, L G E times larger"""
+    scale: Literal["layer", "global", "each_side", "none"] = "none"
+    """divisor of the loss: standard deviation per layer, over all, of each side, or 1"""
+    scale_power: Literal[1, 2] = 1
+    """power of that standard deviation"""
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    """distilled layers; default: all"""
+    key_space: Literal["post_rope", "pre_rope"] = "post_rope"
+    """keys after rotation, as a cache stores them, or before"""
+    short_chain_targets: Literal["mask", "zero", "repeat"] = "mask"
+    """targets of the slots beyond a chain shorter than M"""
 
 
 class IcotConfig(ConfigModel):
     """[icot]: iCoT's schedule for removing chain tokens."""
 
-    tokens_removed_per_epoch: PositiveFloat = Field(
-        default=8.0, description="further chain tokens removed in each epoch"
-    )
-    remove_all_after: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="removed tokens from which on the whole chain is removed (39 for GSM8K); unset: never",
-    )
-    removal_smoothing: PositiveFloat = Field(
-        default=4.0, description="lambda of P(o) ~ exp(-lambda o), o extra removed tokens"
-    )
+    tokens_removed_per_epoch: PositiveFloat = 8.0
+    """further chain tokens removed in each epoch"""
+    remove_all_after: Annotated[int, Field(ge=0)] | None = None
+    """removed tokens from which on the whole chain is removed (39 for GSM8K); unset: never"""
+    removal_smoothing: PositiveFloat = 4.0
+    """lambda of P(o) ~ exp(-lambda o), o extra removed tokens"""
 
 
 class CoconutConfig(ConfigModel):
     """[coconut]: Coconut's curriculum, which replaces chain steps by latents."""
 
-    latents_per_step: PositiveInt = Field(default=2, description="c, latents that replace one step")
-    epochs_per_stage: PositiveInt = Field(default=3, description="epochs of each stage")
-    max_stage: Annotated[int, Field(ge=0)] = Field(default=3, description="stage from which on every step is latent")
-    first_stage: Annotated[int, Field(ge=0)] = Field(default=0, description="stage of epoch 0")
-    pad_latent_to_max: bool = Field(
-        default=True, description="use the full number of latents for a chain of fewer steps"
-    )
-    uniform_stage_prob: Fraction = Field(default=0.0, description="probability of a uniformly drawn stage")
+    latents_per_step: PositiveInt = 2
+    """c, latents that replace one step"""
+    epochs_per_stage: PositiveInt = 3
+    """epochs of each stage"""
+    max_stage: Annotated[int, Field(ge=0)] = 3
+    """stage from which on every step is latent"""
+    first_stage: Annotated[int, Field(ge=0)] = 0
+    """stage of epoch 0"""
+    pad_latent_to_max: bool = True
+    """use the full number of latents for a chain of fewer steps"""
+    uniform_stage_prob: Fraction = 0.0
+    """probability of a uniformly drawn stage"""
 
 
 class CompressionConfig(ConfigModel):
     """[compression]: how a document becomes summary vectors, segment by segment (AutoCompressor and variants)."""
 
-    summary: Literal["parallel", "autoregressive", "pool", "select"] = Field(
-        default="parallel",
-        description="summary tokens after the text; hidden states fed back; means over equal spans; the best tokens",
-    )
-    length_policy: Literal["fixed", "nested_dropout", "stop_head", "classifier"] = Field(
-        default="fixed",
-        description="num_vectors of each segment; random prefixes in training and any length at inference; a learned "
-        "stop; a classifier over allowed_lengths",
-    )
-    memory_policy: Literal["accumulate", "replace", "budgeted", "fifo"] = Field(
-        default="accumulate", description="what happens to the older memory when a segment has been compressed"
-    )
-    max_vectors: NumVectors = Field(default=50, description="K, maximum vectors of a segment")
-    num_vectors: NumVectors | None = Field(
-        default=None, description="kappa, vectors of a segment if fixed; default: max_vectors"
-    )
-    allowed_lengths: tuple[NumVectors, ...] | None = Field(
-        default=None, min_length=1, description="possible numbers of vectors; default: 1 to max_vectors"
-    )
-    max_memory_vectors: NumVectors | None = Field(default=None, description="maximum memory size for budgeted and fifo")
-    summary_map: Literal["none", "scale", "mlp"] | None = Field(
-        default=None,
-        description="map from hidden state to vector (Eq. VL1); default: scale if autoregressive, else none",
-    )
-    step_embedding: bool = Field(default=True, description="autoregressive: add a learned embedding of the step")
-    summary_init: Literal["eos", "normal", "last_tokens"] | None = Field(
-        default=None,
-        description="initial summary tokens: the eos embedding with noise; noise; the segment's last tokens, "
-        "which are then also the untrained vectors (Eq. VL29); default: last_tokens for parallel summaries of "
-        "checkpoints, else eos",
-    )
-    summary_positions: Literal["contiguous", "reserved", "zero"] | None = Field(
-        default=None,
-        description="position ids of memory and summaries; default: contiguous with RoPE, zero with a position table",
-    )
-    bos: Literal["none", "first", "sink"] | None = Field(
-        default=None, description="use of the bos token; default: sink if the tokenizer adds one, else none"
-    )
-    trigger_placement: Literal["insert", "replace"] = Field(
-        default="insert", description="autoregressive: put the trigger after the text, or in place of its last token"
-    )
-    adapter_scope: Literal["both", "write"] = Field(
-        default="both", description="LoRA is active while reading and writing memory, or only while writing"
-    )
-    distillation_weight: NonNegative = Field(
-        default=0.0,
-        description="weight of the KL divergence from the base model that reads the window's text (Eq. VL30)",
-    )
-    distillation_temperature: PositiveFloat = Field(
-        default=1.0, description="temperature of both distributions of that KL divergence"
-    )
-    loss_reduction: Literal["token", "window"] = Field(
-        default="token", description="mean over all scored tokens of an update, or sum of the windows' means"
-    )
-    checkpoint_segments: bool = Field(
-        default=False, description="recompute each segment in the backward pass to save memory"
-    )
-    carry_between_windows: Literal["hard", "soft"] | None = Field(
-        default=None, description="memory handed to the next window; default: hard if lengths were hard, else soft"
-    )
+    summary: Literal["parallel", "autoregressive", "pool", "select"] = "parallel"
+    """summary tokens after the text; hidden states fed back; means over equal spans; the best tokens"""
+    length_policy: Literal["fixed", "nested_dropout", "stop_head", "classifier"] = "fixed"
+    """num_vectors of each segment; random prefixes in training and any length at inference; a learned stop; a
+    classifier over allowed_lengths"""
+    memory_policy: Literal["accumulate", "replace", "budgeted", "fifo"] = "accumulate"
+    """what happens to the older memory when a segment has been compressed"""
+    max_vectors: NumVectors = 50
+    """K, maximum vectors of a segment"""
+    num_vectors: NumVectors | None = None
+    """kappa, vectors of a segment if fixed; default: max_vectors"""
+    allowed_lengths: tuple[NumVectors, ...] | None = Field(default=None, min_length=1)
+    """possible numbers of vectors; default: 1 to max_vectors"""
+    max_memory_vectors: NumVectors | None = None
+    """maximum memory size for budgeted and fifo"""
+    summary_map: Literal["none", "scale", "mlp"] | None = None
+    """map from hidden state to vector (Eq. VL1); default: scale if autoregressive, else none"""
+    step_embedding: bool = True
+    """autoregressive: add a learned embedding of the step"""
+    summary_init: Literal["eos", "normal", "last_tokens"] | None = None
+    """initial summary tokens: the eos embedding with noise; noise; the segment's last tokens, which are then also the
+    untrained vectors (Eq. VL29); default: last_tokens for parallel summaries of checkpoints, else eos"""
+    summary_positions: Literal["contiguous", "reserved", "zero"] | None = None
+    """position ids of memory and summaries; default: contiguous with RoPE, zero with a position table"""
+    bos: Literal["none", "first", "sink"] | None = None
+    """use of the bos token; default: sink if the tokenizer adds one, else none"""
+    trigger_placement: Literal["insert", "replace"] = "insert"
+    """autoregressive: put the trigger after the text, or in place of its last token"""
+    adapter_scope: Literal["both", "write"] = "both"
+    """LoRA is active while reading and writing memory, or only while writing"""
+    distillation_weight: NonNegative = 0.0
+    """weight of the KL divergence from the base model that reads the window's text (Eq. VL30)"""
+    distillation_temperature: PositiveFloat = 1.0
+    """temperature of both distributions of that KL divergence"""
+    loss_reduction: Literal["token", "window"] = "token"
+    """mean over all scored tokens of an update, or sum of the windows' means"""
+    checkpoint_segments: bool = False
+    """recompute each segment in the backward pass to save memory"""
+    carry_between_windows: Literal["hard", "soft"] | None = None
+    """memory handed to the next window; default: hard if lengths were hard, else soft"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":
         if self.summary == "pool" and self.length_policy == "stop_head":
-            raise ValueError(
-                'length_policy "stop_head" with summary "pool": a prefix of its spans covers only a prefix of the '
-                'text; use "classifier"'
-            )
+            raise ValueError('length_policy "stop_head": not for summary "pool"; use "classifier"')
         if self.summary == "select" and self.length_policy in ("nested_dropout", "stop_head"):
             raise ValueError(f'length_policy "{self.length_policy}" with summary "select": use "fixed" or "classifier"')
         if (self.max_memory_vectors is None) == (self.memory_policy in ("budgeted", "fifo")):
-            raise ValueError(
-                f'max_memory_vectors {self.max_memory_vectors} with memory_policy "{self.memory_policy}": '
-                "set it for budgeted and fifo, and only for them"
-            )
+            raise ValueError(f"max_memory_vectors {self.max_memory_vectors}: only for memory_policy budgeted and fifo")
         if self.trigger_placement == "replace" and self.summary != "autoregressive":
             raise ValueError(f'trigger_placement "replace" with summary "{self.summary}": only autoregressive has one')
         if self.summary_init == "last_tokens" and not self.can_copy_last_tokens:
-            raise ValueError(
-                f'summary_init "last_tokens" with summary "{self.summary}", summary_map {self.summary_map} and '
-                f'memory_policy "{self.memory_policy}": it needs parallel summaries of text, and has a map of its own; '
-                "use eos or normal"
-            )
+            raise ValueError('summary_init "last_tokens": needs parallel summaries of text, without a map')
         lengths = self.possible_lengths
         if list(lengths) != sorted(set(lengths)) or lengths[-1] > self.max_vectors:
-            raise ValueError(
-                f"allowed_lengths {list(lengths)}: give ascending numbers from 1 to max_vectors {self.max_vectors}"
-            )
+            raise ValueError(f"allowed_lengths {list(lengths)}: must ascend, to max_vectors {self.max_vectors}")
         if self.num_vectors is not None and self.length_policy != "fixed":
-            raise ValueError(
-                f'num_vectors {self.num_vectors} with length_policy "{self.length_policy}": only "fixed" uses it; '
-                "remove the key"
-            )
+            raise ValueError(f'num_vectors {self.num_vectors}: only length_policy "fixed" uses it; remove the key')
         if self.fixed_length not in self.possible_lengths:
-            raise ValueError(
-                f"num_vectors {self.fixed_length}: not one of allowed_lengths {list(self.possible_lengths)}"
-            )
+            raise ValueError(f"num_vectors {self.fixed_length}: not one of allowed_lengths {list(lengths)}")
         return self
 
     def check_for_reasoning(self) -> None:
@@ -263,9 +208,7 @@ class CompressionConfig(ConfigModel):
         for key, values in supported.items():
             if getattr(self, key) not in values:
                 expected = next(value for value in values if value is not None)
-                raise ValueError(
-                    f"compression.{key} {getattr(self, key)!r}: answers to questions about documents need {expected!r}"
-                )
+                raise ValueError(f"compression.{key} {getattr(self, key)!r}: answers about documents need {expected!r}")
 
     @property
     def can_copy_last_tokens(self) -> bool:
@@ -291,78 +234,63 @@ class CompressionConfig(ConfigModel):
 class StopHeadConfig(ConfigModel):
     """[stop_head]: how the number of summary vectors of a segment is learned and decided."""
 
-    estimator: Literal["ponder", "reinforce", "soft", "straight_through"] = Field(
-        default="ponder",
-        description="gradient of the stop head: expectation over every length; REINFORCE; mean field; straight through",
-    )
-    stop_rule: Literal["quantile", "threshold", "sample"] = Field(
-        default="quantile", description="rule that decides a length"
-    )
-    stop_quantile: OpenFraction = Field(
-        default=0.5, description="quantile rule: stop at this quantile of the stop distribution"
-    )
-    stop_threshold: OpenFraction = Field(
-        default=0.5, description="threshold rule: stop at the first stop probability this large"
-    )
-    length_cost: NonNegative = Field(default=0.0, description="beta, nats per vector; lambda if cost_kind is ratio")
-    cost_kind: Literal["per_vector", "ratio"] = Field(
-        default="per_vector", description="cost of each vector, or of the ratio of vectors to text"
-    )
-    ratio_memory_weight: NonNegative = Field(
-        default=0.0, description="ratio cost: weight of the older memory in the denominator"
-    )
-    cost_on: Literal["read", "all"] = Field(
-        default="read", description="charge the compressions that are read within their window, or all"
-    )
-    cost_start: Fraction = Field(
-        default=0.5,
-        description="fraction of training before the cost begins; ponder and reinforce without joint_training charge "
-        "all of it from head_only_after on",
-    )
-    cost_ramp: Fraction = Field(default=0.25, description="fraction of training over which the cost rises")
-    head_only_after: Fraction = Field(
-        default=0.8,
-        description="ponder, reinforce: fraction of training with random lengths; after it only the head is trained",
-    )
-    joint_training: bool = Field(default=False, description="ponder, reinforce: train head and decoder together")
-    exploration: Fraction = Field(default=0.3, description="joint_training: fraction of lengths drawn uniformly")
-    hard_window_fraction: Fraction = Field(
-        default=0.3, description="soft: fraction of windows read hard, with a sampled length instead of gates"
-    )
-    head_lr_multiplier: PositiveFloat = Field(
-        default=3.0, description="learning rate of the linear head or classifier, relative to everything else"
-    )
-    initial_mean_fraction: OpenFraction = Field(default=0.9, description="E[N] / K at initialisation")
-    stop_position: Literal["after", "before", "mixture"] = Field(
-        default="after",
-        description="stop after writing a vector, before it, or (mixture) as in the published formulas, which mix both",
-    )
-    soft_gate: Literal["attention_bias", "scale_vectors", "none"] = Field(
-        default="attention_bias",
-        description="soft: add the log survival to the attention logits, scale the vectors, or neither",
-    )
-    head: Literal["linear", "vocabulary"] = Field(
-        default="linear", description="stop logit from a linear head, or from a token of the vocabulary"
-    )
-    control_tokens: Literal["vectors", "vocabulary"] = Field(
-        default="vectors", description="trigger and stop as free vectors, or as rows of the vocabulary"
-    )
-    control_tokens_in_softmax: bool = Field(
-        default=False, description="vocabulary: include the control tokens in the softmax"
-    )
-    prior_kl_weight: NonNegative = Field(default=0.0, description="weight of KL(stop distribution, geometric prior)")
-    prior_stop_prob: OpenFraction = Field(default=0.25, description="stop probability of the geometric prior")
-    entropy_weight: NonNegative = Field(
-        default=0.0, description="weight of the entropy's shortfall below entropy_floor"
-    )
-    entropy_floor: NonNegative = Field(default=0.0, description="entropy floor in nats")
-    target_mean_length: PositiveFloat | None = Field(
-        default=None, description="mean length that is reached by adapting the cost"
-    )
-    cost_step_size: NonNegative = Field(
-        default=0.01, description="target_mean_length: change of the cost per vector and update"
-    )
-    max_length_cost: NonNegative = Field(default=10.0, description="target_mean_length: largest cost")
+    estimator: Literal["ponder", "reinforce", "soft", "straight_through"] = "ponder"
+    """gradient of the stop head: expectation over every length; REINFORCE; mean field; straight through"""
+    stop_rule: Literal["quantile", "threshold", "sample"] = "quantile"
+    """rule that decides a length"""
+    stop_quantile: OpenFraction = 0.5
+    """quantile rule: stop at this quantile of the stop distribution"""
+    stop_threshold: OpenFraction = 0.5
+    """threshold rule: stop at the first stop probability this large"""
+    length_cost: NonNegative = 0.0
+    """beta, nats per vector; lambda if cost_kind is ratio"""
+    cost_kind: Literal["per_vector", "ratio"] = "per_vector"
+    """cost of each vector, or of the ratio of vectors to text"""
+    ratio_memory_weight: NonNegative = 0.0
+    """ratio cost: weight of the older memory in the denominator"""
+    cost_on: Literal["read", "all"] = "read"
+    """charge the compressions that are read within their window, or all"""
+    cost_start: Fraction = 0.5
+    """fraction of training before the cost begins; ponder and reinforce without joint_training charge all of it from
+    head_only_after on"""
+    cost_ramp: Fraction = 0.25
+    """fraction of training over which the cost rises"""
+    head_only_after: Fraction = 0.8
+    """ponder, reinforce: fraction of training with random lengths; after it only the head is trained"""
+    joint_training: bool = False
+    """ponder, reinforce: train head and decoder together"""
+    exploration: Fraction = 0.3
+    """joint_training: fraction of lengths drawn uniformly"""
+    hard_window_fraction: Fraction = 0.3
+    """soft: fraction of windows read hard, with a sampled length instead of gates"""
+    head_lr_multiplier: PositiveFloat = 3.0
+    """learning rate of the linear head or classifier, relative to everything else"""
+    initial_mean_fraction: OpenFraction = 0.9
+    """E[N] / K at initialisation"""
+    stop_position: Literal["after", "before", "mixture"] = "after"
+    """stop after writing a vector, before it, or (mixture) as in the published formulas, which mix both"""
+    soft_gate: Literal["attention_bias", "scale_vectors", "none"] = "attention_bias"
+    """soft: add the log survival to the attention logits, scale the vectors, or neither"""
+    head: Literal["linear", "vocabulary"] = "linear"
+    """stop logit from a linear head, or from a token of the vocabulary"""
+    control_tokens: Literal["vectors", "vocabulary"] = "vectors"
+    """trigger and stop as free vectors, or as rows of the vocabulary"""
+    control_tokens_in_softmax: bool = False
+    """vocabulary: include the control tokens in the softmax"""
+    prior_kl_weight: NonNegative = 0.0
+    """weight of KL(stop distribution, geometric prior)"""
+    prior_stop_prob: OpenFraction = 0.25
+    """stop probability of the geometric prior"""
+    entropy_weight: NonNegative = 0.0
+    """weight of the entropy's shortfall below entropy_floor"""
+    entropy_floor: NonNegative = 0.0
+    """entropy floor in nats"""
+    target_mean_length: PositiveFloat | None = None
+    """mean length that is reached by adapting the cost"""
+    cost_step_size: NonNegative = 0.01
+    """target_mean_length: change of the cost per vector and update"""
+    max_length_cost: NonNegative = 10.0
+    """target_mean_length: largest cost"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "StopHeadConfig":

@@ -60,7 +60,6 @@ def list_dependent_keys(recipe: Recipe) -> Iterator[str]:
 
 
 def list_data_notes(data: DataConfig, has_validation: bool) -> Iterator[str]:
-    """Yield the notes on keys of [data]."""
     if data.source in ("digits", *SYNTHETIC_DOCUMENTS):
         keys = [f"data.{key}" for key in ("valid", "test", "max_train_rows") if getattr(data, key) is not None]
         if keys:

@@ -38,18 +38,9 @@ METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
 CUSTOM_METHOD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:Class
 FREE_TABLE = "method_options"  # table whose keys a custom method defines
 NEW_DECODER_KEYS = (  # keys of [model] that describe a new decoder; a pretrained one has its own values
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "init",
-    "init_seed",
-    "embedding_init_std",
-    "head_init_std",
-)
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+    "max_position_embeddings", "tie_word_embeddings", "init", "init_seed", "embedding_init_std", "head_init_std",
+)  # fmt: skip
 DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
 DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "continual_translation", "formal_languages")
 SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into segments
@@ -73,34 +64,16 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
 # Keys that do not change what is learned in an update, so a run can be resumed with other values. The rows of data.path
 # must stay the same; they are compared by hash.
 BOOKKEEPING_KEYS = (
-    "paper_table",
-    "table_row",
-    "deviations",
-    "data.path",
-    "data.data_dir",
-    "train.steps",
-    "train.epochs",
-    "train.parallel",
-    "train.reshard",
-    "train.keep_best",
-    "train.keep_every",
-    "train.save_every",
-    "train.log_every",
-    "train.activation_checkpointing",
-    "train.on_nonfinite",
-)
+    "paper_table", "table_row", "deviations", "data.path", "data.data_dir", "train.steps", "train.epochs",
+    "train.parallel", "train.reshard", "train.keep_best", "train.keep_every", "train.save_every", "train.log_every",
+    "train.activation_checkpointing", "train.on_nonfinite",
+)  # fmt: skip
 # Keys that determine the values of validation metrics; metrics with other values are not comparable.
 MEASURE_KEYS = ("data.valid", "validation.max_rows", "validation.max_tokens", "validation.with_cot")
 VALIDATION_KEYS = (
-    *MEASURE_KEYS,
-    "data.test",
-    "validation.batch_size",
-    "train.validate_every",
-    "train.best_metric",
-    "train.best_mode",
-    "train.early_stop.metric",
-    "train.early_stop.at_least",
-)
+    *MEASURE_KEYS, "data.test", "validation.batch_size", "train.validate_every", "train.best_metric",
+    "train.best_mode", "train.early_stop.metric", "train.early_stop.at_least",
+)  # fmt: skip
 RESUMABLE_KEYS = (*BOOKKEEPING_KEYS, *VALIDATION_KEYS)
 
 
@@ -119,121 +92,127 @@ METHOD_SCHEMA: dict[str, Any] = {"anyOf": [{"enum": list(METHOD_TABLES)}, {"patt
 class ModelConfig(ConfigModel):
     """[model]: the decoder, from a checkpoint, an earlier run, or new with the given sizes."""
 
-    name: PathText | None = Field(
-        default=None,
-        description="checkpoint: a folder in Hugging Face layout, a GGUF file, a name on the hub, or a short name",
-    )
-    revision: str | None = Field(default=None, description="commit, tag or branch on the hub")
-    init_from_run: PathText | None = Field(
-        default=None, description="run directory; training starts from its latest checkpoint"
-    )
-    family: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt2", "opt"] | None = Field(
-        default=None, description="family of a new decoder with the sizes below"
-    )
-    tokenizer: PathText | None = Field(
-        default=None,
-        description='"digits", "digit_documents", "recall", "bytes", "mqar", "formal_languages", a folder or a hub '
-        "name; default: the checkpoint's",
-    )
-    init_seed: int | None = Field(
-        default=None, ge=0, description="seed of a new decoder's weights; default: the run's seed"
-    )
-    hidden_size: PositiveInt = Field(default=64, description="D, hidden size")
-    num_hidden_layers: PositiveInt = Field(default=2, description="L, decoder blocks")
-    num_attention_heads: PositiveInt = Field(default=4, description="H, query heads")
-    num_key_value_heads: PositiveInt | None = Field(default=None, description="G, key-value heads; default: H")
-    intermediate_size: PositiveInt | None = Field(default=None, description="F, width of the MLP; default: 2 D")
-    max_position_embeddings: PositiveInt = Field(default=256, description="context length")
-    tie_word_embeddings: bool = Field(default=False, description="share input and output embeddings")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="type of the weights; adapter, control vectors and projection are float32"
-    )
-    init: Literal["normal", "fan_in"] = Field(
-        default="fan_in",
-        description="normal(0, 0.02); or std 1/sqrt(fan_in), divided by sqrt(2 L) at the end of a residual branch",
-    )
-    embedding_init_std: float = Field(default=0.5, gt=0, description="fan_in: std of the token embeddings")
-    head_init_std: float = Field(default=0.02, gt=0, description="fan_in: std of an untied output embedding")
+    name: PathText | None = None
+    """checkpoint: a folder in Hugging Face layout, a GGUF file, a name on the hub, or a short name"""
+    revision: str | None = None
+    """commit, tag or branch on the hub"""
+    init_from_run: PathText | None = None
+    """run directory; training starts from its latest checkpoint"""
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt2", "opt"] | None = None
+    """family of a new decoder with the sizes below"""
+    tokenizer: PathText | None = None
+    """"digits", "digit_documents", "recall", "bytes", "mqar", "formal_languages", a folder or a hub name; default: the
+    checkpoint's"""
+    init_seed: int | None = Field(default=None, ge=0)
+    """seed of a new decoder's weights; default: the run's seed"""
+    hidden_size: PositiveInt = 64
+    """D, hidden size"""
+    num_hidden_layers: PositiveInt = 2
+    """L, decoder blocks"""
+    num_attention_heads: PositiveInt = 4
+    """H, query heads"""
+    num_key_value_heads: PositiveInt | None = None
+    """G, key-value heads; default: H"""
+    intermediate_size: PositiveInt | None = None
+    """F, width of the MLP; default: 2 D"""
+    max_position_embeddings: PositiveInt = 256
+    """context length"""
+    tie_word_embeddings: bool = False
+    """share input and output embeddings"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """type of the weights; adapter, control vectors and projection are float32"""
+    init: Literal["normal", "fan_in"] = "fan_in"
+    """normal(0, 0.02); or std 1/sqrt(fan_in), divided by sqrt(2 L) at the end of a residual branch"""
+    embedding_init_std: float = Field(default=0.5, gt=0)
+    """fan_in: std of the token embeddings"""
+    head_init_std: float = Field(default=0.02, gt=0)
+    """fan_in: std of an untied output embedding"""
 
     @model_validator(mode="after")
     def check_origin(self) -> "ModelConfig":
         sources = [key for key in ("name", "init_from_run", "family") if getattr(self, key) is not None]
         if len(sources) != 1:
-            raise ValueError(
-                f"set exactly one of name, init_from_run and family, not {' and '.join(sources) or 'none'}"
-            )
+            raise ValueError(f"set exactly one of name, init_from_run and family, not {', '.join(sources) or 'none'}")
         if self.init_from_run and self.tokenizer:
             raise ValueError(f'tokenizer "{self.tokenizer}": the run of init_from_run has its own; remove the key')
         if self.family and not self.tokenizer:
-            raise ValueError(
-                'tokenizer: missing; a new decoder needs one: "digits" or "recall" for those tasks, "bytes" for text'
-            )
+            raise ValueError('tokenizer: missing; a new decoder needs one, such as "digits", or "bytes" for text')
         return self
 
 
 class LoraConfig(ConfigModel):
     """[lora]: LoRA by peft on a frozen base model."""
 
-    rank: PositiveInt = Field(default=128, description="rank r")
-    alpha: PositiveInt = Field(default=32, description="scaling numerator; the scale is alpha / rank")
-    dropout: Fraction = Field(default=0.1, description="dropout of the adapter's input")
-    target_modules: Literal["all", "attention"] = Field(
-        default="all", description="adapted linear layers: all of a block, or those of attention"
-    )
+    rank: PositiveInt = 128
+    """rank r"""
+    alpha: PositiveInt = 32
+    """scaling numerator; the scale is alpha / rank"""
+    dropout: Fraction = 0.1
+    """dropout of the adapter's input"""
+    target_modules: Literal["all", "attention"] = "all"
+    """adapted linear layers: all of a block, or those of attention"""
 
 
 class ValidationConfig(ConfigModel):
     """[validation]: held-out rows evaluated during training, which also choose the best step."""
 
-    max_rows: PositiveInt = Field(default=500, description="use only the first rows")
-    batch_size: PositiveInt = Field(default=100, description="rows of a batch")
-    max_tokens: PositiveInt = Field(default=64, description="maximum tokens of an answer, its written chain included")
-    with_cot: bool = Field(
-        default=True, description="also answer with the chain of thought written out, with the same weights"
-    )
+    max_rows: PositiveInt = 500
+    """use only the first rows"""
+    batch_size: PositiveInt = 100
+    """rows of a batch"""
+    max_tokens: PositiveInt = 64
+    """maximum tokens of an answer, its written chain included"""
+    with_cot: bool = True
+    """also answer with the chain of thought written out, with the same weights"""
 
 
 class Recipe(ConfigModel):
     """Everything that defines a run."""
 
-    method: Annotated[str, AfterValidator(check_method_name)] = Field(
-        description='training and answering method: a name, or "package.module:Class" for code outside laconic',
-        json_schema_extra=METHOD_SCHEMA,
-    )
-    method_options: Mapping[str, Any] | None = Field(
-        default=None, description="options of a method outside laconic, as its class defines them"
-    )
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="seed of data order, sampling and new weights; papers use 0, 1, 2"
-    )
-    paper_table: str | None = Field(
-        default=None, description='table of a paper that the run reproduces, as "PAPER table ID"; "ours": none'
-    )
-    table_row: str | None = Field(default=None, description="row of that table")
-    deviations: Mapping[str, str] = Field(
-        default={}, description="keys that differ from the paper's row, each with a reason"
-    )
-    model: ModelConfig = Field(description="the decoder")
-    latents: LatentConfig | None = Field(default=None, description="latent thoughts")
-    distillation: DistillationConfig | None = Field(default=None, description="losses of CODI, PCCoT and KaVa")
-    kv_selection: KVSelectionConfig | None = Field(default=None, description="chain tokens that KaVa distils")
-    kv_distillation: KVDistillationConfig | None = Field(default=None, description="KaVa's loss on keys and values")
-    icot: IcotConfig | None = Field(default=None, description="iCoT's curriculum")
-    coconut: CoconutConfig | None = Field(default=None, description="Coconut's curriculum")
-    compression: CompressionConfig | None = Field(
-        default=None,
-        description="how documents become summary vectors; for cot, nocot, codi, pccot and kava, those of questions",
-    )
-    stop_head: StopHeadConfig | None = Field(default=None, description="how the number of summary vectors is learned")
-    mixer: MixerConfig | None = Field(default=None, description="token mixer of each layer")
-    cms: CMSConfig | None = Field(default=None, description="MLP levels that learn while they read")
-    inner_loop: InnerLoopConfig | None = Field(
-        default=None, description="learning while reading, and gradients through it"
-    )
-    data: DataConfig = Field(description="the rows")
-    validation: ValidationConfig | None = Field(default=None, description="evaluation during training; unset: none")
-    train: TrainingConfig = Field(description="optimizer, schedule, checkpoints")
-    lora: LoraConfig | None = Field(default=None, description="the adapter if train.trainable is lora")
+    method: Annotated[str, AfterValidator(check_method_name)] = Field(json_schema_extra=METHOD_SCHEMA)
+    """training and answering method: a name, or "package.module:Class" for code outside laconic"""
+    method_options: Mapping[str, Any] | None = None
+    """options of a method outside laconic, as its class defines them"""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """seed of data order, sampling and new weights; papers use 0, 1, 2"""
+    paper_table: str | None = None
+    """table of a paper that the run reproduces, as "PAPER table ID"; "ours": none"""
+    table_row: str | None = None
+    """row of that table"""
+    deviations: Mapping[str, str] = {}
+    """keys that differ from the paper's row, each with a reason"""
+    model: ModelConfig
+    """the decoder"""
+    latents: LatentConfig | None = None
+    """latent thoughts"""
+    distillation: DistillationConfig | None = None
+    """losses of CODI, PCCoT and KaVa"""
+    kv_selection: KVSelectionConfig | None = None
+    """chain tokens that KaVa distils"""
+    kv_distillation: KVDistillationConfig | None = None
+    """KaVa's loss on keys and values"""
+    icot: IcotConfig | None = None
+    """iCoT's curriculum"""
+    coconut: CoconutConfig | None = None
+    """Coconut's curriculum"""
+    compression: CompressionConfig | None = None
+    """how documents become summary vectors; for cot, nocot, codi, pccot and kava, those of questions"""
+    stop_head: StopHeadConfig | None = None
+    """how the number of summary vectors is learned"""
+    mixer: MixerConfig | None = None
+    """token mixer of each layer"""
+    cms: CMSConfig | None = None
+    """MLP levels that learn while they read"""
+    inner_loop: InnerLoopConfig | None = None
+    """learning while reading, and gradients through it"""
+    data: DataConfig
+    """the rows"""
+    validation: ValidationConfig | None = None
+    """evaluation during training; unset: none"""
+    train: TrainingConfig
+    """optimizer, schedule, checkpoints"""
+    lora: LoraConfig | None = None
+    """the adapter if train.trainable is lora"""
 
     @model_validator(mode="after")
     def check_method_tables(self) -> "Recipe":
@@ -275,35 +254,20 @@ class Recipe(ConfigModel):
     def check_documents(self) -> "Recipe":
         source, config = self.data.source, self.compression
         if not self.is_custom_method and (self.method in DOCUMENT_METHODS) != (source in DOCUMENT_SOURCES):
-            raise ValueError(
-                f'data.source "{source}" with method {self.method}: document sources ({", ".join(DOCUMENT_SOURCES)}) '
-                f"go with methods {', '.join(DOCUMENT_METHODS)}"
-            )
+            raise ValueError(f'data.source "{source}": does not go with method {self.method}')
         if self.reads_documents and config is not None:
             config.check_for_reasoning()
         if source == "digits" and self.reads_documents != (self.data.digits.document_tokens is not None):
-            raise ValueError(
-                "data.digits.document_tokens: goes with a table [compression] and one of the methods "
-                f"{', '.join(DOCUMENT_REASONING_METHODS)}; set both or neither"
-            )
+            raise ValueError("data.digits.document_tokens: goes with a table [compression]; set both or neither")
         if self.method != "autocompressor" or config is None:
             return self
         if source not in SEGMENTED_SOURCES:
-            raise ValueError(
-                f'data.source "{source}": its documents have no segments to compress; use '
-                f"{' or '.join(SEGMENTED_SOURCES)}"
-            )
+            raise ValueError(f'data.source "{source}": has no segments; use {" or ".join(SEGMENTED_SOURCES)}')
         if config.distillation_weight and self.train.trainable != "lora":
-            raise ValueError(
-                f"compression.distillation_weight {config.distillation_weight:g} with train.trainable "
-                f'"{self.train.trainable}": the teacher is the base model without its adapter; use "lora"'
-            )
+            raise ValueError('compression.distillation_weight: the teacher needs train.trainable "lora"')
         text = self.data.text
         if source == "text" and text.mean_segment_tokens >= text.row_tokens:
-            raise ValueError(
-                f"data.text.row_tokens {text.row_tokens}: a row of one segment of {text.mean_segment_tokens} tokens "
-                "never reads its summary; use longer rows"
-            )
+            raise ValueError(f"data.text.row_tokens {text.row_tokens}: a single segment never reads its summary")
         return self
 
     @model_validator(mode="after")
@@ -321,13 +285,9 @@ class Recipe(ConfigModel):
             elif coconut.uniform_stage_prob:
                 cause = f"uniform_stage_prob {coconut.uniform_stage_prob:g}"
         if self.train.parallel == "fsdp" and cause:
-            raise ValueError(
-                f'train.parallel "fsdp": with {cause} ranks run unequal numbers of passes and would deadlock; use "ddp"'
-            )
+            raise ValueError(f'train.parallel "fsdp": with {cause} ranks run unequal numbers of passes; use "ddp"')
         if self.train.reshard and self.method == "hope":
-            raise ValueError(
-                "train.reshard: method hope uses the weights of all blocks in the whole pass; remove the key"
-            )
+            raise ValueError("train.reshard: method hope uses all weights in the whole pass; remove the key")
         return self
 
     @model_validator(mode="after")
@@ -338,9 +298,7 @@ class Recipe(ConfigModel):
         if self.method != "hope":
             return self
         if train.trainable != "full":
-            raise ValueError(
-                f'train.trainable "{train.trainable}": method hope trains the initial fast weights; use "full"'
-            )
+            raise ValueError(f'train.trainable "{train.trainable}": method hope trains its fast weights; use "full"')
         if train.optimizer == "dgd":
             raise ValueError('train.optimizer "dgd": not supported for method hope; use adamw or m3')
         if train.activation_checkpointing:
@@ -350,9 +308,7 @@ class Recipe(ConfigModel):
             )
         mixer = self.mixer.kind if self.mixer else "attention"
         if mixer != "attention" and self.model.family not in (None, "llama"):
-            raise ValueError(
-                f'model.family "{self.model.family}": mixer.kind "{mixer}" has Llama\'s norms and MLPs; use "llama"'
-            )
+            raise ValueError(f'model.family "{self.model.family}": mixer.kind "{mixer}" needs "llama"')
         return self
 
     @property
@@ -382,7 +338,6 @@ class Recipe(ConfigModel):
 
     @property
     def validation_metrics(self) -> tuple[str, ...]:
-        """Names of the metrics of a validation."""
         if self.data.source in DOCUMENT_SOURCES:
             return ("nats", "accuracy", *(("vectors", "spread") if self.method == "autocompressor" else ()))
         with_teacher = self.validation is not None and self.validation.with_cot and self.method in COT_TEACHER_METHODS

@@ -36,7 +36,6 @@ def union_members(annotation: Any) -> Iterator[Any]:
 
 @cache
 def fields_by_key() -> Mapping[str, FieldInfo]:
-    """Return every field by its dotted key."""
     return dict(iter_fields())
 
 

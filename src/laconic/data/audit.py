@@ -4,10 +4,10 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, TextConfig
@@ -18,7 +18,7 @@ from laconic.data.reasoning.answer_matching import CODI
 from laconic.data.reasoning.chat import has_history
 from laconic.data.reasoning.contamination import identify_question
 from laconic.data.reasoning.encode import NUMBER_PATTERN, EncodedExample, ReasoningEncoder, find_number
-from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, most_common_answer, scan_examples
+from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, ExamplesFile, most_common_answer, scan_examples
 from laconic.data.strict_jsonl import RowProblem
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
@@ -27,74 +27,36 @@ PART_NAMES = ("question", "chain", "chain without its last step", "answer with i
 AUDIT_CONFIG = DataConfig(path="", chain_steps="all")  # whole chains
 
 
-class LengthQuantiles(NamedTuple):
-    """Quantiles of token lengths, by nearest rank."""
-
-    p50: int
-    p90: int
-    p99: int
-    maximum: int
-
-
-class ScannedFile(NamedTuple):
-    """The rows of a file or data set, its SHA-256, its problems, and notes."""
-
-    examples: Sequence[ReasoningExample]
-    sha256: str
-    problems: Sequence[RowProblem] = ()
-    notes: Sequence[str] = ()
-
-
 @dataclass(frozen=True)
-class AuditResult:
-    """Audit of reasoning examples.
+class RowsAudit:
+    """Audit of reasoning examples; the names are those of `laconic data check --format json`."""
 
-    Attributes:
-        num_rows: Valid rows.
-        problems: Rows that cannot be read or encoded.
-        num_without_chain: Rows without a chain.
-        answer_type: "number", or "text" if most answers have no number.
-        unclear_answers: Ids of rows whose answer contains a number but is not a plain one, which cannot be judged.
-        majority_answer: The most common answer and its share.
-        duplicates: Pairs of ids that have the same question.
-        lengths: Token lengths by part.
-        too_long: Ids of rows over the token limit.
-        num_unknown_tokens: Unknown tokens in questions and chains.
-    """
-
-    num_rows: int
-    problems: tuple[RowProblem, ...]
-    num_without_chain: int
-    answer_type: str
-    unclear_answers: tuple[str, ...]
-    majority_answer: tuple[str, float]
-    duplicates: tuple[tuple[str, str], ...]
-    lengths: Mapping[str, LengthQuantiles] = field(default_factory=dict[str, LengthQuantiles])
-    too_long: tuple[str, ...] = ()
-    num_unknown_tokens: int = 0
+    sha256: str
+    rows: int  # number of valid rows
+    problems: Sequence[Mapping[str, Any]]  # of rows that cannot be read or encoded
+    notes: Sequence[str]
+    rows_without_chain: int
+    answer_type: str  # "number", or "text" if most answers have no number
+    # ids of rows whose answer contains a number but is not a plain one, which cannot be judged
+    unclear_answers: Sequence[str]
+    majority_answer: Mapping[str, str | float]
+    duplicates: Sequence[tuple[str, str]]  # pairs of ids that have the same question
+    tokens: Mapping[str, Mapping[str, int]]  # quantiles of token lengths by part; empty without a tokenizer
+    unknown_tokens: int  # in questions and chains
+    too_long: Sequence[str]  # ids of rows over the token limit
 
 
 @dataclass(frozen=True)
 class DocumentAudit:
-    """Audit of documents.
+    """Audit of documents."""
 
-    Attributes:
-        documents_by_part: Documents of each split, "unspecified" for those whose rows name none.
-        num_sections: Sections of all documents.
-        num_duplicate_sections: Sections that repeat an earlier one.
-        sha256: SHA-256 of the file.
-        notes: Messages for the user.
-        token_lengths: Tokens of a document, if a tokenizer was given.
-        num_rows: Training rows that the documents give, if a row length was given.
-    """
-
-    documents_by_part: Mapping[str, int]
+    documents_by_part: Mapping[str, int]  # documents of each split, "unspecified" for those whose rows name none
     num_sections: int
-    num_duplicate_sections: int
+    num_duplicate_sections: int  # sections that repeat an earlier one
     sha256: str
     notes: Sequence[str] = ()
-    token_lengths: LengthQuantiles | None = None
-    num_rows: int | None = None
+    token_lengths: Mapping[str, int] | None = None  # quantiles of the tokens of a document, if a tokenizer was given
+    num_rows: int | None = None  # training rows that the documents give, if a row length was given
 
 
 def audit_documents(
@@ -111,69 +73,75 @@ def audit_documents(
     if tokenizer is None:
         return result
     lengths = [len(ids) for ids in tokenize_texts([document.text for document in documents], tokenizer, progress)]
-    num_rows = None
-    if row_tokens:
-        num_rows = sum(n // row_tokens + (n % row_tokens > 1) for n in lengths)
+    num_rows = sum(n // row_tokens + (n % row_tokens > 1) for n in lengths) if row_tokens else None
     return replace(result, token_lengths=compute_quantiles(lengths), num_rows=num_rows)
 
 
-def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> ScannedFile:
+def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> tuple[ExamplesFile, list[RowProblem]]:
     """Read the rows of a file, with its problems as values. Raises `InputError` if it does not exist."""
     if not path.is_file():
         raise InputError(f"no file {path}; give a file of rows, or a data set that `laconic data list` shows")
     reader = scan_examples(path, config)
-    notes = [text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items()]
+    notes = tuple(text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items())
     if not reader.examples and not reader.problems:
         reader.problems.append(RowProblem(0, 0, "empty files", f"{path.name}: contains no row; {ACCEPTED_FIELDS}"))
-    return ScannedFile(reader.examples, reader.hash.hexdigest(), reader.problems, notes)
+    return ExamplesFile(tuple(reader.examples), reader.hash.hexdigest(), notes), reader.problems
 
 
 def audit_examples(
-    scanned: ScannedFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressFn
-) -> AuditResult:
+    file: ExamplesFile,
+    problems: Sequence[RowProblem],
+    tokenizer: Tokenizer | None,
+    max_tokens: int | None,
+    progress: ProgressFn,
+) -> RowsAudit:
     """Audit reasoning examples as training reads them; without a tokenizer, token lengths are left out.
 
     Answers are numbers, of which others are problems, or texts if most of them have no number.
     """
-    rows, problems, unclear = list[ReasoningExample](), list(scanned.problems), list[str]()
-    num_texts = sum(NUMBER_PATTERN.search(example.answer) is None for example in scanned.examples)
-    is_text = 2 * num_texts > len(scanned.examples)
+    problems, rows = list(problems), list[ReasoningExample]()
+    num_texts = sum(NUMBER_PATTERN.search(example.answer) is None for example in file.examples)
+    is_text = 2 * num_texts > len(file.examples)
     config = AUDIT_CONFIG.model_copy(update={"answer_type": "text" if is_text else "number"})
-    for example in scanned.examples:
+    for example in file.examples:
         try:
             find_number(example.answer, config)
+            rows.append(example)
         except InputError as error:
             problems.append(RowProblem(0, 0, "without a number", f"row {example.id}: {error}"))
-            continue
-        rows.append(example)
-        if not is_text and not CODI.is_valid_gold(example.answer):
-            unclear.append(example.id)
-    result = AuditResult(
-        num_rows=len(rows),
-        problems=tuple(problems),
-        num_without_chain=sum(not example.steps for example in rows),
+    counts, too_long, num_unknown = list[tuple[int, ...]](), list[str](), 0
+    for row in () if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
+        counts.append(count_part_tokens(row))
+        num_unknown += row.num_unknown
+        too_long += [row.id] if max_tokens is not None and len(row) > max_tokens else []
+    answer, share = most_common_answer(rows) if rows else ("", 0.0)
+    return RowsAudit(
+        sha256=file.sha256,
+        rows=len(rows),
+        problems=[problem._asdict() for problem in problems],
+        notes=file.notes,
+        rows_without_chain=sum(not example.steps for example in rows),
         answer_type=config.answer_type,
-        unclear_answers=tuple(unclear),
-        majority_answer=most_common_answer(rows) if rows else ("", 0.0),
+        unclear_answers=[] if is_text else [row.id for row in rows if not CODI.is_valid_gold(row.answer)],
+        majority_answer={"answer": answer, "share": share},
         duplicates=find_duplicates(rows),
+        tokens=dict(zip(PART_NAMES, map(compute_quantiles, zip(*counts, strict=True)), strict=False)),
+        unknown_tokens=num_unknown,
+        too_long=too_long,
     )
-    return result if tokenizer is None else add_token_lengths(result, rows, tokenizer, max_tokens, progress, config)
 
 
-def add_token_lengths(
-    result: AuditResult,
+def encode_rows(
     examples: Sequence[ReasoningExample],
     tokenizer: Tokenizer,
-    max_tokens: int | None,
-    progress: ProgressFn,
     config: DataConfig,
-) -> AuditResult:
-    """Add token lengths, and the problems of rows that cannot be encoded; conversations need the chat template."""
+    problems: list[RowProblem],
+    progress: ProgressFn,
+) -> Iterator[EncodedExample]:
+    """Yield encoded rows, and add the problems of others; conversations need the chat template."""
     row_format = "chat" if tokenizer.chat_template and any(map(has_history, examples)) else config.format
     values = {"eos_token": fallback_eos_token(tokenizer), "format": row_format}
     encoder = ReasoningEncoder(tokenizer, config.model_copy(update=values))
-    counts: dict[str, list[int]] = {part: [] for part in PART_NAMES}
-    problems, too_long, num_unknown = list(result.problems), list[str](), 0
     for done, example in enumerate(examples):
         if done % 100 == 0:
             progress("rows", done, len(examples))
@@ -181,19 +149,11 @@ def add_token_lengths(
             row = encoder.encode_example(example)
         except InputError as error:
             problems.append(RowProblem(0, 0, "that cannot be encoded", str(error)))
-            continue
-        num_unknown += row.num_unknown
-        for part, n in zip(PART_NAMES, count_part_tokens(row), strict=True):
-            counts[part].append(n)
-        too_long += [row.id] if max_tokens is not None and len(row) > max_tokens else []
-    lengths = {part: compute_quantiles(tokens) for part, tokens in counts.items() if tokens}
-    return replace(
-        result, problems=tuple(problems), lengths=lengths, too_long=tuple(too_long), num_unknown_tokens=num_unknown
-    )
+        else:
+            yield row
 
 
 def count_part_tokens(row: EncodedExample) -> tuple[int, int, int, int, int]:
-    """Return the tokens of each part, in the order of `PART_NAMES`."""
     steps = row.chain_step_index  # ascending
     without_last = bisect_left(steps, steps[-1]) if steps else 0
     return len(row.question_ids), len(row.chain_ids), without_last, len(row.answer_ids), len(row)
@@ -206,7 +166,7 @@ def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
     return None if tokenizer.eos_token_id is not None else next(special, None)
 
 
-def find_duplicates(examples: Sequence[ReasoningExample]) -> tuple[tuple[str, str], ...]:
+def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str]]:
     """Return pairs of ids (the first row, a later row) with the same question, up to case, spaces and punctuation."""
     questions, first = [identify_question(e, with_document=False) for e in examples], dict[str, str]()
     counts = Counter(questions)  # the documents of other questions need not be compared
@@ -214,10 +174,10 @@ def find_duplicates(examples: Sequence[ReasoningExample]) -> tuple[tuple[str, st
         (first.setdefault(q if counts[q] == 1 else identify_question(e), e.id), e.id)
         for q, e in zip(questions, examples, strict=True)
     ]
-    return tuple((a, b) for a, b in pairs if a != b)
+    return [(a, b) for a, b in pairs if a != b]
 
 
-def compute_quantiles(counts: Sequence[int]) -> LengthQuantiles:
-    """Return the median, the 90th and 99th percentile, and the maximum."""
-    ordered = sorted(counts)
-    return LengthQuantiles(*(ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in (0.5, 0.9, 0.99, 1)))
+def compute_quantiles(counts: Sequence[int]) -> dict[str, int]:
+    """Return the median, the 90th and 99th percentile, and the maximum, by nearest rank."""
+    ordered, shares = sorted(counts), {"p50": 0.5, "p90": 0.9, "p99": 0.99, "maximum": 1}
+    return {name: ordered[max(0, math.ceil(share * len(ordered)) - 1)] for name, share in shares.items()}

@@ -39,7 +39,6 @@ class GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> Any:
-        """Return the statements between the tags."""
         line = next(parser.stream).lineno
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
@@ -80,8 +79,6 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def refuse_huge_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that it refuses integer arguments over the limit."""
-
     def checked(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, int) and x > MAX_CHARS for x in (*args, *kwargs.values())):
             raise RenderLimitError(f"passes a number over {MAX_CHARS:,}")
@@ -91,7 +88,6 @@ def refuse_huge_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def raise_exception(message: str) -> None:
-    """Raise the error that a template requests when it rejects a conversation."""
     raise jinja2.TemplateError(f"the template rejects the messages: {message}")
 
 
@@ -104,7 +100,6 @@ def to_json(
 
 @lru_cache(maxsize=8)
 def compile_template(template: str) -> jinja2.Template:
-    """Compile a template; repeated calls return the same object."""
     if len(template) > MAX_CHARS:
         raise RenderLimitError(f"has more than {MAX_CHARS:,} characters")
     return ChatTemplateEnvironment().from_string(template)

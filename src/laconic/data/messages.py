@@ -16,10 +16,7 @@ def check_messages(value: Any, name: str) -> list[Message]:
     """Return a list of messages with `role` and `content`; other keys are passed on to the chat template.
 
     Content in OpenAI's list form is joined into one text. Keys with null are left out: in Parquet, and in JSONL that
-    the library `datasets` writes, every object has the keys of all others.
-
-    Raises:
-        InputError: The value is not a non-empty list of messages with text.
+    the library `datasets` writes, every object has the keys of all others. Raises InputError.
     """
     if not isinstance(value, list) or not value:
         raise InputError(f'{name}: expected a list of messages such as [{{"role": "user", "content": "Hello"}}]')
@@ -40,7 +37,6 @@ def check_messages(value: Any, name: str) -> list[Message]:
 
 
 def drop_nulls(value: Any) -> Any:
-    """Return a JSON value without keys whose value is null."""
     if isinstance(value, list):
         return [drop_nulls(item) for item in value]
     if isinstance(value, dict):
@@ -58,7 +54,6 @@ def add_system_message(messages: Sequence[Message], system: str | None) -> list[
 
 
 def parse_messages(data: bytes, name: str) -> list[Message]:
-    """Parse a JSON list of messages, or an object with `messages`. Raises InputError like `check_messages`."""
     data = data.removeprefix(codecs.BOM_UTF8)
     if data.lstrip().startswith(b"["):
         data = b'{"messages": ' + data + b"}"
@@ -66,7 +61,7 @@ def parse_messages(data: bytes, name: str) -> list[Message]:
 
 
 def read_messages(path: Path) -> list[Message]:
-    """Read a file with a JSON list of messages, or an object with `messages`. Raises InputError."""
+    """Read a JSON file with a list of messages, or an object with `messages`. Raises InputError."""
     if not path.is_file():
         raise InputError(f"no file {path}; give a JSON list of messages")
     with translate_os_errors(path):
@@ -74,5 +69,4 @@ def read_messages(path: Path) -> list[Message]:
 
 
 def format_messages(messages: Sequence[Message]) -> str:
-    """Return messages as indented JSON."""
     return json.dumps(list(messages), ensure_ascii=False, indent=2) + "\n"

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +44,7 @@ def read_parquet(path: Path) -> TableRows:
 
 
 def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an open Parquet file and close it. Raises `InputError` for damaged pages."""
+    """Yield the rows of an open Parquet file and close it."""
     with file:
         batches, num_read = file.iter_batches(BATCH_ROWS, use_threads=False), 0
         while True:
@@ -80,7 +79,6 @@ def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[st
 
 @contextmanager
 def translate_parquet_errors(message: str) -> Generator[None]:
-    """Convert pyarrow's errors about invalid files to `InputError`."""
     from pyarrow import ArrowException
 
     try:
@@ -94,17 +92,9 @@ def translate_parquet_errors(message: str) -> Generator[None]:
 def load_hub_split(
     repo: str, config: str | None, split: str, revision: str | None, *, class_names: bool = False
 ) -> TableRows:
-    """Load a split of a Hub data set, or its cached copy.
+    """Load a split of a Hub data set, in the slice syntax of `datasets`, or its cached copy. Raises `InputError`.
 
-    Args:
-        repo: Repository, `owner/name`.
-        config: Configuration of the data set, if it has several.
-        split: Split, in the slice syntax of `datasets`.
-        revision: Commit or branch.
-        class_names: Return class labels as names instead of numbers.
-
-    Raises:
-        InputError: If the data set, configuration or split does not exist or cannot be downloaded.
+    With `class_names`, labels are names instead of numbers.
     """
     import datasets
 
@@ -113,18 +103,11 @@ def load_hub_split(
         with status(f"fetching {repo} from the Hugging Face Hub"):
             dataset = datasets.load_dataset(repo, config, split=split, revision=revision)
     except Exception as error:  # the client raises many types: HTTP, names, offline, cache
-        message = str(error)
-        if match := re.search(r"Unknown split .* one of \[(.*)\]", message):
-            raise InputError(f"{repo} has no split {split}; available: {unquote(match[1])}") from None
-        if match := re.search(r"Config name is missing.*\[(.*)\]", message, re.DOTALL):
-            configs = f"has several configurations: {unquote(match[1])}"
-            raise InputError(f"{repo} {configs}; name one, {repo}:CONFIG:{split}") from None
-        if match := re.search(r"BuilderConfig .* not found\. Available: \[(.*)\]", message):
-            raise InputError(f"{repo} has no configuration {config}; available: {unquote(match[1])}") from None
         suggestion = "" if find_dataset(repo) else suggest_dataset(repo)
         hint = f"{suggestion} {LOCAL_COPY_HINT}" if suggestion else LOCAL_COPY_HINT
         origin = "the folder of this name" if Path(repo).is_dir() else "the Hub"
-        raise InputError(f"cannot load {repo} from {origin}: {first_error_line(error)}; {hint}") from error
+        message = f"cannot load {repo} from {origin}: {' '.join(str(error).split())[:300] or type(error).__name__}"
+        raise InputError(f"{message}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
     labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
     batches = map(columns_to_rows, dataset.iter(BATCH_ROWS))
@@ -135,7 +118,6 @@ def load_hub_split(
 
 
 def columns_to_rows(columns: Any) -> list[dict[str, Any]]:
-    """Return the rows of a batch that is stored by column."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -150,10 +132,6 @@ def clean_floats(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]
                 x = row[field.name]
                 row[field.name] = None if x is None or math.isnan(x) else to_float(x)
     return rows
-
-
-def unquote(names: str) -> str:
-    return names.replace("'", "")
 
 
 def first_error_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -22,32 +23,31 @@ MAX_REPORTED = 20  # problems listed one by one; the rest are counted by kind
 EXCERPT_LENGTH = 80
 ROWS_PER_SKIP = 1000  # `on_invalid_row = "skip"` may drop one row in this many
 ONE_OBJECT = "write one JSON object per line"
-HIGH_SURROGATE, LOW_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-ForbiddenCharacter = tuple[str, str, re.Pattern[str], re.Pattern[str]]  # kind, description, characters, JSON escapes
-FORBIDDEN_CHARACTERS: Sequence[ForbiddenCharacter] = [
-    ("lone surrogates", "half of a character (a lone surrogate)", re.compile("[\ud800-\udfff]"),
-     re.compile(rf"{HIGH_SURROGATE}(?!{LOW_SURROGATE})|(?<!\\u[dD][89abAB]..){LOW_SURROGATE}")),
-    ("NUL", "a NUL character", re.compile("\0"), re.compile(r"\\u0000")),
-    ("bidi controls", "a bidirectional control character", re.compile("[\u202a-\u202e\u2066-\u2069]"),
-     re.compile(r"\\u20(?:2[a-eA-E]|6[6-9])")),
-]  # fmt: skip
-# Any of these characters, any escaped surrogate, and text that only looks like an escape: most lines have none.
-SUSPICIOUS_TEXT = re.compile(
-    "[\0\ud800-\udfff\u202a-\u202e\u2066-\u2069]" r"|\\u(?:0000|[dD][89a-fA-F]|20(?:2[a-eA-E]|6[6-9]))"
-)
-JSON_STRING, JSON_SPACE = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[ \t\r\n]*")
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+# Lone surrogates, NUL and bidirectional control characters.
+FORBIDDEN_CHARACTERS = re.compile("[\0\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+JSON_SPACE = re.compile(r"[ \t\r\n]*")
+COMPRESSED_FILES = {  # by their first bytes
+    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
+}  # fmt: skip
+WRONG_FILE_KINDS = ("compressed files", "other files", "JSON arrays")  # of which no other line is read
 
 T = TypeVar("T")
 RowParser = Callable[[str], dict[str, Any]]  # the object on a line; raises RowError
-RowConverter = Callable[[dict[str, Any], str, str], T]  # (row, its JSON text, its name) -> value; raises RowError
+RowConverter = Callable[[dict[str, Any], str], T]  # (row, its name) -> value; raises RowError
 
 
 class RowError(Exception):
-    """A row that cannot be used: column (from 1, in characters), kind of problem, and message."""
+    """A row that cannot be used: kind of problem (those after the first 20 are counted by it), problem and remedy.
 
-    def __init__(self, column: int, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.column, self.kind, self.message = column, kind, message
+    `field` is the field that is wrong, `column` (from 1, in characters) the place if it is not the field's value.
+    """
+
+    def __init__(
+        self, kind: str, problem: str, remedy: str = "", *, field: str | None = None, column: int | None = None
+    ) -> None:
+        super().__init__(problem)
+        self.kind, self.problem, self.remedy, self.field, self.column = kind, problem, remedy, field, column
 
 
 class RowProblem(NamedTuple):
@@ -57,14 +57,6 @@ class RowProblem(NamedTuple):
     column: int
     kind: str
     message: str
-
-
-# The first bytes of compressed files, with the program and the command that unpacks to standard output.
-COMPRESSED_FILES = (
-    (b"\x1f\x8b", "gzip", "gzip -d <"), (b"BZh", "bzip2", "bzip2 -d <"), (b"\xfd7zXZ", "xz", "xz -d <"),
-    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d <"), (b"PK\x03\x04", "zip", "unzip -p"),
-)  # fmt: skip
-WRONG_FILE_KINDS = ("compressed files", "other files", "JSON arrays")  # of which no other line is read
 
 
 class NumberedRow(NamedTuple):
@@ -79,7 +71,6 @@ class NumberedRow(NamedTuple):
 
 
 def check_data_file(file: Path) -> None:
-    """Raise `InputError` unless a file of data exists."""
     if file.is_dir():
         hint = 'in data.name a data set of several files, FOLDER/NAME (of questions: with data.source = "catalog")'
         raise InputError(f"{file} is a folder; give a file, or {hint}")
@@ -90,16 +81,9 @@ def check_data_file(file: Path) -> None:
 def read_rows(
     path: str | Path, convert: RowConverter[T], max_rows: int | None = None, parse: RowParser | None = None
 ) -> tuple[list[T], list[str]]:
-    """Read the rows of a JSONL or Parquet file.
+    """Read up to `max_rows` rows of a JSONL or Parquet (`.parquet`) file, with notes for the user.
 
-    Args:
-        path: File; a name ending in `.parquet` is read as Parquet, any other as JSONL.
-        convert: Called with each row, its JSON text and its name (`file:line`).
-        max_rows: Stop after this many rows.
-        parse: Called with each line of JSONL; by default `parse_row`.
-
-    Returns:
-        The converted rows, and notes for the user.
+    `convert` is called with each row and its name (`file:line`), `parse` with each line of JSONL.
 
     Raises:
         InputError: If the file does not exist, has no rows, or has invalid ones; the first 20 problems are listed.
@@ -133,6 +117,7 @@ def parse_lines(
     number, is_continuation = 1, False
     for line in lines:
         if not is_continuation:
+            text = ""
             try:
                 text = decode_line(line, is_first=number == 1, notes=notes)
                 if text.strip():
@@ -140,7 +125,7 @@ def parse_lines(
                 else:
                     notes["blank lines, which are skipped"] += 1
             except RowError as error:
-                yield RowProblem(number, error.column, error.kind, error.message)
+                yield locate_problem(error, NumberedRow(number, text, {}))
                 if error.kind in WRONG_FILE_KINDS:
                     return
         # Of a line over the limit, only the first part is reported.
@@ -188,25 +173,23 @@ def convert_each(
             yield row
             continue
         try:
-            value = convert(row.row, row.text, f"{name}:{row.number}")
+            value = convert(row.row, f"{name}:{row.number}")
         except RowError as error:
-            yield locate_problem(error, name, row, is_table=is_table)
+            yield locate_problem(error, row, name if is_table else None)
         else:
             yield value
 
 
-def require_text(row: Mapping[str, Any], field: str, text: str, accepted: str) -> str:
+def require_text(row: Mapping[str, Any], field: str, accepted: str) -> str:
     """Return a field that must be a non-empty string. Raises `RowError`."""
     if field not in row:
-        raise RowError(1, "missing fields", f"{field}: no such field in {make_excerpt(text)}; {accepted}")
+        raise RowError("missing fields", f"{field}: no such field", accepted)
     value = row[field]
-    if isinstance(value, str) and value.strip():
-        return value
-    column = locate_field(text, field)[1]
-    excerpt = make_excerpt(text, column)
-    if isinstance(value, str):
-        raise RowError(column, "empty fields", f"{field}: empty: {excerpt}; expected a non-empty string")
-    raise RowError(column, "wrong types", f"{field}: not a string: {excerpt}; put it in quotes; {accepted}")
+    if not isinstance(value, str):
+        raise RowError("wrong types", "not a string", f"put it in quotes; {accepted}", field=field)
+    if not value.strip():
+        raise RowError("empty fields", "empty", "expected a non-empty string", field=field)
+    return value
 
 
 # --- parsing a line
@@ -220,86 +203,79 @@ def decode_line(line: bytes, is_first: bool, notes: Counter[str]) -> str:
             notes["a byte-order mark at the start"] += 1
             line = line[3:]
     if len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
-        message = f"a line over {MAX_LINE_BYTES:,} bytes; {ONE_OBJECT}, or remove this row"
-        raise RowError(1, "long lines", message)
+        raise RowError("long lines", f"a line over {MAX_LINE_BYTES:,} bytes", f"{ONE_OBJECT}, or remove this row")
     if line.endswith(b"\r\n"):
         notes["lines end with CR LF"] += 1
     try:
         return line.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
-        before = line[: error.start].decode()
-        cause = "ends inside a character" if error.reason == "unexpected end of data" else "is not UTF-8"
-        message = f"byte {error.start + 1} of the line {cause}, after {make_excerpt(before[-40:])!r}; save as UTF-8"
-        raise RowError(len(before) + 1, "not UTF-8", message) from None
+        column = len(line[: error.start].decode()) + 1
+        raise RowError(
+            "not UTF-8", f"byte {error.start + 1} of the line is not UTF-8", "save as UTF-8", column=column
+        ) from None
 
 
-def describe_compression(line: bytes, target: str) -> str | None:
-    """Return how to unpack a compressed file, by its first bytes; None for other files."""
-    for start, program, command in COMPRESSED_FILES:
-        if line.startswith(start):
-            return f"compressed with {program}; unpack it: {command} FILE > {target}"
-    return None
+def find_compression(start: bytes) -> str | None:
+    return next((program for magic, program in COMPRESSED_FILES.items() if start.startswith(magic)), None)
 
 
 def check_file_type(line: bytes) -> None:
-    """Raise `RowError` if the first bytes are those of another file format."""
-    if (message := describe_compression(line, "rows.jsonl")) is not None:
-        raise RowError(1, "compressed files", message)
+    if (program := find_compression(line)) is not None:
+        raise RowError("compressed files", f"compressed with {program}", "unpack it")
     if line.startswith(b"PAR1"):
-        raise RowError(1, "other files", "Parquet by its first bytes; give the file a name that ends in .parquet")
+        raise RowError("other files", "Parquet by its first bytes", "give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise RowError(1, "other files", "UTF-16 by its first bytes; save the file as UTF-8")
+        raise RowError("other files", "UTF-16 by its first bytes", "save the file as UTF-8")
     if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        message = f"the file is one JSON array; {ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl"
-        raise RowError(1, "JSON arrays", message)
+        raise RowError("JSON arrays", "the file is one JSON array", f"{ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl")
 
 
-def parse_row(text: str, forbidden: Sequence[ForbiddenCharacter] = FORBIDDEN_CHARACTERS) -> dict[str, Any]:
+def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> dict[str, Any]:
     """Parse the object on a line strictly.
 
     Refused are duplicate keys, NaN and infinities, integers of more than 64 bits, nesting deeper than 64, and
-    `forbidden` characters: lone surrogates, NUL and bidirectional control characters. Raises `RowError`.
+    `forbidden` characters. Raises `RowError`.
     """
     try:
         row: Any = STRICT_DECODER.decode(text)
         is_too_deep = text.count("[") + text.count("{") > MAX_JSON_DEPTH and measure_depth(row) > MAX_JSON_DEPTH
     except json.JSONDecodeError as error:
-        column = error.pos + 1
-        message = f"invalid JSON: {error.msg}: {make_excerpt(text, column)}; {ONE_OBJECT}"
-        raise RowError(column, "bad JSON", message) from None
+        raise RowError("bad JSON", f"invalid JSON: {error.msg}", ONE_OBJECT, column=error.pos + 1) from None
     except RecursionError:
         row, is_too_deep = {}, True
-    except ValueError as error:
-        column = locate_error(text)
-        raise RowError(column, "bad JSON", f"invalid JSON: {error}: {make_excerpt(text, column)}") from None
+    except ValueError as error:  # of a key or number, without its place
+        column = locate_values(text)[-1][1]
+        raise RowError("bad JSON", f"invalid JSON: {error}", column=column) from None
     if is_too_deep:
-        message = f"nested deeper than {MAX_JSON_DEPTH}: {make_excerpt(text)}; use plain fields"
-        raise RowError(1, "deep JSON", message)
+        raise RowError("deep JSON", f"nested deeper than {MAX_JSON_DEPTH}", "use plain fields")
     if not isinstance(row, dict):
-        raise RowError(1, "other JSON", f"not an object: {make_excerpt(text)}; {ONE_OBJECT}")
-    if ("\\u" in text or not text.isascii()) and SUSPICIOUS_TEXT.search(text):
-        check_characters(text, forbidden)
+        raise RowError("other JSON", "not an object", ONE_OBJECT)
+    if "\\u" in text or not text.isascii():
+        check_characters(row, forbidden)
     return row
 
 
 def measure_depth(value: Any) -> int:
-    """Return how deep lists and objects nest."""
     if not isinstance(value, dict | list):
         return 0
     return 1 + max(map(measure_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
-def check_characters(text: str, forbidden: Sequence[ForbiddenCharacter]) -> None:
-    """Raise `RowError` for a forbidden character, whether it is written raw or escaped."""
-    strings = text
-    if "\\u" in text:
-        strings = "\n".join(json.loads(string) for string in JSON_STRING.findall(text))
-    for kind, description, raw, escaped in forbidden:
-        if raw.search(strings):
-            match = raw.search(text) or escaped.search(text)
-            column = match.start() + 1 if match else 1
-            message = f"{description}: {make_excerpt(text, column)}; remove it, or write the intended character"
-            raise RowError(column, kind, message)
+def check_characters(row: dict[str, Any], forbidden: re.Pattern[str]) -> None:
+    for key, value in row.items():
+        character = next((match[0] for text in iter_texts([key, value]) if (match := forbidden.search(text))), None)
+        if character is not None:
+            is_half, is_nul = LONE_SURROGATES.match(character), character == "\0"
+            kind = "lone surrogates" if is_half else "NUL characters" if is_nul else "bidirectional control characters"
+            raise RowError(kind, f"has {kind}", "remove them, or write the intended characters", field=key)
+
+
+def iter_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in chain(value, value.values()) if isinstance(value, dict) else value:
+            yield from iter_texts(part)
 
 
 def _parse_integer(text: str) -> int:
@@ -320,48 +296,38 @@ STRICT_DECODER = json.JSONDecoder(
 # --- locating and reporting problems
 
 
-def locate_fields(text: str) -> list[tuple[str, int, int]]:
-    """Return key, key column and value column of each field of the object in a line, up to the first invalid one."""
-    fields: list[tuple[str, int, int]] = []
-    position = _skip_space(text, 0) + 1
+def locate_values(text: str) -> list[tuple[str, int]]:
+    """Return each key of the object on a line with the column of its value, up to the first repeated or invalid one."""
+    values, seen = list[tuple[str, int]](), set[str]()
+    position = skip_space(text, 0) + 1
     try:
-        while text[start := _skip_space(text, position)] == '"':
+        while text[start := skip_space(text, position)] == '"':
             key, end = PLAIN_DECODER.raw_decode(text, start)
-            value = _skip_space(text, _skip_space(text, end) + 1)
-            fields.append((key, start + 1, value + 1))
-            position = _skip_space(text, STRICT_DECODER.raw_decode(text, value)[1]) + 1
+            value = skip_space(text, skip_space(text, end) + 1)
+            values.append((key, value + 1))
+            if key in seen:
+                break
+            seen.add(key)
+            position = skip_space(text, STRICT_DECODER.raw_decode(text, value)[1]) + 1
     except (ValueError, IndexError, RecursionError):
         pass
-    return fields
+    return values or [("", 1)]
 
 
-def _skip_space(text: str, position: int) -> int:
+def skip_space(text: str, position: int) -> int:
     match = JSON_SPACE.match(text, position)
     return match.end() if match else position
 
 
-def locate_field(text: str, key: str) -> tuple[int, int]:
-    """Return the columns of a key and of its value; of the last one if the key is repeated."""
-    return next(((start, value) for name, start, value in reversed(locate_fields(text)) if name == key), (1, 1))
-
-
-def locate_error(text: str) -> int:
-    """Return the column of the first duplicate key, or of the first value that is not strict JSON."""
-    fields, seen = locate_fields(text), set[str]()
-    for key, start, _ in fields:
-        if key in seen:
-            return start
-        seen.add(key)
-    return fields[-1][2] if fields else 1
-
-
-def locate_problem(error: RowError, name: str, row: NumberedRow, *, is_table: bool) -> RowProblem:
-    """Return the problem of a row: at its line and column, or for a table at its row number and field."""
-    if not is_table:
-        return RowProblem(row.number, error.column, error.kind, error.message)
-    fields = reversed(locate_fields(row.text))
-    field = next((f":{key}" for key, start, _ in fields if start <= error.column), "")  # none for a whole row
-    return RowProblem(0, 0, error.kind, f"{name}:row {row.number}{field}: {error.message}")
+def locate_problem(error: RowError, row: NumberedRow, table: str | None = None) -> RowProblem:
+    """Return the problem of a row: at its line and column, or in a table of this name at its row number."""
+    column = error.column or next((column for key, column in locate_values(row.text) if key == error.field), 1)
+    field = "" if error.field is None else make_excerpt(error.field)
+    excerpt, remedy = f": {make_excerpt(row.text, column)}", f"; {error.remedy}"
+    message = error.problem + (excerpt if row.text else "") + (remedy if error.remedy else "")
+    if table is not None:
+        return RowProblem(0, 0, error.kind, f"{table}:row {row.number}{field and f':{field}'}: {message}")
+    return RowProblem(row.number, column, error.kind, f"{field and f'{field}: '}{message}")
 
 
 def format_problems(problems: Sequence[RowProblem], name: str) -> str:
@@ -374,7 +340,6 @@ def format_problems(problems: Sequence[RowProblem], name: str) -> str:
 
 
 def format_notes(name: str, notes: Counter[str]) -> list[str]:
-    """Format the counts of accepted irregularities."""
     return [f"{name}: {note}" + (f" ({n:,} lines)" if n > 1 else "") for note, n in notes.items()]
 
 

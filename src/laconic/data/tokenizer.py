@@ -139,8 +139,7 @@ class Tokenizer:
 
         Args:
             text: Text.
-            add_special_tokens: Whether to add the special tokens of the tokenizer's post-processor. Set it to False for
-                a rendered chat, which contains its own.
+            add_special_tokens: Whether the post-processor adds its tokens; False for a rendered chat, which has them.
         """
         return self.encode_with_offsets(text, add_special_tokens).ids
 
@@ -200,10 +199,7 @@ class Tokenizer:
         if not isinstance(values, Sequence) or not all(isinstance(message, Mapping) for message in values):
             raise UsageError('messages: give a list of messages such as [{"role": "user", "content": "Hello"}]')
         if self.chat_template is None:
-            raise InputError(
-                "the tokenizer has no chat template (base models have none); give plain text instead of messages, or "
-                "use the model's instruction-tuned version"
-            )
+            raise InputError("the tokenizer has no chat template (base models have none); give plain text")
         variables = {
             **self.special_tokens,
             "messages": [dict(message) for message in messages],
@@ -263,7 +259,6 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
 
 
 def find_vocabulary_files(root: Path) -> list[Path]:
-    """Return tokenizer.json, or vocab.json and merges.txt. Raise InputError if the folder has neither."""
     whole = resolve_inside(root, "tokenizer.json")
     if whole.is_file():
         return [whole]
@@ -285,7 +280,6 @@ def add_missing_tokens(backend: tokenizers.Tokenizer, tokens: Iterable[AddedToke
 
 
 def read_bpe(vocab: bytes, merges: bytes) -> models.BPE:
-    """Return the model of vocab.json and merges.txt."""
     pairs = [line.split(" ") for line in merges.decode().splitlines() if line and not line.startswith("#version")]
     return models.BPE(vocab=json.loads(vocab), merges=[(left, right) for left, right in pairs])
 
@@ -337,7 +331,6 @@ def build_byte_tokenizer() -> Tokenizer:
 
 
 def wrap_backend(backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> Tokenizer:
-    """Return a `Tokenizer` for one built in memory, with the files that `save` writes."""
     data = backend.to_str(pretty=True).encode()
     files = {"tokenizer.json": data, "tokenizer_config.json": to_canonical_json(dict(special_tokens)).encode()}
     return Tokenizer(backend, special_tokens, None, hashlib.sha256(data).hexdigest(), files)

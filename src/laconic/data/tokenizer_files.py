@@ -28,7 +28,6 @@ TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def read_optional_json(root: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if the file does not exist."""
     path = resolve_inside(root, name)
     return read_foreign_json(path) if path.is_file() else {}
 
@@ -48,11 +47,7 @@ def read_tokenizer_class(root: Path, config: Mapping[str, Any]) -> str:
 
 
 def find_tokenizer_class(root: Path, config: Mapping[str, Any]) -> str:
-    """Return the class that reads vocab.json and merges.txt; GPT-2's where no file names one.
-
-    Raises:
-        InputError: For another class, which splits texts in another way.
-    """
+    """Return the class that reads vocab.json and merges.txt, by default GPT-2's. Raises InputError for another one."""
     name = read_tokenizer_class(root, config) or "GPT2Tokenizer"
     if name not in CLASS_SPECIAL_TOKENS:
         raise InputError(
@@ -79,11 +74,7 @@ def read_special_tokens(
 
 
 def read_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
-    """Return the tokens that the files name beside the vocabulary, by id; those without an id are last.
-
-    Raises:
-        InputError: If a token or an id has the wrong type.
-    """
+    """Return the tokens that the files name beside the vocabulary, by id; those without an id are last."""
     try:
         return list_added_tokens(root, config, special_tokens)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -111,7 +102,6 @@ def list_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Map
 
 
 def build_added_token(entry: Mapping[str, Any]) -> AddedToken:
-    """Return an entry of `added_tokens_decoder` with its flags."""
     return AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in TOKEN_FLAGS if flag in entry})
 
 

@@ -27,24 +27,16 @@ def is_panic(error: BaseException) -> bool:
 
 
 def check_tokenizer(backend: tokenizers.Tokenizer, source: str) -> None:
-    """Refuse a tokenizer that could make a text a thousand times longer, or that panics at a sample text.
-
-    Raises:
-        InputError: With the name of the file, `source`.
-    """
+    """Refuse a tokenizer that could make a text a thousand times longer, or that panics at a sample text."""
     steps = {"normalizer": backend.normalizer, "post_processor": backend.post_processor, "decoder": backend.decoder}
     for name, component in steps.items():
         settings = json.loads(component.__getstate__()) if component is not None else {}
         growth = measure_growth(settings)
         if growth > MAX_GROWTH:
-            raise InputError(
-                f"{source}: the {name} makes a text up to {growth:,} times longer; the limit is {MAX_GROWTH:,}"
-            )
+            raise InputError(f"{source}: the {name} makes a text {growth:,} times longer; the limit is {MAX_GROWTH:,}")
         added = count_added_tokens(settings)
         if added > MAX_TEMPLATE_TOKENS:
-            raise InputError(
-                f"{source}: the {name} adds {added:,} tokens to a text; the limit is {MAX_TEMPLATE_TOKENS:,}"
-            )
+            raise InputError(f"{source}: the {name} adds {added:,} tokens; the limit is {MAX_TEMPLATE_TOKENS:,}")
     for has_special in (False, True):
         try:
             backend.decode(backend.encode(SAMPLE, add_special_tokens=has_special).ids)
@@ -86,24 +78,18 @@ def count_added_tokens(settings: Mapping[str, Any]) -> int:
 
 
 def list_parts(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps of a sequence of normalizers, post-processors or decoders."""
     return [part for name in ("normalizers", "processors", "decoders") for part in settings.get(name) or ()]
 
 
 @contextmanager
 def hide_panic_message() -> Generator[None]:
     """Hold back what is written to standard error; drop it if the block panics, because the error says the same."""
-    with suppress(OSError):
-        sys.stderr.flush()
     with ExitStack() as stack:
         try:
+            sys.stderr.flush()
             file = stack.enter_context(tempfile.TemporaryFile())
-        except OSError:  # there is no folder for temporary files
-            yield
-            return
-        try:
             terminal = os.dup(2)
-        except OSError:  # standard error is closed
+        except OSError:  # there is no folder for temporary files, or standard error is closed
             yield
             return
         has_panicked = False

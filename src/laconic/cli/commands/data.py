@@ -22,8 +22,10 @@ from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from laconic.data.audit import AuditResult, DocumentAudit, LengthQuantiles, ScannedFile
+    from laconic.data.audit import DocumentAudit, RowsAudit
     from laconic.data.reasoning.catalog import DatasetInfo
+    from laconic.data.reasoning.read_examples import ExamplesFile
+    from laconic.data.strict_jsonl import RowProblem
 
 MAX_IDS_LISTED = 3
 SPLITS = ("train", "valid", "test")
@@ -108,7 +110,6 @@ class DataCheckCommand:
         if self.max_length is not None and self.tokenizer is None:
             raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
         check_minimum(1, max_length=self.max_length)
-        self.refuse_folder()
         self.refuse_other_flags()
         columns = parse_columns(self.columns, ("text",) if self.documents else get_args(FieldName))
         with status("loading the tokenizer"):
@@ -118,14 +119,14 @@ class DataCheckCommand:
                 audit = audit_documents(Path(self.file), tokenizer, self.max_length, show, columns.get("text", "text"))
                 return self.print_documents(audit)
         with status(f"reading {self.file}"):
-            scanned = self.scan_rows(columns)
+            file, problems = self.scan_rows(columns)
         with progress("checking") as show:
-            result = audit_examples(scanned, tokenizer, self.max_length, show)
+            audit = audit_examples(file, problems, tokenizer, self.max_length, show)
         if self.format == "json":
-            print_json(self.result_to_json(scanned, result))
+            print_json({"schema": 1, "file": self.file, "max_length": self.max_length} | asdict(audit))
         else:
-            self.print_result(scanned, result)
-        return InputError.exit_code if result.problems else 0
+            self.print_rows_audit(audit)
+        return InputError.exit_code if audit.problems else 0
 
     @property
     def is_file(self) -> bool:
@@ -134,23 +135,6 @@ class DataCheckCommand:
 
         return is_row_file(self.file) or Path(self.file).is_file()
 
-    def refuse_folder(self) -> None:
-        """Raise `InputError` (66) for a path that is no file; the library `datasets` would search it for minutes.
-
-        A folder named as a hub data set, `owner/name`, is a local copy, which that library reads.
-        """
-        from laconic.data.reasoning.catalog import find_dataset, split_name
-
-        path, base = Path(self.file), split_name(self.file)[0]
-        if self.documents or self.is_file or find_dataset(self.file) is not None:
-            return
-        parts = Path(base).parts
-        if path.is_dir() and (path.is_absolute() or len(parts) != 2 or parts[0] in ("..", "~")):
-            hint = "name a data set of several files FOLDER/NAME, from the folder above"
-            raise InputError(f"{path} is a folder; give a .jsonl, .parquet or .txt file, or {hint}")
-        if path.is_absolute():
-            raise InputError(f"no file {path}; give a .jsonl, .parquet or .txt file, or a data set by name")
-
     def refuse_other_flags(self) -> None:
         """Raise `UsageError` (2) for flags that what is read has no use for."""
         if self.documents or self.is_file:
@@ -158,68 +142,47 @@ class DataCheckCommand:
         if not self.documents and not self.is_file:
             refuse_flags({"columns": self.columns}, "only for a file")
 
-    def scan_rows(self, columns: Mapping[str, str]) -> "ScannedFile":
+    def scan_rows(self, columns: Mapping[str, str]) -> "tuple[ExamplesFile, Sequence[RowProblem]]":
         from laconic.config.data import DataConfig
-        from laconic.data.audit import AUDIT_CONFIG, ScannedFile, scan_file
+        from laconic.data.audit import AUDIT_CONFIG, scan_file
         from laconic.data.reasoning.load import load_examples
 
         if self.is_file:
             return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": columns}))
         data_dir = None if self.data_dir is None else str(self.data_dir)
-        examples = load_examples(self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir))
-        return ScannedFile(examples.examples, examples.sha256, (), examples.notes)
+        config = DataConfig(source="catalog", name=(self.file,), data_dir=data_dir)
+        return load_examples(self.file, "train", config), ()
 
-    def result_to_json(self, scanned: "ScannedFile", result: "AuditResult") -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "file": self.file,
-            "sha256": scanned.sha256,
-            "rows": result.num_rows,
-            "problems": [problem._asdict() for problem in result.problems],
-            "notes": list(scanned.notes),
-            "rows_without_chain": result.num_without_chain,
-            "answer_type": result.answer_type,
-            "unclear_answers": list(result.unclear_answers),
-            "majority_answer": {"answer": result.majority_answer[0], "share": result.majority_answer[1]},
-            "duplicates": [list(pair) for pair in result.duplicates],
-            "tokens": {part: lengths._asdict() for part, lengths in result.lengths.items()},
-            "unknown_tokens": result.num_unknown_tokens,
-            "max_length": self.max_length,
-            "too_long": list(result.too_long),
-        }
+    def print_rows_audit(self, audit: "RowsAudit") -> None:
+        from laconic.data.strict_jsonl import RowProblem, format_problems
 
-    def print_result(self, scanned: "ScannedFile", result: "AuditResult") -> None:
-        from laconic.data.strict_jsonl import format_problems
-
-        if result.problems:
-            print(format_problems(result.problems, Path(self.file).name))
+        if audit.problems:
+            print(format_problems([RowProblem(**problem) for problem in audit.problems], Path(self.file).name))
         counts = {
-            "problems": len(result.problems),
-            "rows": result.num_rows,
-            "rows without a chain": result.num_without_chain,
-            f"duplicate questions{format_ids(b for _, b in result.duplicates)}": len(result.duplicates),
+            "problems": len(audit.problems),
+            "rows": audit.rows,
+            "rows without a chain": audit.rows_without_chain,
+            f"duplicate questions{format_ids(b for _, b in audit.duplicates)}": len(audit.duplicates),
         }
-        if result.unclear_answers:
-            title = f"answers that are not plain numbers{format_ids(result.unclear_answers)}"
-            counts[f"{title}, which protocols codi and decimal cannot judge"] = len(result.unclear_answers)
-        if result.lengths:
-            counts["unknown tokens in questions and chains"] = result.num_unknown_tokens
+        if audit.unclear_answers:
+            title = f"answers that are not plain numbers{format_ids(audit.unclear_answers)}"
+            counts[f"{title}, which protocols codi and decimal cannot judge"] = len(audit.unclear_answers)
+        if audit.tokens:
+            counts["unknown tokens in questions and chains"] = audit.unknown_tokens
         if self.max_length is not None:
             title = f"rows of more than {self.max_length:,} tokens, which would be truncated"
-            counts[f"{title}{format_ids(result.too_long)}"] = len(result.too_long)
+            counts[f"{title}{format_ids(audit.too_long)}"] = len(audit.too_long)
         print_counts(counts)
-        if result.num_rows:
-            answer, share = result.majority_answer
+        if audit.rows:
+            answer, share = audit.majority_answer.values()
             print(f"{share:>10.1%}  of the answers are {answer!r}, the most common one")
-        if result.answer_type == "text":
+        if audit.answer_type == "text":
             print('note: most answers are texts; set data.answer_type = "text" in a recipe')
-        print_origin(scanned.notes, scanned.sha256, result.lengths)
+        print_origin(audit.notes, audit.sha256, audit.tokens)
 
     def print_documents(self, audit: "DocumentAudit") -> int:
         if self.format == "json":
-            metadata = {"schema": 1, "file": self.file, "max_length": self.max_length}
-            tokens = None if audit.token_lengths is None else audit.token_lengths._asdict()
-            print_json(metadata | asdict(audit) | {"token_lengths": tokens})
+            print_json({"schema": 1, "file": self.file, "max_length": self.max_length} | asdict(audit))
             return 0
         counts = {
             "documents" if part == "unspecified" else f"documents, part {part}": n
@@ -237,11 +200,11 @@ def print_counts(counts: Mapping[str, int]) -> None:
         print(f"{n:>10,}  {text}")
 
 
-def print_origin(notes: Iterable[str], sha256: str, lengths: "Mapping[str, LengthQuantiles]") -> None:
+def print_origin(notes: Iterable[str], sha256: str, lengths: Mapping[str, Mapping[str, int]]) -> None:
     """Print notes, the hash of the file, and lengths in tokens by part, if they were counted."""
     print("\n".join([*(f"note: {text}" for text in notes), f"sha256 {sha256}"]))
     if lengths:
-        rows = [(part, *(f"{n:,}" for n in quantiles)) for part, quantiles in lengths.items()]
+        rows = [(part, *(f"{n:,}" for n in quantiles.values())) for part, quantiles in lengths.items()]
         print_rows(("tokens", "p50", "p90", "p99", "max"), rows)
 
 

@@ -32,7 +32,6 @@ def describe_recipe(path: Path) -> str:
 
 
 def list_recipes() -> Iterator[tuple[str, str, str]]:
-    """Yield name, method and description of each recipe."""
     from laconic.config.load import SHIPPED_RECIPES
 
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):

@@ -82,10 +82,7 @@ class DocumentDataset:
         ]
         rows = [row for row in rows if row[2] - row[1] > 1]  # a single token predicts nothing
         if len(rows) < min_rows:
-            raise InputError(
-                f"{len(rows)} rows of {step} tokens in {len(ids)} documents, fewer than a batch of {min_rows}; "
-                "give more text, or lower data.text.row_tokens"
-            )
+            raise InputError(f"{len(rows)} rows of {step} tokens, fewer than a batch of {min_rows}; give more text")
         selected = range(len(rows)) if max_rows is None else rng.permutation(len(rows), 0, limit=max_rows)
         self.rows = [rows[i] for i in selected]
 
@@ -98,7 +95,6 @@ class DocumentDataset:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest row."""
         return max(end - start for _, start, end in self.rows)
 
     def __len__(self) -> int:

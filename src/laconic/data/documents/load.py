@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ from laconic.config.data import DataConfig, SplitName, TextConfig, is_row_file
 from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
+from laconic.data.reasoning.contamination import ALLOW_OVERLAP_HINT
 from laconic.data.strict_jsonl import (
-    FORBIDDEN_CHARACTERS,
+    LONE_SURROGATES,
     NumberedRow,
     RowError,
     RowProblem,
     check_data_file,
     convert_each,
     convert_rows,
-    describe_compression,
+    find_compression,
     format_problems,
-    locate_field,
-    make_excerpt,
     number_table_rows,
     parse_lines,
     parse_row,
@@ -42,24 +40,17 @@ ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "va
 MIN_COMPARED_LENGTH = 200  # characters of a section
 SECTION_SEPARATOR = "\n\n"
 # Texts may have NUL and bidirectional control characters, as web pages and Hebrew or Arabic texts do.
-parse_document = partial(parse_row, forbidden=[item for item in FORBIDDEN_CHARACTERS if item[0] == "lone surrogates"])
+parse_document = partial(parse_row, forbidden=LONE_SURROGATES)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text of several sections.
+    """A text of several sections."""
 
-    Attributes:
-        name: Name of the file or book, or the place of its row.
-        sections: Texts of its rows.
-        book: Name of the document in its rows.
-        part: Split that its rows name.
-    """
-
-    name: str
-    sections: tuple[str, ...]
-    book: str | None = None
-    part: SplitName | None = None
+    name: str  # name of the file or book, or the place of its row
+    sections: tuple[str, ...]  # texts of its rows
+    book: str | None = None  # name of the document in its rows
+    part: SplitName | None = None  # split that its rows name
 
     def __post_init__(self) -> None:
         if isinstance(self.sections, str):  # its characters would be taken for sections
@@ -77,7 +68,6 @@ class Document:
 
     @property
     def text(self) -> str:
-        """All sections, separated by empty lines."""
         return SECTION_SEPARATOR.join(self.sections)
 
 
@@ -87,7 +77,7 @@ class DocumentRowConverter:
     def __init__(self, config: TextConfig) -> None:
         self.config, self.document_field, self.is_first = config, config.document_field, True
 
-    def convert(self, row: dict[str, Any], text: str, name: str) -> Document | None:
+    def convert(self, row: dict[str, Any], name: str) -> Document | None:
         """Return the document of a row, or None if its text is blank. Raises `RowError`."""
         if self.is_first and self.document_field is None and "book" in row:
             self.document_field = "book"
@@ -98,59 +88,41 @@ class DocumentRowConverter:
         section = row.get(self.config.text_field)
         if isinstance(section, str) and not section.strip():
             return None
-        section = require_text(row, self.config.text_field, text, accepted)
-        book = require_text(row, self.document_field, text, accepted) if self.document_field else None
-        return Document(book or name, (section,), book, parse_split(row, text))
+        section = require_text(row, self.config.text_field, accepted)
+        book = require_text(row, self.document_field, accepted) if self.document_field else None
+        return Document(book or name, (section,), book, parse_split(row))
 
 
-def parse_split(row: Mapping[str, Any], text: str) -> SplitName | None:
+def parse_split(row: Mapping[str, Any]) -> SplitName | None:
     """Return the split that a row names in its field `split`. Raises `RowError`."""
     split = row.get("split")
     if split is None:
         return None
     if not isinstance(split, str) or split.lower() not in ROW_SPLITS:
-        column = locate_field(text, "split")[1]
-        message = f"split: expected one of {', '.join(ROW_SPLITS)}: {make_excerpt(text, column)}"
-        raise RowError(column, "unknown splits", message)
+        raise RowError("unknown splits", f"expected one of {', '.join(ROW_SPLITS)}", field="split")
     return ROW_SPLITS[split.lower()]
 
 
 def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -> tuple[list[Document], list[str]]:
-    """Read the documents of a file.
-
-    Args:
-        path: File of rows (`.jsonl`, `.ndjson`, `.json`, `.parquet`); any other file is one document.
-        config: Names of the fields.
-        max_rows: Read only the first rows.
-
-    Returns:
-        The documents, and notes for the user.
-
-    Raises:
-        InputError: If the file does not exist, is empty, or has invalid rows or bytes.
-    """
+    """Read the documents of a file: rows, or one text for any other suffix; with notes. Raises `InputError`."""
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
         rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows, parse_document)
         return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
-        if (message := describe_compression(stream.peek(8), file.name.partition(".")[0] + ".jsonl")) is not None:
-            raise InputError(f"{file.name}: {message}")
+        if (program := find_compression(stream.peek(8))) is not None:
+            raise InputError(f"{file.name}: compressed with {program}; unpack it")
         text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
     return [Document(file.stem, (text,))], []
 
 
 def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each JSONL row lazily; the name is its `id`, or file and line.
-
-    Raises:
-        InputError: At the first invalid row, or if there are no rows.
-    """
+    """Yield name (`id`, or file and line) and text of each JSONL row lazily. Raises `InputError`, also for none."""
     accepted, result = 'expected {"text": "…"}, optionally with an "id"', None
 
-    def convert(row: dict[str, Any], text: str, name: str) -> tuple[str, str]:
-        return str(row.get("id", name)), require_text(row, "text", text, accepted)
+    def convert(row: dict[str, Any], name: str) -> tuple[str, str]:
+        return str(row.get("id", name)), require_text(row, "text", accepted)
 
     for result in convert_each(file, parse_lines(lines, Counter(), parse_document), convert):
         if isinstance(result, RowProblem):
@@ -169,17 +141,12 @@ def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_
 
 
 def note_blank(rows: Sequence[Document | None], name: str) -> list[str]:
-    """Return a note on rows with a blank text, as wikitext has between its paragraphs."""
     num_blank = sum(row is None for row in rows)
     return [f"{name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
 
 
 def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
-    """Merge the rows of each book into one document, in order of first appearance, without blank rows.
-
-    Raises:
-        InputError: If rows of one book name different splits, or every row is blank; `name` is that of the file.
-    """
+    """Merge the rows of each book into one document, without blank rows. Raises `InputError` if none is left."""
     books: dict[str, list[Document]] = {}
     for row in filter(None, rows):
         books.setdefault(row.name, []).append(row)
@@ -196,14 +163,7 @@ def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
 
 
 def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document], list[str]]:
-    """Load the documents of a split.
-
-    Returns:
-        The documents, and notes for the user.
-
-    Raises:
-        InputError: Also if training documents share a name or section with held-out ones.
-    """
+    """Load the documents of a split, with notes. Raises `InputError`, also if training and held-out ones overlap."""
     name, notes = (config.name or ("",))[0], list[str]()
     if config.path is not None:
         if not Path(config.path).exists():
@@ -233,10 +193,8 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
         read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
         selected = [document for document in read if document.part in (part, None)]
     if not selected:
-        documents = list(chain.from_iterable(parts.values()))
-        source = f"{len(documents):,} documents with data.text.held_out_fraction = {config.text.held_out_fraction}"
-        num_texts = len({document.sections for document in documents})
-        source += f" and {num_texts:,} different texts" if num_texts < len(documents) else ""
+        num_texts = len({document.sections for members in parts.values() for document in members})
+        source = f"{num_texts:,} different texts with data.text.held_out_fraction = {config.text.held_out_fraction}"
         raise InputError(f"data.{part}: {name or source} leaves no document; name a file of documents")
     return selected
 
@@ -283,7 +241,5 @@ def check_documents_disjoint(
         or not sections.isdisjoint(document.compared_sections)
     ]
     if shared and not allow_overlap:
-        raise InputError(
-            f"{len(shared):,} training documents share their name or a section with those of {part} ({shared[0]}); "
-            "remove them, or set data.allow_contamination"
-        )
+        message = f"{len(shared):,} training documents share a name or section with {part} ({shared[0]})"
+        raise InputError(f"{message}; {ALLOW_OVERLAP_HINT}")

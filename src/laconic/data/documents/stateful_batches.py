@@ -16,23 +16,13 @@ ChunkStart = tuple[int, int]  # document, first token
 
 
 class StatefulBatches:
-    """Documents as chunks in parallel lanes (batches.TrainingData).
+    """Documents as chunks in parallel lanes, the rows of a batch (batches.TrainingData).
 
     Row r of an epoch is chunk r // `num_lanes` of lane r % `num_lanes`, so batches must take rows in order. A chunk has
     `chunk_tokens` tokens and one more, the last target, with which the next chunk begins; the last chunk of a document
     is shorter. In every epoch the documents are shuffled, and their chunks are divided into lanes of equal length; the
     remainder is not read. A row is marked in `document_starts` at the beginning of an epoch and of a document.
-
-    Args:
-        documents: Documents; their names become the names of rows.
-        ids: Their tokens.
-        chunk_tokens: Tokens of a chunk.
-        num_lanes: Rows of a batch.
-        seed: Seed of the order of documents.
-        max_rows: Stop after this many rows in all.
-
-    Raises:
-        InputError: If there are fewer chunks than lanes.
+    Raises `InputError` if there are fewer chunks than lanes.
     """
 
     def __init__(
@@ -52,8 +42,7 @@ class StatefulBatches:
         num_chunks = sum(map(len, self.chunk_starts))
         if num_chunks < num_lanes:
             raise InputError(
-                f"{num_chunks} chunks of {chunk_tokens} tokens in {len(self.ids)} documents, fewer than a batch of "
-                f"{num_lanes}; give more text, or lower train.batch_size or data.text.row_tokens"
+                f"{num_chunks} chunks of {chunk_tokens} tokens, fewer than a batch of {num_lanes}; give more text"
             )
         self.lane_length = num_chunks // num_lanes
         self.num_steps = self.lane_length if max_rows is None else min(self.lane_length, -(-max_rows // num_lanes))
@@ -73,7 +62,6 @@ class StatefulBatches:
 
     @property
     def max_length(self) -> int:
-        """Columns of a batch."""
         return self.chunk_tokens + 1
 
     def __len__(self) -> int:
@@ -88,7 +76,6 @@ class StatefulBatches:
         return self._epoch_chunks[1]
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Return a batch; all batches have the same width."""
         lanes, coordinates = self.epoch_chunks(epoch), [divmod(int(row), self.num_lanes) for row in rows]
         starts = [lanes[lane * self.lane_length + time] for time, lane in coordinates]
         chunks = [self.ids[d][start : start + self.max_length].tolist() for d, start in starts]

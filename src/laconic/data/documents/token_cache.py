@@ -26,11 +26,6 @@ def tokenize_with_cache(
 
     A file of the cache belongs to these texts, this tokenizer and this version of the tokenizers library. A damaged
     file is written again; if the cache cannot be written, nothing is lost but time.
-
-    Args:
-        texts: Texts of any length.
-        tokenizer: Tokenizer; special tokens in a text are treated as ordinary characters.
-        progress: Called with a label, the characters done and their total, if texts are tokenized.
     """
     if sum(map(len, texts)) < MIN_CHARS:
         return tokenize_texts(texts, tokenizer, progress)
@@ -47,7 +42,6 @@ def tokenize_with_cache(
 
 
 def hash_texts(texts: Sequence[str], tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 of everything that the token ids depend on."""
     digest = hashlib.sha256(f"{tokenizers.__version__} {tokenizer.fingerprint}".encode())
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")

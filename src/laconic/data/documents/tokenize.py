@@ -50,15 +50,10 @@ class TokenizedWindow(NamedTuple):
 
 
 def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, progress: ProgressFn | None = None) -> list[TokenArray]:
-    """Tokenize texts in parallel, without special tokens.
+    """Tokenize texts in parallel; special tokens in them are ordinary characters.
 
     Windows are tokenized without offsets, which is faster; only the overlap of two windows is tokenized again with
     offsets.
-
-    Args:
-        texts: Texts of any length.
-        tokenizer: Tokenizer; special tokens in a text are treated as ordinary characters.
-        progress: Called with a label, the characters done and their total.
     """
     backend, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
     windows_per_text: list[list[list[int]]] = []
@@ -82,12 +77,10 @@ def split_text(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
 
 
 def window_starts(text: str) -> range:
-    """Return where the windows of a text begin."""
     return range(0, max(len(text) - OVERLAP_CHARS, 1), WINDOW_CHARS)
 
 
 def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
-    """Yield lists of windows with about `BATCH_CHARS` characters each."""
     group, count = list[tuple[bool, str]](), 0
     for window in windows:
         group.append(window)
@@ -204,7 +197,6 @@ def disable_special_tokens(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def tokenize_window(text: str, backend: tokenizers.Tokenizer) -> TokenizedWindow:
-    """Tokenize a window of text without special tokens."""
     with translate_tokenizer_errors():
         encoding = backend.encode(text, add_special_tokens=False)
     return TokenizedWindow(text, encoding.ids, encoding.offsets)
@@ -232,34 +224,23 @@ def hash_token_arrays(description: Mapping[str, Any], arrays: Iterable[TokenArra
 
 
 def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Decode blocks of a UTF-8 text and drop its byte-order mark.
+    """Decode blocks of a UTF-8 text without its byte-order mark.
 
     Raises:
         InputError: With the offset of the first byte that is not UTF-8 text, or if there is nothing but white space.
     """
-    decoder, offset, is_started, is_blank = codecs.getincrementaldecoder("utf-8")(), 0, False, True
-    for block in blocks:
-        text = decode_block(decoder, block, offset, name, final=False)
+    decoder, offset, is_blank = codecs.getincrementaldecoder("utf-8-sig")(), 0, True
+    for block in chain(blocks, [b""]):  # the empty block is the last
+        start = offset - len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            message = f"byte {start + error.start:,} is not UTF-8; give a complete text file in UTF-8"
+            raise InputError(f"{name}: {message}") from None
+        if (nul := block.find(b"\0")) >= 0:
+            raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")
         offset += len(block)
-        if text and not is_started:
-            text, is_started = text.removeprefix("\ufeff"), True
         is_blank = is_blank and not text.strip()
         yield text
-    decode_block(decoder, b"", offset, name, final=True)
     if is_blank:
         raise InputError(f"{name}: contains no text ({'white space' if offset else 'empty'}); give text in UTF-8")
-
-
-def decode_block(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, name: str, *, final: bool) -> str:
-    """Decode a block that begins at byte `offset` of the file `name`."""
-    num_pending = len(decoder.getstate()[0])
-    if offset == 0 and block[:1] in (b"\xff", b"\xfe"):  # no UTF-8 text begins so
-        raise InputError(f"{name}: UTF-16 by its first bytes; save the file as UTF-8")
-    if (nul := block.find(b"\0")) >= 0:
-        raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")
-    try:
-        return decoder.decode(block, final)
-    except UnicodeDecodeError as error:
-        start = offset - num_pending + error.start
-        cause = "ends inside a character" if final else "is not UTF-8"
-        raise InputError(f"{name}: byte {start:,} {cause}; give a complete text file in UTF-8") from None

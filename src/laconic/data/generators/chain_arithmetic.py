@@ -1,52 +1,45 @@
 """Parse chains of steps `<<expression=value>>` exactly, and find what each operand refers to."""
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import permutations
+from itertools import count, permutations
 
 STEP_PATTERN = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 TOKEN_PATTERN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()]|\s+|.")
 VALUE_PATTERN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 CONSTANTS = frozenset(map(Fraction, (2, 3, 4, 7, 12, 24, 30, 52, 60, 100, 365, 1000)))
-NEGATED = "~"  # unary minus
-PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, NEGATED: 3}
+OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
 OperandRef = int | Fraction  # an index into the question's numbers and the results after them, or a constant
 ExpressionPart = tuple[str, OperandRef | None]  # text, and what an operand refers to
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A step with replaceable values.
+    """A step with replaceable values."""
 
-    Attributes:
-        texts: Texts around the replaceable values.
-        value_refs: What each of them refers to.
-        postfix: Expression in postfix notation.
-        is_integer: Whether the result is an integer.
-    """
-
-    texts: tuple[str, ...]
-    value_refs: tuple[int, ...]
-    postfix: tuple[OperandRef | str, ...]
-    is_integer: bool
+    texts: tuple[str, ...]  # texts around the replaceable values
+    value_refs: tuple[int, ...]  # what each of them refers to
+    formula: ast.expr  # expression, whose i-th operand is named x{i}
+    operands: tuple[OperandRef, ...]  # what the operands refer to
+    is_integer: bool  # whether the result is an integer
 
 
 class ChainParser:
-    """Parses the steps of a row one after another.
-
-    Args:
-        numbers: Numbers of the question.
-    """
+    """Parses the steps of a row one after another, given the numbers of its question."""
 
     def __init__(self, numbers: Sequence[Fraction]) -> None:
         self.question_numbers = {number: i for i, number in enumerate(numbers)}
         self.values = list(numbers)
         self.latest_result: dict[Fraction, int] = {}
         self.used_numbers: set[int] = set()
-        self.parsed_steps: list[tuple[list[ExpressionPart], list[OperandRef | str]]] = []
+        self.parsed_steps: list[tuple[list[ExpressionPart], ast.expr, tuple[OperandRef, ...]]] = []
 
     @cached_property
     def derived_values(self) -> set[Fraction]:
@@ -56,24 +49,27 @@ class ChainParser:
 
     @property
     def results(self) -> list[Fraction]:
-        """Values of the steps parsed so far."""
         return self.values[len(self.question_numbers) :]
 
     def parse_step(self, step: str) -> bool:
         """Parse a step; return False if it is not arithmetic, is wrong, or has an ambiguous operand."""
         match = STEP_PATTERN.fullmatch(step)
         parts = None if match is None or VALUE_PATTERN.fullmatch(match[2]) is None else self.parse_expression(match[1])
-        postfix = None if parts is None else to_postfix(parts)
-        if match is None or parts is None or postfix is None:
+        if match is None or parts is None:
             return False
-        value = evaluate_postfix(postfix, self.values)
-        if value is None or value != Fraction(match[2]):
+        operands = tuple(ref for _, ref in parts if ref is not None)
+        try:
+            formula = parse_formula(parts)
+            value = evaluate_formula(formula, operands, self.values)
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return False
+        if value != Fraction(match[2]):
             return False
         num_question = len(self.question_numbers)
         self.used_numbers |= {ref for _, ref in parts if isinstance(ref, int) and ref < num_question}
         self.latest_result[value] = len(self.values)
         self.values.append(value)
-        self.parsed_steps.append((parts, postfix))
+        self.parsed_steps.append((parts, formula, operands))
         return True
 
     def parse_expression(self, expression: str) -> list[ExpressionPart] | None:
@@ -99,7 +95,7 @@ class ChainParser:
     def build_steps(self, replaced_numbers: set[int]) -> Iterator[ChainStep]:
         """Yield the steps, in which the given numbers of the question and all results can be replaced."""
         num_question = len(self.question_numbers)
-        for (parts, postfix), value in zip(self.parsed_steps, self.results, strict=True):
+        for (parts, formula, operands), value in zip(self.parsed_steps, self.results, strict=True):
             texts, refs = ["<<"], list[int]()
             for text, ref in parts:
                 if isinstance(ref, int) and (ref in replaced_numbers or ref >= num_question):
@@ -108,55 +104,30 @@ class ChainParser:
                 else:
                     texts[-1] += text
             texts[-1] += "="
-            yield ChainStep((*texts, ">>"), tuple(refs), tuple(postfix), value.denominator == 1)
+            yield ChainStep((*texts, ">>"), tuple(refs), formula, operands, value.denominator == 1)
 
 
-def to_postfix(parts: Sequence[ExpressionPart]) -> list[OperandRef | str] | None:
-    """Convert an expression to postfix notation (Dijkstra's shunting yard); None if it is invalid."""
-    output: list[OperandRef | str] = []
-    operators: list[str] = []
-    expects_operand = True
-    for text, ref in parts:
-        if text.isspace():
-            continue
-        if ref is not None or text == "(":
-            if not expects_operand:
-                return None
-            expects_operand = ref is None
-            output += [] if ref is None else [ref]
-            operators += ["("] if ref is None else []
-            continue
-        if expects_operand:
-            if text != "-":
-                return None
-            operators.append(NEGATED)
-            continue
-        expects_operand = text != ")"
-        while operators and operators[-1] != "(" and (text == ")" or PRECEDENCE[operators[-1]] >= PRECEDENCE[text]):
-            output.append(operators.pop())
-        if text != ")":
-            operators.append(text)
-        elif not operators or operators.pop() != "(":
-            return None
-    return None if expects_operand or "(" in operators else [*output, *reversed(operators)]
+def parse_formula(parts: Sequence[ExpressionPart]) -> ast.expr:
+    """Parse an expression, whose i-th operand is named x{i}. Raises SyntaxError."""
+    names = map("x{}".format, count())
+    texts = (next(names) if ref is not None else " " if text.isspace() else text for text, ref in parts)
+    return ast.parse("".join(texts).strip(), mode="eval").body
 
 
-def evaluate_postfix(postfix: Sequence[OperandRef | str], values: Sequence[Fraction]) -> Fraction | None:
-    """Return the value of an expression; None if it divides by 0."""
-    stack: list[Fraction] = []
-    for item in postfix:
-        if not isinstance(item, str):
-            stack.append(values[item] if isinstance(item, int) else item)
-            continue
-        b, a = stack.pop(), Fraction(0) if item == NEGATED else stack.pop()
-        if item == "/" and not b:
-            return None
-        stack.append(a + b if item == "+" else a * b if item == "*" else a / b if item == "/" else a - b)
-    return stack[0]
+def evaluate_formula(formula: ast.expr, operands: Sequence[OperandRef], values: Sequence[Fraction]) -> Fraction:
+    """Return the value of an expression. Raises ValueError for other than arithmetic, ZeroDivisionError."""
+    if isinstance(formula, ast.Name):
+        ref = operands[int(formula.id[1:])]
+        return values[ref] if isinstance(ref, int) else ref
+    if isinstance(formula, ast.UnaryOp) and isinstance(formula.op, ast.USub):
+        return -evaluate_formula(formula.operand, operands, values)
+    if not isinstance(formula, ast.BinOp) or type(formula.op) not in OPERATORS:
+        raise ValueError("not arithmetic")
+    left, right = (evaluate_formula(side, operands, values) for side in (formula.left, formula.right))
+    return OPERATORS[type(formula.op)](left, right)
 
 
 def format_number(value: Fraction) -> str:
-    """Return a positive number of at most two decimals, without trailing zeros."""
     if value.denominator == 1:
         return str(value.numerator)
     whole, cents = divmod(int(value * 100), 100)

@@ -29,17 +29,8 @@ def iter_digit_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield rows of one split; no problem occurs twice, or in two splits.
 
-    Args:
-        num_rows: Number of rows.
-        seed: Seed of their order, and of the rows with results only.
-        num_operations: Largest number of operations of a problem.
-        part: Split.
-        min_operations: Smallest number of operations, as many problems of each; None: all have `num_operations`.
-        chain: Results in brackets (`<8>`), equations (`8*1=8;`), or results alone.
-        results_only_fraction: Mean fraction of rows whose questions end in `:`.
-
-    Raises:
-        InputError: The split has fewer problems.
+    With `min_operations`, there are as many problems of each number of operations. Questions end in `:` in
+    `results_only_fraction` of the rows on average. Raises `InputError` if the split has fewer problems.
     """
     rng = random.Random(seed)
     config = DigitsConfig(

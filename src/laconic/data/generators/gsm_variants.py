@@ -19,7 +19,7 @@ from laconic.data.generators.chain_arithmetic import (
     VALUE_PATTERN,
     ChainParser,
     ChainStep,
-    evaluate_postfix,
+    evaluate_formula,
     format_number,
 )
 from laconic.rng import hash64, uniform
@@ -53,47 +53,29 @@ DRAW_KEY, HOLD_OUT_KEY, NEW_NUMBERS_KEY = 1, 2, 3  # purposes of random numbers
 
 @dataclass(frozen=True)
 class NumberSlot:
-    """A number to be replaced.
+    """A number to be replaced."""
 
-    Attributes:
-        index: Index among the numbers of the question.
-        low, high: Bounds of the new number.
-        has_commas: Whether it is written with thousands separators.
-        suffix: Zeros after the point, as in $5.00.
-    """
-
-    index: int
+    index: int  # among the numbers of the question
     low: int
     high: int
-    has_commas: bool
-    suffix: str
+    has_commas: bool  # whether it is written with thousands separators
+    suffix: str  # zeros after the point, as in $5.00
 
     def format_value(self, value: int) -> str:
-        """Return a number as the question writes it."""
         return (f"{value:,}" if self.has_commas else str(value)) + self.suffix
 
 
 @dataclass(frozen=True)
 class QuestionTemplate:
-    """A row in which the numbers that its chain uses can be replaced.
+    """A row in which the numbers that its chain uses can be replaced."""
 
-    Attributes:
-        id: Id of the row.
-        texts: Texts of the question around the slots.
-        numbers: All numbers of the question.
-        slots: Numbers to be replaced.
-        steps: Chain.
-        masked_question: Question without its numbers; decides whether the template is held out.
-        is_ambiguous: Whether a word of the question, such as "twice", may mean a replaced number.
-    """
-
-    id: str
-    texts: tuple[str, ...]
-    numbers: tuple[Fraction, ...]
+    id: str  # of the row
+    texts: tuple[str, ...]  # texts of the question around the slots
+    numbers: tuple[Fraction, ...]  # all of the question
     slots: tuple[NumberSlot, ...]
     steps: tuple[ChainStep, ...]
-    masked_question: str
-    is_ambiguous: bool
+    masked_question: str  # question without its numbers; decides whether the template is held out
+    is_ambiguous: bool  # whether a word of the question, such as "twice", may mean a replaced number
 
 
 def build_templates(examples: Iterable[ReasoningExample]) -> list[QuestionTemplate]:
@@ -137,7 +119,6 @@ def find_numbers(question: str) -> list[re.Match[str]]:
 
 
 def parse_number(match: re.Match[str]) -> Fraction:
-    """Return the value of a number in a question."""
     return Fraction(match[0].replace(",", ""))
 
 
@@ -190,7 +171,7 @@ def iter_draws(template: QuestionTemplate, seed: int) -> Iterator[tuple[int, tup
 
 
 def text_key(text: str) -> int:
-    """Return 64 bits of a text's SHA-256 as a key of random numbers."""
+    """Return 64 bits of a text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
@@ -206,8 +187,11 @@ def build_variant(
         values[slot.index] = Fraction(number)
     steps: list[str] = []
     for step in template.steps:
-        value = evaluate_postfix(step.postfix, values)
-        if value is None or value <= 0 or 100 % value.denominator or (step.is_integer and value.denominator > 1):
+        try:
+            value = evaluate_formula(step.formula, step.operands, values)
+        except ZeroDivisionError:
+            return None
+        if value <= 0 or 100 % value.denominator or (step.is_integer and value.denominator > 1):
             return None
         if max_value is not None and value > max_value:
             return None
@@ -226,7 +210,6 @@ def largest_result(steps: Iterable[str]) -> float:
 
 
 def interleave(texts: Sequence[str], values: Sequence[str]) -> str:
-    """Join texts with the values between them."""
     return "".join(text + value for text, value in zip(texts, [*values, ""], strict=True))
 
 

@@ -31,7 +31,6 @@ def format_partial_products(a: int, b: int, n: int) -> str:
 
 
 def build_row(a: int, b: int, n: int, id: str) -> dict[str, Any]:
-    """Return a row with the fields of the published ones."""
     return {
         "id": id,
         "question": f"{reverse_digits(a, n)} * {reverse_digits(b, n)}",

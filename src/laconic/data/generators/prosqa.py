@@ -36,7 +36,6 @@ Edges = list[tuple[int, int]]
 
 
 def iter_problems(seed: int) -> Iterator[dict[str, Any]]:
-    """Yield problems endlessly, each a function of the seed and its index."""
     for number in count():
         yield generate_problem(seed, number)
 
@@ -72,19 +71,16 @@ def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
 
 
 def iter_uniform(*key: int) -> Iterator[float]:
-    """Yield random numbers in [0, 1) endlessly."""
     for start in count(0, BLOCK):
         yield from uniform(*key, np.arange(start, start + BLOCK)).tolist()
 
 
 def weighted_choice(weights: Sequence[float], draw: float) -> int:
-    """Return an index with a probability proportional to its weight."""
     sums = list(accumulate(weights))
     return min(bisect(sums, draw * sums[-1]), len(sums) - 1)
 
 
 def random_order(n: int, *key: int) -> list[int]:
-    """Return the indices below n in random order."""
     return np.argsort(uniform(*key, np.arange(n)), kind="stable").tolist()
 
 
@@ -141,7 +137,6 @@ def pick_targets(edges: Edges, draw: Iterator[float]) -> tuple[int, int, int] | 
 
 
 def shortest_path(edges: Edges, root: int, target: int, draw: Iterator[float]) -> list[int]:
-    """Return one of the shortest paths at random."""
     distances, nodes = compute_distances(edges, root), [target]
     while nodes[-1] != root:
         parents = [a for a, b in edges if b == nodes[-1] and distances.get(a) == distances[b] - 1]
@@ -150,12 +145,10 @@ def shortest_path(edges: Edges, root: int, target: int, draw: Iterator[float]) -
 
 
 def assign_symbols(names: set[int], num_nodes: int, seed: int, number: int) -> list[str]:
-    """Return a different name or noun for each node."""
     people = (NAMES[i] for i in random_order(len(NAMES), seed, WORD, number, 0))
     nouns = (NOUNS[i] for i in random_order(len(NOUNS), seed, WORD, number, 1))
     return [next(people) if node in names else next(nouns) for node in range(num_nodes)]
 
 
 def format_fact(symbols: Sequence[str], a: int, b: int) -> str:
-    """Return an edge as a sentence."""
     return f"{symbols[a]} is a {symbols[b]}." if symbols[a][0].isupper() else f"Every {symbols[a]} is a {symbols[b]}."

@@ -11,7 +11,6 @@ from laconic.storage.atomic import write_named_file
 
 
 def example_to_row(example: ReasoningExample) -> dict[str, Any]:
-    """Return an example as a JSON object, with its metadata after question, steps and answer."""
     row = {"id": example.id, "question": example.question, "steps": list(example.steps), "answer": example.answer}
     return row | dict(example.metadata)
 
@@ -19,13 +18,7 @@ def example_to_row(example: ReasoningExample) -> dict[str, Any]:
 def write_jsonl(
     path: Path, rows: Iterable[Mapping[str, Any]], num_rows: int, before_commit: Callable[[], object] | None = None
 ) -> None:
-    """Write rows to a file atomically, one JSON object per line.
-
-    Args:
-        path: File.
-        rows: Rows.
-        num_rows: Expected number of rows.
-        before_commit: Writes accompanying files once all rows are written; if it fails, neither file is created.
+    """Write rows to a file atomically; `before_commit` writes other files first, and if it fails, none is created.
 
     Raises:
         BusyError: As soon as a row differs from an existing file.

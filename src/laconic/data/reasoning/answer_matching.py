@@ -32,30 +32,18 @@ MAX_ANSWER_TOKENS: Mapping[str, int] = {
 
 
 class AnswerProtocol(NamedTuple):
-    """How answers are extracted and judged; no result is printed without its name.
+    """How answers are extracted and judged; no result is printed without its name."""
 
-    Attributes:
-        name: Name in tables.
-        rule: What is compared, for tables.
-        extract: Return the answer in a generated text, or None.
-        extract_from_chain: The same for a text that begins with a chain, where that differs.
-        is_correct: Compare an extracted answer with the gold answer.
-        is_valid_gold: Whether a gold answer can be judged against.
-        expected_answer: Description of a valid gold answer.
-        formats: Formats of recipes whose answers can be extracted; empty for all.
-        format_question: How a question is put to the model.
-        sampling: How answers are sampled.
-    """
-
-    name: str
-    rule: str
-    extract: Callable[[str], str | None]
-    is_correct: Callable[[str, str], bool]
-    is_valid_gold: Callable[[str], bool] = bool
-    expected_answer: str = "a text"
-    formats: tuple[str, ...] = ()
-    format_question: Callable[[str], str] = str
-    sampling: GenerationConfig = GREEDY
+    name: str  # in tables
+    rule: str  # what is compared, for tables
+    extract: Callable[[str], str | None]  # return the answer in a generated text, or None
+    is_correct: Callable[[str, str], bool]  # compare an extracted answer with the gold answer
+    is_valid_gold: Callable[[str], bool] = bool  # whether a gold answer can be judged against
+    expected_answer: str = "a text"  # description of a valid gold answer
+    formats: tuple[str, ...] = ()  # formats of recipes whose answers can be extracted; empty for all
+    format_question: Callable[[str], str] = str  # how a question is put to the model
+    sampling: GenerationConfig = GREEDY  # how answers are sampled
+    # the same for a text that begins with a chain, where that differs
     extract_from_chain: Callable[[str], str | None] | None = None
 
     def for_chain(self) -> "AnswerProtocol":
@@ -64,7 +52,6 @@ class AnswerProtocol(NamedTuple):
 
 
 def extract_last_digit(text: str) -> str | None:
-    """Return the last digit."""
     digits = re.findall(r"[0-9]", text)
     return digits[-1] if digits else None
 
@@ -104,7 +91,6 @@ def extract_after_hashes(text: str) -> str | None:
 
 
 def remove_commas(text: str) -> str:
-    """Return a text without commas and surrounding white space."""
     return text.replace(",", "").strip()
 
 
@@ -229,13 +215,11 @@ PROTOCOLS: Mapping[str, AnswerProtocol] = {
 
 
 def describe_protocol(name: str) -> str:
-    """Return the name of a protocol with what it compares."""
     protocol = PROTOCOLS.get(name.partition(",")[0])
     return name if protocol is None else f"{name} ({protocol.rule})"
 
 
 def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:
-    """Return the protocol of a recipe's format."""
     if format == "digits":
         return DIGIT
     is_text = text_answers and format not in ("coconut", "icot")  # whose protocols compare texts

@@ -31,40 +31,22 @@ class DatasetFile:
 
 @dataclass(frozen=True)
 class DatasetSplit:
-    """One split of a data set.
+    """One split of a data set."""
 
-    Attributes:
-        published_rows: Rows of the split as published; None if unknown.
-        file: Local file; with fewer rows than published, it is a part of the split.
-        hub_split: Name of the split on the Hub, in the slice syntax of `datasets`.
-        required_mark: (field, value) that a row must have to belong to the split.
-        marked_rows: How many rows have that mark.
-    """
-
-    published_rows: int | None = None
-    file: DatasetFile | None = None
-    hub_split: str | None = None
-    required_mark: tuple[str, Any] | None = None
-    marked_rows: int | None = None
+    published_rows: int | None = None  # rows of the split as published; None if unknown
+    file: DatasetFile | None = None  # local file; with fewer rows than published, it is a part of the split
+    hub_split: str | None = None  # name of the split on the Hub, in the slice syntax of `datasets`
+    required_mark: tuple[str, Any] | None = None  # (field, value) that a row must have to belong to the split
+    marked_rows: int | None = None  # how many rows have that mark
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the whole split; None if unknown."""
         return self.published_rows if self.marked_rows is None else self.marked_rows
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A data set.
-
-    Attributes:
-        columns: How the columns on the Hub are converted; a key of `columns.COLUMN_CONVERTERS`.
-        chain_field: Field that holds the chain; empty if rows have none, or the first row says which.
-        chain_split: How a chain that is one string is split into steps.
-        members: Names of the data sets that this one is the union of.
-        generator: Name under which `laconic data make` generates more rows.
-        icot_train_sha256: SHA-256 of the file in which iCoT publishes the training rows.
-    """
+    """A data set."""
 
     name: str
     description: str
@@ -72,13 +54,15 @@ class DatasetInfo:
     splits: Mapping[str, DatasetSplit]
     hub_repo: str | None = None
     hub_config: str | None = None
+    # how the columns on the Hub are converted; a key of `columns.COLUMN_CONVERTERS`
     columns: Literal["standard", "gsm8k", "zen-aug", "zen-nl", "gsm-hard", "svamp", "multiarith"] = "standard"
+    # field that holds the chain; empty if rows have none, or the first row says which
     chain_field: Literal["steps", "cot", "rationale", ""] = "steps"
+    # how a chain that is one string is split into steps
     chain_split: Literal["lines", "sentences", "spaces", "whole"] = "lines"
     answer_kind: AnswerKind = "number"
-    members: tuple[str, ...] = ()
-    generator: str | None = None
-    icot_train_sha256: str | None = None
+    members: tuple[str, ...] = ()  # names of the data sets that this one is the union of
+    generator: str | None = None  # name under which `laconic data make` generates more rows
 
 
 def load_catalog() -> dict[str, DatasetInfo]:
@@ -105,21 +89,10 @@ def find_dataset(name: str) -> DatasetInfo | None:
 def refuse_csv(path: Path) -> None:
     """Raise `InputError` for a CSV file, with a command that converts it."""
     if path.suffix.lower() in (".csv", ".tsv"):
-        rows = "csv.DictReader(open(0, encoding='utf-8-sig', newline='')" + f", delimiter='{guess_delimiter(path)}')"
+        delimiter = r"\t" if path.suffix.lower() == ".tsv" else ","
+        rows = f"csv.DictReader(open(0, encoding='utf-8-sig', newline=''), delimiter='{delimiter}')"
         hint = f'python -c "import csv, json; [print(json.dumps(row)) for row in {rows}]" < FILE > rows.jsonl'
         raise InputError(f"{path.name}: rows are read from JSONL and Parquet; convert them: {hint}")
-
-
-def guess_delimiter(path: Path) -> str:
-    """Return what separates the columns of a CSV file, as Python source: the most frequent one of its first line."""
-    names = {",": ",", ";": ";", "\t": r"\t"}
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            line = file.readline(100_000)
-    except OSError:  # it does not exist
-        line = ""
-    best = max(names, key=line.count)
-    return names[best if best in line else "\t" if path.suffix.lower() == ".tsv" else ","]
 
 
 def get_dataset(name: str) -> DatasetInfo:
@@ -129,8 +102,8 @@ def get_dataset(name: str) -> DatasetInfo:
         refuse_csv(Path(base))
         suffixes = ", ".join(ROW_FILE_SUFFIXES)
         if Path(base).is_dir():
-            hint = "name a data set of several files FOLDER/NAME, and run the command in the folder above"
-            raise InputError(f"{base} is a folder; {hint}")
+            hint = "name a data set of several files FOLDER/NAME, from the folder above"
+            raise InputError(f"{base} is a folder; give a .jsonl, .parquet or .txt file, or {hint}")
         if Path(base).is_file():
             raise InputError(f"{base}: the name of a file of rows ends in {suffixes}; rename it, or unpack it first")
         hint = suggest_dataset(base) or f"`laconic data list` lists them; a file name ends in {suffixes}"

@@ -34,23 +34,19 @@ THINKING = re.compile(
 
 
 def convert_messages(row: Row) -> Row:
-    """Convert a row `{"messages": [{"role": …, "content": …}, …]}`, whose last message is the assistant's.
-
-    Raises:
-        RowError: The messages are not a conversation that ends with an answer.
-    """
+    """Convert a row of `messages`, the last of which is the assistant's. Raises `RowError`."""
     try:
         messages = check_messages(row["messages"], "messages")
     except InputError as error:
-        raise RowError(1, "other formats", str(error)) from None
+        raise RowError("other formats", str(error)) from None
     if len(messages) == 1 and messages[0]["role"] == "assistant":
-        raise chat_row_error("messages", messages, "a question before the assistant's answer")
+        raise chat_row_error("messages", "a question before the assistant's answer")
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise chat_row_error("messages", messages, "messages that end with the assistant's, nothing after it")
+        raise chat_row_error("messages", "messages that end with the assistant's, nothing after it")
     reply = messages[-1]
     if reply.get("tool_calls"):
-        message = "messages: the last one has tool_calls, which cannot be trained; end the row with a reply in text"
-        raise RowError(1, "tool calls", message)
+        problem = "the last one has tool_calls, which cannot be trained"
+        raise RowError("tool calls", problem, "end the row with a reply in text", field="messages")
     users = [message["content"] for message in messages[:-1] if message["role"] == "user"]
     question = users[-1] if users else messages[-2]["content"]
     row = row | {"messages": messages[:-1], "question": question, "answer": reply["content"]}
@@ -78,19 +74,14 @@ def extract_thinking(text: str) -> str:
 
 
 def find_thinking(text: str) -> re.Match[str] | None:
-    """Return the match of a chain of thought in marks at the beginning of a text."""
     return THINKING.match(text) if "</think>" in text or "<|end_of_thought|>" in text else None
 
 
 def add_chain(row: Row, thinking: str, place: str) -> Row:
-    """Add a chain whose lines are steps; `place` names where it was found.
-
-    Raises:
-        RowError: The row has a chain in a field, too.
-    """
+    """Add a chain whose lines are steps, found at `place`. Raises `RowError` if the row has a chain in a field."""
     other = next((field for field in CHAIN_FIELDS if row.get(field)), None)
     if other is not None and thinking.strip():
-        raise RowError(1, "two chains", f"{other}: a chain, and another one is {place}; keep one of them")
+        raise RowError("two chains", f"a chain, and another one is {place}", "keep one of them", field=other)
     return row if other is not None else row | {"steps": [line for x in thinking.splitlines() if (line := x.strip())]}
 
 
@@ -103,10 +94,7 @@ def with_chain_field(row: Row) -> Row:
 def parse_tools(value: Any) -> list[Row]:
     """Return the schemas of a row's tools: a list of objects or of their JSON texts, its JSON text, or nothing.
 
-    Keys with null are left out of a list, as of messages.
-
-    Raises:
-        InputError: They are something else.
+    Keys with null are left out of a list, as of messages. Raises `InputError`.
     """
     tools = parse_if_text(value)
     if tools is None:
@@ -128,11 +116,7 @@ def parse_if_text(value: Any) -> Any:
 
 
 def convert_prompt_completion(row: Row) -> Row:
-    """Convert a row of `prompt` and `completion`, both strings or both lists of messages, or a list and a reply.
-
-    Raises:
-        RowError: They are neither.
-    """
+    """Convert a row of `prompt` and `completion`: strings, lists of messages, or a list and a reply."""
     prompt, completion = row["prompt"], row["completion"]
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
     if isinstance(prompt, str) and isinstance(completion, str):
@@ -142,16 +126,13 @@ def convert_prompt_completion(row: Row) -> Row:
         completion = [{"role": "assistant", "content": completion}]
     if isinstance(prompt, list) and isinstance(completion, list):
         return convert_messages(rest | {"messages": [*prompt, *completion]})
-    raise chat_row_error("prompt", prompt, "prompt and completion that are both strings, or both lists of messages")
+    raise chat_row_error("prompt", "prompt and completion that are both strings, or both lists of messages")
 
 
 def convert_conversations(row: Row) -> Row:
     """Convert a row of ShareGPT, `{"conversations": [{"from": "human", "value": …}, …]}`, with `system` if it has one.
 
-    Turns of the user after the last answer are left out.
-
-    Raises:
-        RowError: A turn is not that of human, gpt, system or tool, or has no text.
+    Turns of the user after the last answer are left out. Raises `RowError`.
     """
     turns, messages = row["conversations"], list[dict[str, Any]]()
     for turn in turns if isinstance(turns, list) else [turns]:
@@ -159,7 +140,7 @@ def convert_conversations(row: Row) -> Row:
         message = {"role": get_role(fields), "content": fields.get("value")}
         messages.append(fields if fields.get("role") else message)
         if messages[-1]["role"] is None:
-            raise chat_row_error("conversations", turn, "turns from human, gpt, system or tool, with a value")
+            raise chat_row_error("conversations", "turns from human, gpt, system or tool, with a value")
     system = row.get("system") or row.get("system_prompt")
     if isinstance(system, str) and system.strip() and messages[:1] and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -170,7 +151,6 @@ def convert_conversations(row: Row) -> Row:
 
 
 def get_role(turn: Mapping[str, Any]) -> str | None:
-    """Return the role of a turn of ShareGPT; None if it has no known one."""
     return turn.get("role") or SHAREGPT_ROLES.get(str(turn.get("from")))
 
 
@@ -186,14 +166,11 @@ def check_conversations(examples: Iterable[ReasoningExample], row_format: str) -
         return
     offending = next(filter(has_history, examples), None)
     if offending is not None:
-        raise InputError(
-            f"row {offending.id}: {len(offending.metadata['messages'])} messages before the answer, of which "
-            f'data.format "{row_format}" reads only the last question; set data.format = "chat"'
-        )
+        raise InputError(f'row {offending.id}: a conversation of several messages; set data.format = "chat"')
 
 
-def chat_row_error(field: str, value: Any, expected: str) -> RowError:
-    return RowError(1, "other formats", f"{field}: expected {expected}: {make_excerpt(str(value))}")
+def chat_row_error(field: str, expected: str) -> RowError:
+    return RowError("other formats", f"expected {expected}", field=field)
 
 
 def iter_strings(value: Any) -> Iterator[str]:
@@ -206,11 +183,7 @@ def iter_strings(value: Any) -> Iterator[str]:
 
 
 def render_chat_prompt(example: ReasoningExample, tokenizer: Tokenizer) -> str:
-    """Return the prompt of an example: its `messages`, or its question as the user's, up to the assistant's reply.
-
-    Raises:
-        InputError: There is no chat template, or a message or tool contains a special token of the tokenizer.
-    """
+    """Return the prompt of an example up to the assistant's reply. Raises `InputError`, also for special tokens."""
     messages = example.metadata.get("messages")
     tools = parse_tools(example.metadata.get("tools")) if messages else []
     messages = messages or [{"role": "user", "content": example.question}]

@@ -15,7 +15,7 @@ from laconic.data.reasoning.chat import (
     convert_prompt_completion,
     with_chain_field,
 )
-from laconic.data.strict_jsonl import RowError, make_excerpt
+from laconic.data.strict_jsonl import RowError
 
 Row = dict[str, Any]
 EQUATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations
@@ -40,9 +40,8 @@ def convert_gsm8k(row: Row) -> Row | None:
     """Convert GSM8K: the answer is a solution with equations in << >>, then #### and the number."""
     solution, number = split_gsm8k_answer(row["answer"])
     if not number:
-        excerpt = make_excerpt(str(row["answer"]))
-        message = f"answer: {excerpt!r} does not end with #### and one line, unlike the first row; add #### ANSWER"
-        raise RowError(1, "other formats", message)
+        problem = "does not end with #### and one line, unlike the first row"
+        raise RowError("other formats", problem, "add #### ANSWER", field="answer")
     return row | {
         "steps": EQUATION.findall(solution),
         "rationale": EQUATION.sub("", solution).strip(),
@@ -109,8 +108,7 @@ def convert_squad(row: Row) -> Row | None:
     texts = row["answers"].get("text") if isinstance(row["answers"], dict) else row["answers"]
     texts = [texts] if isinstance(texts, str) else texts
     if texts is not None and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        excerpt = make_excerpt(str(row["answers"]))
-        raise RowError(1, "other formats", f'answers: expected a list of texts or {{"text": […]}}: {excerpt}')
+        raise RowError("other formats", 'expected a list of texts or {"text": […]}', field="answers")
     rest = {key: value for key, value in row.items() if key not in ("context", "answers")}
     return rest | {"document": row["context"], "answer": texts[0], "steps": []} if texts else None
 
@@ -251,6 +249,6 @@ def parse_icot_line(text: str) -> Row:
     question, bars, rest = text.partition("||")
     chain, separator, answer = rest.partition("####")
     if not (bars and separator and question.strip() and answer.strip()):
-        raise RowError(1, "other formats", f"not in iCoT's format QUESTION||STEPS #### ANSWER: {make_excerpt(text)}")
+        raise RowError("other formats", "not in iCoT's format QUESTION||STEPS #### ANSWER")
     steps = EQUATION.findall(chain) or [part for part in [chain.strip()] if part]
     return {"question": question.strip(), "steps": steps, "answer": normalise_number(answer)}

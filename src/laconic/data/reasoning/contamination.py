@@ -24,7 +24,7 @@ WORD_PATTERN = re.compile(
     r"\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[^\W\d_]+|(?:(?<![^\W\d_])(?!^- )-|[+*/=<>^%])(?=\s*[\d(])", re.MULTILINE
 )
 OPERATORS = str.maketrans({"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "÷": "/"})
-ALLOW_OVERLAP_HINT = "or set data.allow_contamination"
+ALLOW_OVERLAP_HINT = "remove them, or set data.allow_contamination"
 
 
 def normalise_question(question: str) -> str:
@@ -52,7 +52,6 @@ def identify_question(example: ReasoningExample, with_document: bool = True) -> 
 
 
 def check_dataset_names(config: DataConfig) -> None:
-    """Raise `InputError` for what the names alone rule out."""
     training = config.name or ()
     for name in training:
         split = split_name(name)[1] or "train"
@@ -65,10 +64,7 @@ def check_dataset_names(config: DataConfig) -> None:
     names = {info.name for info in entries if info}
     generated = names & set(GPT4_SOLUTIONS)
     if GSM8K_SOLUTIONS in names and generated:
-        raise InputError(
-            f"{GSM8K_SOLUTIONS} and {min(generated)} have natural-language chains of different origin, "
-            "so results are not comparable; use one of them"
-        )
+        raise InputError(f"{GSM8K_SOLUTIONS} and {min(generated)} have chains of different origin; use one of them")
 
 
 def check_known_files(config: DataConfig, files: Mapping[str, str]) -> None:
@@ -88,7 +84,7 @@ def check_marks(name: str, examples: Iterable[ReasoningExample], allow_overlap: 
     for field, value, description, hint in HELD_OUT_MARKS:
         count = sum(example.metadata.get(field) == value for example in rows)
         if count and not allow_overlap:
-            message = f"{name}: {count:,} rows are {description} ({field} = {value}); {hint}, {ALLOW_OVERLAP_HINT}"
+            message = f"{name}: {count:,} rows are {description} ({field} = {value}); {hint}; {ALLOW_OVERLAP_HINT}"
             raise InputError(message)
 
 
@@ -98,32 +94,21 @@ def check_overlap(
     allow_overlap: bool = False,
     with_documents: bool = True,
 ) -> int:
-    """Return how many training rows have a held-out question, as compared by `identify_question`.
-
-    Raises:
-        InputError: If there are any, unless allowed.
-    """
+    """Return how many training rows have a held-out question. Raises `InputError` if any, unless allowed."""
     ids = {identify_question(example, with_documents): example.id for example in held_out}
     pairs = [(e.id, ids[question]) for e in train if (question := identify_question(e, with_documents)) in ids]
     if pairs and not allow_overlap:
         examples_text = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
-        raise InputError(
-            f"{len(pairs):,} training questions are also held out ({examples_text}); "
-            "remove them, or set data.allow_contamination, which the report prints"
-        )
+        raise InputError(f"{len(pairs):,} training questions are also held out ({examples_text}); {ALLOW_OVERLAP_HINT}")
     return len(pairs)
 
 
 def merge_deduplicated(
     names: Sequence[str], sets: Sequence[Sequence[ReasoningExample]], with_documents: bool = True
 ) -> tuple[list[ReasoningExample], list[str]]:
-    """Concatenate data sets without questions of earlier ones, as compared by `identify_question`.
+    """Concatenate data sets without questions of earlier ones, with a note for each set on how many were dropped.
 
-    Returns:
-        The rows, and a note for each set with how many were dropped.
-
-    Raises:
-        InputError: If two sets have a row with the same id.
+    Raises `InputError` if two sets have a row with the same id.
     """
     if len(sets) == 1:
         return list(sets[0]), []
@@ -134,9 +119,7 @@ def merge_deduplicated(
         new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]
         for example in new:
             if set_by_id.setdefault(example.id, name) != name:
-                raise InputError(
-                    f"id {example.id[:60]!r} is in both {set_by_id[example.id]} and {name}; make it unique"
-                )
+                raise InputError(f"id {example.id[:60]!r} is in both {set_by_id[example.id]} and {name}")
         dropped = len(examples) - len(new)
         if dropped:
             notes.append(f"{name}: {dropped:,} rows dropped because their questions are in an earlier set")

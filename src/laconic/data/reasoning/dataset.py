@@ -46,7 +46,6 @@ class FilterCounts:
     num_documents: int = 0
 
     def describe(self, num_latents: int = 0) -> list[str]:
-        """Return one line for each count that is not 0, for the log and the report."""
         counts = {
             "rows read": self.num_read,
             "rows dropped: answer without a leading digit (require_leading_digit)": self.num_without_leading_digit,
@@ -147,16 +146,10 @@ class ReasoningDataset:
         self.counts.num_invalid = len(problems)
         had_chain = sum(bool(example.steps) for example in self.examples)
         if had_chain and self.counts.num_without_chain == len(self.examples):
-            warnings.warn(
-                f'chain_steps="{config.chain_steps}" leaves no row with a chain: each has one step, which contains the '
-                'answer; set chain_steps="all" to train on it',
-                stacklevel=2,
-            )
+            message = f'chain_steps="{config.chain_steps}" leaves no row with a chain; set chain_steps="all"'
+            warnings.warn(message, stacklevel=2)
         if len(packed) < min_rows:
-            remedy = "; lower train.batch_size" if packed else ""
-            raise InputError(
-                f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}{remedy}"
-            )
+            raise InputError(f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}")
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)
 
@@ -178,7 +171,6 @@ class ReasoningDataset:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest chain."""
         return int(self.lengths[:, 1].max(initial=0))
 
     def __len__(self) -> int:
@@ -245,7 +237,6 @@ def pack_row(row: EncodedExample) -> NDArray[np.int32]:
 
 
 def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
-    """Return the row that `pack_row` stored."""
     num_question, num_chain, num_answer, first, last, distill_column, num_prefix, num_unknown = packed[:8].tolist()
     parts = np.split(packed[8:], np.cumsum([num_question, *[num_chain] * 3, num_answer])[:-1])
     question, chain, step_index, is_result, answer = (tuple(part.tolist()) for part in parts)

@@ -26,31 +26,20 @@ PREFIX_PROBES = ("123", "82435")  # two numbers; a token with which both begin i
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """One row as ids.
-
-    Attributes:
-        id: Name of the row.
-        question_ids, chain_ids, answer_ids: Ids of the three parts.
-        chain_step_index: For each chain token, the index of its step.
-        chain_result_mask: For each chain token, whether it has a character of the last number of its step.
-        number_span: Columns [start, end) of the number in the answer.
-        distill_column: Answer column before the number; -1 if the format distils nothing.
-        num_prefix_tokens: Special tokens at the beginning of the question.
-        num_unknown: Unknown tokens in question and chain.
-        document_ids: Ids of the document that the question is about; empty if there is none.
-    """
+    """One row as ids."""
 
     id: str
     question_ids: tuple[int, ...]
     chain_ids: tuple[int, ...]
-    chain_step_index: tuple[int, ...]
+    chain_step_index: tuple[int, ...]  # for each chain token, the index of its step
+    # for each chain token, whether it has a character of the last number of its step
     chain_result_mask: tuple[bool, ...]
     answer_ids: tuple[int, ...]
-    number_span: tuple[int, int]
-    distill_column: int
-    num_prefix_tokens: int = 0
-    num_unknown: int = 0
-    document_ids: tuple[int, ...] = ()
+    number_span: tuple[int, int]  # columns [start, end) of the number in the answer
+    distill_column: int  # answer column before the number; -1 if the format distils nothing
+    num_prefix_tokens: int = 0  # special tokens at the beginning of the question
+    num_unknown: int = 0  # unknown tokens in question and chain
+    document_ids: tuple[int, ...] = ()  # ids of the document that the question is about; empty if there is none
 
     def __len__(self) -> int:
         return len(self.question_ids) + len(self.chain_ids) + len(self.answer_ids)
@@ -63,7 +52,6 @@ class EncodedText(NamedTuple):
     offsets: list[tuple[int, int]]
 
     def token_range(self, start: int, end: int) -> tuple[int, int]:
-        """Return the range of tokens that overlap the characters [start, end)."""
         tokens = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start]
         return (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
 
@@ -86,10 +74,7 @@ class ReasoningEncoder:
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:
         if config.format == "chat" and tokenizer.chat_template is None:
-            raise InputError(
-                'data.format "chat": the model has no chat template (base models have none); set another format, such '
-                'as "codi", or take its instruction-tuned version'
-            )
+            raise InputError('data.format "chat": the model has no chat template; set another format, such as "codi"')
         self.tokenizer, self.config = tokenizer, config
         unk_token_id = tokenizer.special_token_id("unk_token")
         self.unk_token_id = unk_token_id if unk_token_id != tokenizer.eos_token_id else None
@@ -133,11 +118,7 @@ class ReasoningEncoder:
         return EncodedText(encoding.ids[start:], encoding.offsets[start:])
 
     def encode_question(self, text: str) -> tuple[Encoding, int]:
-        """Encode a question with the tokenizer's special tokens at the beginning, but not at the end.
-
-        Returns:
-            The question, and the number of special tokens at its beginning.
-        """
+        """Encode a question without special tokens at its end, and return how many are at its beginning."""
         encoding = self.tokenizer.encode_with_offsets(text)
         mask = encoding.special_tokens_mask
         if all(mask):
@@ -208,7 +189,6 @@ class ReasoningEncoder:
         return encoding, len(encoding)
 
     def _encode_steps(self, steps: tuple[str, ...]) -> EncodedChain:
-        """Encode each step separately."""
         line_end = "\n" if self.config.format in ("coconut", "chat") else ""
         encoded = [self.encode_step(step, line_end) for step in steps]
         return EncodedChain(
@@ -218,7 +198,6 @@ class ReasoningEncoder:
         )
 
     def _encode_step(self, step: str, line_end: str) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Return the ids of a step, and whether each has a character of the step's last number."""
         text = self.encode_text(step + line_end)
         return tuple(text.ids), mark_results(text.offsets, (step,), 0, 0)
 
@@ -278,11 +257,7 @@ def find_number(answer: str, config: DataConfig) -> tuple[int, int]:
 def assign_steps(offsets: Sequence[tuple[int, int]], steps: tuple[str, ...], space: int, start: int) -> list[int]:
     """Return the step in which each token ends; text between two steps belongs to the first.
 
-    Args:
-        offsets: Characters [start, end) of each token.
-        steps: Texts of the steps.
-        space: Characters between two steps.
-        start: Character at which the first step begins.
+    `space` characters are between two steps, the first of which begins at character `start`.
     """
     begins = [start + sum(len(s) + space for s in steps[:i]) for i in range(len(steps))]
     return [max(0, sum(begin < end for begin in begins) - 1) for _, end in offsets]
@@ -307,7 +282,5 @@ def find_eos_token_id(tokenizer: Tokenizer, config: DataConfig) -> int:
         problem = f"data.eos_token {config.eos_token!r} is not in the vocabulary"
         problem = problem if config.eos_token is not None else "the tokenizer's files name no eos_token"
         special = [t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special]
-        raise InputError(
-            f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'there is none'}"
-        )
+        raise InputError(f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'none'}")
     return eos_token_id

@@ -9,7 +9,6 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, SplitName, is_row_file
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import (
-    DATASETS,
     HELD_OUT_PARTS,
     AnswerKind,
     DatasetInfo,
@@ -33,23 +32,15 @@ from laconic.errors import InputError
 
 
 def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
-    """Load the examples of a catalog entry, a Hub data set, or a file.
+    """Load the examples of a file, a catalog or Hub name, `NAME:SPLIT`, or `NAME:CONFIG:SPLIT`; `part` is the default.
 
-    Args:
-        name: Catalog name, Hub name (`owner/name`) or file; `NAME:SPLIT` selects a split, `NAME:CONFIG:SPLIT` one of
-            a configuration.
-        part: Split to load if `name` gives none.
-        config: Data table of the recipe.
-        max_rows: Load only the first rows.
-
-    Raises:
-        InputError: For an unknown name or split, an unexpected number of rows, or invalid rows.
+    Raises `InputError` for an unknown name or split, an unexpected number of rows, or invalid rows.
     """
     if is_row_file(name):
-        return note_published(name, read_examples(name, config, max_rows))
+        return read_examples(name, config, max_rows)
     base, split = split_name(name)
     split = split or part
-    if find_dataset(name) is None and base.count("/") == 1:
+    if find_dataset(name) is None and base.count("/") == 1 and not base.startswith(("/", "..", "~")):
         info = DatasetInfo(base, "", "", {}, base, parse_hub_name(name).config)
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
     else:
@@ -77,10 +68,8 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
 def load_training_examples(config: DataConfig, reads_documents: bool = False) -> ExamplesFile:
     """Load the file of a recipe, or load and merge its training sets, without questions that an earlier set has.
 
-    If the recipe reads documents, the same question about another document is another question.
-
-    Raises:
-        InputError: Also if training, validation and test rows overlap.
+    If the recipe reads documents, the same question about another document is another question. Raises `InputError`,
+    also if training, validation and test rows overlap.
     """
     if config.source == "file":
         files = {str(config.path): read_examples(str(config.path), config, config.max_train_rows)}
@@ -103,11 +92,7 @@ def merge_training_files(
     held_out: Mapping[SplitName, ExamplesFile],
     reads_documents: bool,
 ) -> ExamplesFile:
-    """Merge training files, keyed by the name in the recipe, after checking that none of their rows is held out.
-
-    Raises:
-        InputError: If training, validation and test rows overlap.
-    """
+    """Merge training files, keyed by the name in the recipe. Raises `InputError` if a row is held out."""
     splits = dict(iter_whole_split_files())
     all_files = [*files.items(), *((str(getattr(config, part)), file) for part, file in held_out.items())]
     known = {name: splits[file.sha256] for name, file in all_files if file.sha256 in splits}
@@ -135,7 +120,6 @@ def load_held_out(config: DataConfig, part: SplitName, max_rows: int | None = No
 
 
 def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile], reads_documents: bool) -> None:
-    """Raise `InputError` if validation contains a test question."""
     if len(held_out) < 2:
         return
     test = {identify_question(example, reads_documents) for example in held_out["test"].examples}
@@ -192,20 +176,13 @@ def is_local(name: str, config: DataConfig, part: SplitName = "train") -> bool:
 
 
 def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> ExamplesFile:
-    """Load the local file of a split and, unless `data.size_check` is "off", check its size and SHA-256.
-
-    Raises:
-        InputError: There is no such file, or it is another one than published.
-    """
+    """Load the local file of a split. Raises `InputError` if it is not the published one, unless allowed."""
     entry = split.file
     assert entry is not None
     if not path.is_file():
         raise InputError(f"{label}: no file {path}; data.data_dir must be the folder that contains {entry.path}")
     if config.size_check == "strict" and entry.num_rows != split.published_rows:
-        raise InputError(
-            f"{label}: {entry.path} has {entry.num_rows:,} of the {split.published_rows:,} published rows; "
-            'use data.size_check = "off" to train on them, or name gsm8k-aug-subset'
-        )
+        raise InputError(f'{label}: {entry.path} is only a part; name gsm8k-aug-subset, or set data.size_check = "off"')
     with gc_disabled():
         file = read_examples(path, apply_dataset_fields(config, info))
     num_rows = len(file.examples) + len(file.skipped)
@@ -215,8 +192,7 @@ def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSpli
         raise size_error(label, num_rows, entry.num_rows)
     if file.sha256 != entry.sha256:
         raise InputError(
-            f"{label}: {path} differs from the published file: SHA-256 {file.sha256[:12]}…, not {entry.sha256[:12]}…; "
-            'copy it again, or set data.size_check = "off"'
+            f'{label}: {path} differs from the published file; copy it again, or set data.size_check = "off"'
         )
     return file
 
@@ -250,7 +226,6 @@ def size_error(label: str, num_rows: int, expected: int) -> InputError:
 
 
 def note_size(file: ExamplesFile, label: str, num_rows: int, split: DatasetSplit) -> ExamplesFile:
-    """Add a note if the number of rows is not the published one."""
     if split.published_rows in (None, num_rows):
         return file
     return replace(file, notes=(*file.notes, f"{label}: {num_rows:,} of {split.published_rows:,} published rows"))
@@ -276,16 +251,7 @@ def add_mark(
     return replace(file, examples=tuple(examples))
 
 
-def note_published(name: str, file: ExamplesFile) -> ExamplesFile:
-    """Add a note if the file is the one in which iCoT publishes a training set."""
-    info = next((info for info in DATASETS.values() if info.icot_train_sha256 == file.sha256), None)
-    if info is None:
-        return file
-    return replace(file, notes=(*file.notes, f"{Path(name).name}: all training rows of {info.name}, as published"))
-
-
 def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int | None) -> ExamplesFile:
-    """Load a data set that is the union of others. Raises `InputError`."""
     files = [load_examples(member, "train", config) for member in info.members]
     examples, notes = merge_deduplicated(info.members, [file.examples for file in files])
     size = info.splits["train"].published_rows
@@ -297,7 +263,6 @@ def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int 
 def combine_files(
     files: Sequence[ExamplesFile], examples: Sequence[ReasoningExample], notes: Sequence[str]
 ) -> ExamplesFile:
-    """Return some examples of several files as one."""
     if len(files) == 1:
         return replace(files[0], examples=tuple(examples))
     return ExamplesFile(

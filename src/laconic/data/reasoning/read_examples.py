@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from laconic.data.reasoning.columns import (
     split_chain,
     unbox_answer,
 )
-from laconic.data.reasoning.row_notes import describe_missing_columns, iter_notes
+from laconic.data.reasoning.row_notes import iter_notes
 from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
@@ -36,7 +35,6 @@ from laconic.data.strict_jsonl import (
     format_problems,
     is_within_skip_limit,
     iter_lines,
-    locate_field,
     locate_problem,
     make_excerpt,
     number_table_rows,
@@ -46,7 +44,6 @@ from laconic.data.strict_jsonl import (
 )
 from laconic.errors import InputError, translate_os_errors
 
-OTHER_FORMATS = ({"text"},)
 CONVERSATIONS = ("messages", "prompt-completion", "conversations")  # forms whose messages are the prompt
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
 ACCEPTED_FIELDS = (
@@ -57,32 +54,19 @@ ACCEPTED_FIELDS = (
 
 @dataclass(frozen=True)
 class ExamplesFile:
-    """The examples of a file.
-
-    Attributes:
-        examples: The rows.
-        sha256: SHA-256 of the file; of a Hub table, of its rows as JSON.
-        notes: Messages for the user.
-        skipped: Problems of the rows that `on_invalid_row = "skip"` dropped.
-    """
+    """The examples of a file."""
 
     examples: tuple[ReasoningExample, ...]
-    sha256: str
+    sha256: str  # SHA-256 of the file; of a Hub table, of its rows as JSON
     notes: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # problems of the rows that `on_invalid_row = "skip"` dropped
 
 
 def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
-    """Read the examples of a file: JSONL, Parquet, or iCoT's lines (`.txt`).
+    """Read the first `max_rows` examples of JSONL, Parquet, or iCoT's lines (`.txt`); the SHA-256 is of the whole file.
 
-    Args:
-        path: File.
-        config: Which field holds the chain, how it is split, and what happens to invalid rows.
-        max_rows: Read only the first rows; the SHA-256 still covers the whole file.
-
-    Raises:
-        InputError: If rows are invalid (with the first 20 problems of the file and a count of the others), or, with
-            `on_invalid_row = "skip"`, if more than one row in a thousand is.
+    Raises `InputError` with the first 20 problems and a count of the others; with `on_invalid_row = "skip"`, if more
+    than one row in a thousand is invalid.
     """
     file = Path(path)
     check_data_file(file)
@@ -115,13 +99,9 @@ def gc_disabled() -> Generator[None]:
 
 
 class ExampleReader:
-    """One pass over the lines of a file or the rows of a table.
+    """One pass over the lines of a file or the rows of a table, for at most `max_rows` examples.
 
-    Args:
-        name: Name of the file or data set in messages.
-        config: How rows are read.
-        max_rows: Stop after this many examples.
-        columns: Key of `COLUMN_CONVERTERS`; by default detected from the first row.
+    `columns` is a key of `COLUMN_CONVERTERS`, by default detected from the first row.
     """
 
     def __init__(self, name: str, config: DataConfig, max_rows: int | None = None, columns: str | None = None) -> None:
@@ -131,11 +111,10 @@ class ExampleReader:
         self.problems: list[RowProblem] = []
         self.notes: Counter[str] = Counter()
         self.ids: set[str] = set()
-        self.schema: RowSchema | None = None
+        self.chain_field, self.is_first = config.chain_field, True
         self.unseen_columns = dict(config.columns)
 
     def read_lines(self, lines: Iterable[bytes], parse: Callable[[str], dict[str, Any]] = parse_row) -> None:
-        """Read lines; once there are enough rows, the rest is only hashed."""
         lines = self._hash_lines(lines)
         self._read(parse_lines(lines, self.notes, parse), is_table=False)
         for _ in lines:
@@ -166,7 +145,7 @@ class ExampleReader:
             try:
                 yield row._replace(row=parse_row(row.text))
             except RowError as error:
-                yield locate_problem(error, self.name, row, is_table=True)
+                yield locate_problem(error, row, self.name)
 
     def _read(self, rows: Iterable[NumberedRow | RowProblem], *, is_table: bool) -> None:
         for result in convert_each(self.name, rows, self._convert, is_table=is_table):
@@ -179,19 +158,18 @@ class ExampleReader:
             if self.max_rows is not None and len(self.examples) >= self.max_rows:
                 return
 
-    def _convert(self, read: dict[str, Any], text: str, name: str) -> ReasoningExample | None:
+    def _convert(self, read: dict[str, Any], name: str) -> ReasoningExample | None:
         """Return the example of a row; None for a row without an answer, which is noted."""
         renamed = rename_columns(read, self.config.columns) if self.config.columns else read
         if self.unseen_columns:
             self.unseen_columns = {ours: name for ours, name in self.unseen_columns.items() if ours not in renamed}
         self.columns = self.columns or detect_columns(renamed)
         if self.columns == "standard" and not {"question", "answer"} & renamed.keys():
-            check_form(renamed, text)
+            check_form(renamed)
         try:
             row = COLUMN_CONVERTERS[self.columns](renamed)
         except KeyError as missing:
-            message = f"{missing.args[0]}: no such field in {make_excerpt(text)}; the first row has it"
-            raise RowError(1, "missing fields", message) from None
+            raise RowError("missing fields", f"{missing.args[0]}: no such field", "the first row has it") from None
         if row is None:
             self.notes["rows dropped because they have no answer"] += 1
             return None
@@ -200,16 +178,18 @@ class ExampleReader:
         row = split_thinking(row)
         if self.columns in ("standard", "math") or self.config.answer_type == "number":
             row = unbox_answer(row)
-        self.schema = self.schema or infer_schema(row, text, self.config)
+        if self.is_first:
+            check_columns(row)
+            self.chain_field = self.chain_field or next((field for field in CHAIN_FIELDS if field in row), None)
+            self.is_first = False
         if "messages" in row and self.columns not in CONVERSATIONS:
             row = {key: value for key, value in row.items() if key != "messages"}
             self.notes["messages: not read beside a question and an answer; remove answer, so that they are read"] += 1
-        example = self.schema.parse_example(row, text, name)
+        example = parse_example(row, name, self.chain_field, self.config)
         if example.id in self.ids:
-            column = locate_field(text, "id")[1]
-            raise RowError(column, "duplicate ids", f"duplicate id {example.id[:60]!r}; ids must be unique")
+            raise RowError("duplicate ids", f"duplicate id {example.id[:60]!r}", "ids must be unique", field="id")
         self.ids.add(example.id)
-        self.notes.update(iter_notes(example, self.config, self.columns, self.schema.chain_field))
+        self.notes.update(iter_notes(example, self.config, self.columns))
         return example
 
     def result(self) -> ExamplesFile:
@@ -233,110 +213,82 @@ class ExampleReader:
         return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(notes), skipped)
 
 
-def check_form(row: dict[str, Any], text: str) -> None:
+def check_form(row: dict[str, Any]) -> None:
     """Raise `RowError` for a row of another form than question and answer, which the first row has."""
     form = detect_columns(row)
     if form != "standard":
         fields = " and ".join(sorted(row.keys() & FORM_FIELDS))
-        message = f"has {fields}, the first row question and answer; give a file for each: {make_excerpt(text)}"
-        raise RowError(1, "other formats", message)
+        raise RowError("other formats", f"has {fields}, the first row question and answer", "give a file for each")
 
 
-@dataclass(frozen=True)
-class RowSchema:
-    """The fields of a file's rows, inferred from its first row: where the chain is and how it is split."""
-
-    chain_field: str | None
-    chain_split: str
-    forbid_unknown_fields: bool
-
-    @cached_property
-    def known_fields(self) -> frozenset[str]:
-        """Fields that are used; the others become metadata."""
-        return frozenset({"id", "question", "answer"} | ({self.chain_field} if self.chain_field else set()))
-
-    def parse_example(self, row: dict[str, Any], text: str, name: str) -> ReasoningExample:
-        """Return the example of a row. Raises `RowError`."""
-        numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
-        if numbers:
-            row = row | {key: normalise_number(number) for key, number in numbers.items()}
-        for field in ("question", "answer", *(["id"] if row.get("id") is not None else [])):
-            self._check_text(row, field, text)
-        metadata = {key: value for key, value in row.items() if key not in self.known_fields}
-        document = metadata.pop("document", None)
-        if not isinstance(document, str | None):
-            raise type_error("document", document, "a string", text, "join its parts into one text")
-        known = ("messages", "tools") if "messages" in metadata else ()
-        unknown = [key for key in metadata if key not in known]
-        if self.forbid_unknown_fields and unknown:
-            key = unknown[0]
-            column = locate_field(text, key)[0]
-            raise RowError(column, "unknown fields", f"{key[:60]}: unknown field; {ACCEPTED_FIELDS}")
-        steps = self._parse_steps(row, text)
-        return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document)
-
-    def _check_text(self, row: dict[str, Any], field: str, text: str) -> None:
-        value = row.get(field, "")
-        if not isinstance(value, str):
-            hint = {int: "put it in quotes", float: "put it in quotes", bool: 'write a text, as "yes" or "no"'}
-            raise type_error(field, value, "a string", text, hint.get(type(value), ACCEPTED_FIELDS))
-        require_text(row, field, text, ACCEPTED_FIELDS)
-
-    def _parse_steps(self, row: dict[str, Any], text: str) -> tuple[str, ...]:
-        if self.chain_field is None:
-            chains = [field for field in CHAIN_FIELDS if field in row]
-            if chains and not self.forbid_unknown_fields:
-                column = locate_field(text, chains[0])[0]
-                message = f'{chains[0]}: has a chain, but the first row has none; if some have none, write "steps": []'
-                raise RowError(column, "other formats", message)
-            return ()
-        if self.chain_field not in row:
-            remedy = "; write [] for a row without a chain" if self.chain_field == "steps" else ""
-            other = next((field for field in CHAIN_FIELDS if row.get(field)), None)
-            remedy = f"; give all rows the field {other}" if other else remedy
-            message = f"{self.chain_field}: no such field in {make_excerpt(text)}; the first row has it{remedy}"
-            raise RowError(1, "missing fields", message)
-        value = row[self.chain_field]
-        if value is None or (isinstance(value, str) and self.chain_field != "steps" and not value.strip()):
-            other = next((field for field in CHAIN_FIELDS if field != self.chain_field and row.get(field)), None)
-            if other is None:
-                return ()  # as GSM8K-Aug has for some rows
-            column = locate_field(text, other)[0]
-            message = f'{other}: has a chain, but {self.chain_field} is read; set data.chain_field = "{other}"'
-            raise RowError(column, "other formats", message)
-        if self.chain_field != "steps":
-            self._check_text(row, self.chain_field, text)
-            return split_chain(extract_thinking(value), self.chain_split)
-        if not isinstance(value, list):
-            remedy = 'write ["<<3+4=7>>"], or [] for none; a chain that is one text belongs in the field cot'
-            raise type_error("steps", value, "a list of strings", text, remedy)
-        for step in value:
-            if not isinstance(step, str) or not step.strip():
-                raise type_error("steps", step, "a non-empty string per step", text, "put each step in quotes")
-        return tuple(value)
+def parse_example(row: dict[str, Any], name: str, chain_field: str | None, config: DataConfig) -> ReasoningExample:
+    numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
+    row = row | {key: normalise_number(number) for key, number in numbers.items()}
+    for field in ("question", "answer", *(["id"] if row.get("id") is not None else [])):
+        check_text(row, field)
+    metadata = {key: value for key, value in row.items() if key not in ("id", "question", "answer", chain_field)}
+    document = metadata.pop("document", None)
+    if not isinstance(document, str | None):
+        raise type_error("document", document, "a string", "join its parts into one text")
+    known = ("messages", "tools") if "messages" in metadata else ()
+    unknown = [key for key in metadata if key not in known]
+    if config.forbid_unknown_fields and unknown:
+        raise RowError("unknown fields", "unknown field", ACCEPTED_FIELDS, field=unknown[0])
+    steps = parse_steps(row, chain_field, config)
+    return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document)
 
 
-def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchema:
-    """Return the schema of the first row, or the one in the recipe."""
-    other = next((fields for fields in OTHER_FORMATS if fields <= row.keys() and "question" not in row), None)
-    if other:
-        column = locate_field(text, min(other))[0]
-        message = f"rows with {' and '.join(sorted(other))} are not reasoning examples; {ACCEPTED_FIELDS}"
-        raise RowError(column, UNKNOWN_COLUMNS, message)
+def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig) -> tuple[str, ...]:
+    others = [field for field in CHAIN_FIELDS if field != chain_field and row.get(field)]
+    if chain_field is None:
+        if others and not config.forbid_unknown_fields:
+            remedy = 'if some have none, write "steps": []'
+            raise RowError("other formats", "has a chain, but the first row has none", remedy, field=others[0])
+        return ()
+    if chain_field not in row:
+        remedy = f"the first row has it; give all rows the field {others[0] if others else chain_field}"
+        raise RowError("missing fields", f"{chain_field}: no such field", remedy)
+    value = row[chain_field]
+    if value is None or (isinstance(value, str) and chain_field != "steps" and not value.strip()):
+        if not others:
+            return ()  # as GSM8K-Aug has for some rows
+        problem = f"has a chain, but {chain_field} is read"
+        raise RowError("other formats", problem, f'set data.chain_field = "{others[0]}"', field=others[0])
+    if chain_field != "steps":
+        check_text(row, chain_field)
+        return split_chain(extract_thinking(value), config.chain_split)
+    if not isinstance(value, list):
+        remedy = 'write ["<<3+4=7>>"], or [] for none; a chain that is one text belongs in the field cot'
+        raise type_error("steps", value, "a list of strings", remedy)
+    for step in value:
+        if not isinstance(step, str) or not step.strip():
+            raise type_error("steps", step, "a non-empty string per step", "put each step in quotes")
+    return tuple(value)
+
+
+def check_text(row: dict[str, Any], field: str) -> None:
+    value = row.get(field, "")
+    if not isinstance(value, str):
+        hint = {int: "put it in quotes", float: "put it in quotes", bool: 'write a text, as "yes" or "no"'}
+        raise type_error(field, value, "a string", hint.get(type(value), ACCEPTED_FIELDS))
+    require_text(row, field, ACCEPTED_FIELDS)
+
+
+def check_columns(row: dict[str, Any]) -> None:
+    """Raise `RowError` for a first row that is no question and answer."""
+    if "text" in row and "question" not in row:
+        raise RowError(UNKNOWN_COLUMNS, "rows with text are not reasoning examples", ACCEPTED_FIELDS, field="text")
     missing = [field for field in ("question", "answer") if field not in row]
     if missing:
-        raise RowError(1, UNKNOWN_COLUMNS, describe_missing_columns(row, missing))
-    chain = config.chain_field or next((field for field in CHAIN_FIELDS if field in row), None)
-    return RowSchema(chain, config.chain_split, config.forbid_unknown_fields)
+        names = ", ".join(f'{field} = "FIELD"' for field in missing)
+        problem = f"no {' and no '.join(missing)}; the fields are {make_excerpt(', '.join(row)) or 'none'}"
+        raise RowError(UNKNOWN_COLUMNS, problem, f"rename them, or set data.columns = {{ {names} }}")
 
 
-def type_error(field: str, value: Any, expected: str, text: str, hint: str) -> RowError:
+def type_error(field: str, value: Any, expected: str, remedy: str) -> RowError:
     names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
     actual = "empty string" if value == "" else names.get(type(value), "number")
-    column = locate_field(text, field)[1]
-    return RowError(
-        column, "wrong types", f"{field}: expected {expected}, got {actual}: {make_excerpt(text, column)}; {hint}"
-    )
+    return RowError("wrong types", f"expected {expected}, got {actual}", remedy, field=field)
 
 
 def most_common_answer(examples: Sequence[ReasoningExample]) -> tuple[str, float]:

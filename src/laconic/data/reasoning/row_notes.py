@@ -1,12 +1,11 @@
-"""Notes on what training would leave out of a row, or write unclearly, and names for columns that have none of ours."""
+"""Notes on what training would leave out of a row, or write unclearly."""
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, get_args
 
 from laconic.batches import ReasoningExample
-from laconic.config.data import DataConfig, FieldName
+from laconic.config.data import DataConfig
 from laconic.data.reasoning.chat import has_history, iter_strings
 from laconic.data.reasoning.columns import EQUATION, FORM_COLUMNS
 from laconic.data.strict_jsonl import make_excerpt
@@ -14,19 +13,7 @@ from laconic.data.strict_jsonl import make_excerpt
 CHAIN_NAMES = (
     *("generated_solution", "deepseek_reasoning", "complex_cot", "chain_of_thought", "explanation", "reasoning"),
     *("thinking", "solution"),
-)
-USUAL_NAMES = {
-    "question": (
-        *("question", "prompt", "problem", "input", "inputs", "query", "instruction", "question_concat"),
-        *("question_stem", "user"),
-    ),
-    "answer": (
-        *("answer", "expected_answer", "final_answer", "final_ans", "correct_answer", "correct answer", "answerkey"),
-        *("ground_truth", "reference_answer", "response", "output", "target", "targets", "label", "result"),
-        *("deepseek_solution", "solution", "completion", "correct", "final_decision"),
-    ),
-    "cot": CHAIN_NAMES,
-}  # of fields, the likeliest first, for the remedy of an error
+)  # usual names of chains
 UNREAD_TEXTS = (
     *("input", "context", "system", "system_prompt", "history", "passage", "article", "paragraphs", "body", "story"),
     *("query", "options", "choices"),
@@ -39,19 +26,10 @@ WHOLE_SOLUTION = re.compile(r"\\boxed\{|\A[^\n]*\n.*answer is\b", re.DOTALL | re
 THINKING_MARK = re.compile(r"</?think(?:ing)?>")
 
 
-def iter_notes(
-    example: ReasoningExample, config: DataConfig, columns: str | None, chain_field: str | None
-) -> Iterator[str]:
-    """Yield a note for each part of a row that training would leave out or write unclearly.
-
-    Args:
-        example: The row.
-        config: How rows are read and written.
-        columns: Key of `COLUMN_CONVERTERS` by which it was read.
-        chain_field: Field of the file's chains, if it has any.
-    """
+def iter_notes(example: ReasoningExample, config: DataConfig, columns: str | None) -> Iterator[str]:
+    """Yield a note for each part of a row that training would leave out or write unclearly."""
     if columns in FORM_COLUMNS:
-        yield from iter_unread_fields(example, config)
+        yield from iter_unread_fields(example)
     if has_history(example) and config.format != "chat":
         yield 'conversations of several messages, which need data.format = "chat"'
     has_tools = "messages" in example.metadata and example.metadata.get("tools") not in (None, [], "", "[]")
@@ -71,25 +49,15 @@ def iter_notes(
         field = next((x for x in CHAIN_NAMES if isinstance(example.metadata.get(x), str)), None)
         if field is not None:
             yield f'{field}: not read; if it is the chain of thought, set data.columns = {{ cot = "{field}" }}'
-    if chain_field not in (None, "steps") and len(example.steps) == 1 and is_several_equations(example.steps[0]):
-        yield 'chains of one step with several <<…>>, which data.chain_split = "spaces" separates'
     if config.format == "pccot" and joins_unclearly(example.steps):
         yield UNCLEAR_CHAINS
 
 
-def iter_unread_fields(example: ReasoningExample, config: DataConfig) -> Iterator[str]:
+def iter_unread_fields(example: ReasoningExample) -> Iterator[str]:
     """Yield a note for each field that usually belongs to a question and has a text that is not in it."""
     for field, value in example.metadata.items():
-        name = field.lower()
-        if name in UNREAD_TEXTS and any(text not in example.question for text in iter_strings(value)):
-            is_instruction = "instruction" in config.columns.values() and name in ("input", "context")
-            remedy = "remove data.columns, so that it follows the instruction" if is_instruction else "add it there"
-            yield f"{make_excerpt(field)}: has a value, which is not part of the question; {remedy}"
-
-
-def is_several_equations(step: str) -> bool:
-    """Return whether a step is nothing but two or more of GSM8K's equations."""
-    return len(EQUATION.findall(step)) > 1 and not EQUATION.sub("", step).strip()
+        if field.lower() in UNREAD_TEXTS and any(text not in example.question for text in iter_strings(value)):
+            yield f"{make_excerpt(field)}: has a value, which is not part of the question; add it there"
 
 
 def joins_unclearly(steps: Sequence[str]) -> bool:
@@ -97,24 +65,3 @@ def joins_unclearly(steps: Sequence[str]) -> bool:
     if max(map(len, steps), default=0) < 2:
         return False
     return any(a[-1:].isalnum() and b[:1].isalnum() for a, b in pairwise(steps))
-
-
-def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
-    """Return the message for a first row without question or answer, with the columns that it has."""
-    others = {key.lower(): key for key in row if key not in get_args(FieldName)}
-    columns = dict[str, str]()
-    for field in (*missing, *([] if {"steps", "cot", "rationale"} & row.keys() else ["cot"])):
-        names = (others[name] for name in USUAL_NAMES[field] if name in others)
-        name = next((name for name in names if name not in columns.values() and is_usable(row[name], field)), None)
-        if name is not None or field in missing:
-            columns[field] = name or "FIELD"
-    pairs = ", ".join(f'{field} = "{make_excerpt(key)}"' for field, key in columns.items())
-    hint = f", for example data.columns = {{ {pairs} }}"
-    hint += "; or remove answer, so that messages are read" if {"messages", "answer"} <= row.keys() else ""
-    names = make_excerpt(", ".join(row)) or "none"
-    return f"no {' and no '.join(missing)}; the fields are {names}; rename them, or set data.columns{hint}"
-
-
-def is_usable(value: Any, field: str) -> bool:
-    """Return whether a value may be a question or a chain, which are texts, or an answer, which may be a number."""
-    return isinstance(value, str) or (field == "answer" and type(value) in (int, float))

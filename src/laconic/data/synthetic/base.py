@@ -1,7 +1,7 @@
-"""Shared by the synthetic document tasks: rows that are a function of seed and index, and a word tokenizer."""
+"""Shared by the synthetic document tasks: rows that are a function of seed and index, and their tokenizer."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
+from collections.abc import Sequence
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import tokenizers
@@ -20,52 +20,27 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-class SyntheticConfig(Protocol):
-    """What the configurations of the tasks have in common: the rows of each split, and the tokens of the longest."""
-
-    @property
-    def train_rows(self) -> int: ...
-    @property
-    def valid_rows(self) -> int: ...
-    @property
-    def test_rows(self) -> int: ...
-    @property
-    def row_tokens(self) -> int: ...
-    def model_dump(self) -> Mapping[str, Any]: ...
-
-
-SyntheticConfigT = TypeVar("SyntheticConfigT", bound=SyntheticConfig)
-
-
-def build_word_tokenizer(words: Sequence[str]) -> Tokenizer:
-    """Build a tokenizer of words separated by spaces; `words` includes the special tokens."""
-    backend = tokenizers.Tokenizer(  # pyright: ignore[reportCallIssue]
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
-    )
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    return wrap_backend(backend, SPECIAL_TOKENS)
-
-
-class SyntheticDataset(Generic[SyntheticConfigT]):
-    """The rows of a split, each a function of its index; the splits have different random numbers.
-
-    Args:
-        seed: Seed of all splits.
-        config: Task.
-        part: Split.
-        max_rows: Use only the first rows.
-    """
+class SyntheticDataset:
+    """The first `max_rows` rows of a split, each a function of its index; splits have different random numbers."""
 
     vocabulary: ClassVar[Sequence[str]]
+    config: Any
 
-    def __init__(
-        self, seed: int, config: SyntheticConfigT, part: SplitName = "train", max_rows: int | None = None
-    ) -> None:
+    def __init__(self, seed: int, config: Any, part: SplitName = "train", max_rows: int | None = None) -> None:
         self.config, self.part = config, part
         self.seed = 3 * seed + get_args(SplitName).index(part)
         rows = {"train": config.train_rows, "valid": config.valid_rows, "test": config.test_rows}[part]
         self.num_rows = min(max_rows or rows, rows)
+
+    @classmethod
+    def build_tokenizer(cls) -> Tokenizer:
+        """Build the tokenizer of the vocabulary: words separated by spaces, special tokens among them."""
+        backend = tokenizers.Tokenizer(  # pyright: ignore[reportCallIssue]
+            models.WordLevel({word: i for i, word in enumerate(cls.vocabulary)}, unk_token="<unk>")
+        )
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.add_special_tokens(list(SPECIAL_TOKENS.values()))
+        return wrap_backend(backend, SPECIAL_TOKENS)
 
     @property
     def fingerprint(self) -> str:
@@ -75,7 +50,6 @@ class SyntheticDataset(Generic[SyntheticConfigT]):
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest row."""
         return self.config.row_tokens
 
     def __len__(self) -> int:

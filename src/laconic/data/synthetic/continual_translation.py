@@ -18,10 +18,11 @@ from laconic.data.synthetic.mqar import TOKEN_IDS, VOCABULARY
 TRANSLATION_KEY, LESSON_KEY, PAUSE_KEY, RECALL_KEY = range(4)  # purposes of random numbers
 
 
-class ContinualTranslationDataset(SyntheticDataset[ContinualTranslationConfig]):
+class ContinualTranslationDataset(SyntheticDataset):
     """Documents of one segment, whose recalled translations are scored (batches.TrainingData)."""
 
     vocabulary = VOCABULARY
+    config: ContinualTranslationConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         config, index = self.config, np.asarray(rows, dtype=np.int64)

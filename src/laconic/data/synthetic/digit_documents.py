@@ -118,10 +118,8 @@ def generate_document_examples(
 
 
 def has_lookups(config: DigitsConfig) -> bool:
-    """Return whether chains begin with the digit of each name."""
     return config.chain_style == "lookups" and config.results_only_fraction < 1
 
 
 def to_words(ids: Sequence[int]) -> str:
-    """Return the text of ids, without bos."""
     return " ".join(DOCUMENT_VOCABULARY[i] for i in ids if i != TOKEN_IDS["<bos>"])

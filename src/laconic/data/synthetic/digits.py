@@ -55,11 +55,7 @@ class DigitChains(NamedTuple):
 def generate_problems(
     seed: int, num_operations: int, rows: Sequence[int] | IntArray, part: SplitName = "train"
 ) -> DigitProblems:
-    """Return some problems of a split, in the order of the seed.
-
-    Raises:
-        InputError: If a row is beyond the last problem of the split.
-    """
+    """Return some problems of a split, in the order of the seed. Raises `InputError` beyond the last one."""
     k = num_operations
     total = 10 ** (k + 1) * 3**k
     num_held_out = total // HELD_OUT_DIVISOR
@@ -127,7 +123,6 @@ def format_question(digits: Sequence[int], operators: Sequence[int], config: Dig
 def format_steps(
     digits: Sequence[int], operators: Sequence[int], results: Sequence[int], config: DigitsConfig
 ) -> tuple[str, ...]:
-    """Return the chain in the configured style."""
     if config.chain_style == "results" or config.results_only_fraction == 1:
         return tuple(map(str, results))
     if config.chain_style == "bracket_tokens":
@@ -201,7 +196,6 @@ class DigitsDataset:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest chain."""
         problems = self.get_problems(self.config.num_operations, np.zeros(1, np.int64))
         return self.chain_ids(problems, self.config.results_only_fraction == 1).ids.shape[1]
 
@@ -222,7 +216,6 @@ class DigitsDataset:
         return concat_batches(parts).select_rows(np.concatenate(places).argsort().tolist())
 
     def get_problems(self, k: int, rows: IntArray) -> DigitProblems:
-        """Return some problems with k operations."""
         return generate_problems(self.seed, k, rows, self.part)
 
     def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
@@ -269,7 +262,6 @@ class DigitsDataset:
         return ids
 
     def chain_ids(self, problems: DigitProblems, terse: bool) -> DigitChains:
-        """Return the steps as ids."""
         before = np.concatenate([problems.digits[:, :1], problems.results[:, :-1]], axis=1)
         columns = {
             "a": before,

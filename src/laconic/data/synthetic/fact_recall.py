@@ -12,8 +12,7 @@ import torch
 
 from laconic.batches import DocumentBatch
 from laconic.config.data import FactRecallConfig
-from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray, SyntheticDataset, build_word_tokenizer
-from laconic.data.tokenizer import Tokenizer
+from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray, SyntheticDataset
 
 MAX_KEYS, MAX_VALUES, MAX_FILLERS = (16, 16, 8)
 VOCABULARY = [
@@ -27,15 +26,11 @@ TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
 COUNT_KEY, ORDER_KEY, VALUE_KEY, POSITION_KEY, FILLER_KEY, QUERY_KEY = range(6)  # purposes of random numbers
 
 
-def build_recall_tokenizer() -> Tokenizer:
-    """Build the tokenizer: fillers x0…, keys k0…, values v0…, one-token facts k0v0…, and special tokens."""
-    return build_word_tokenizer(VOCABULARY)
-
-
-class FactRecallDataset(SyntheticDataset[FactRecallConfig]):
+class FactRecallDataset(SyntheticDataset):
     """Documents of fact segments and a last segment of Q pairs of key and value (batches.TrainingData)."""
 
     vocabulary = VOCABULARY
+    config: FactRecallConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return the batch of some rows; only the values of the queries are scored."""

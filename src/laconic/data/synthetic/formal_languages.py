@@ -5,14 +5,14 @@ recurrent models. (aa)* and (abab)* contain the empty string; a^n b^n and a^n b^
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.config.synthetic import LENGTH_PERIODS, FormalLanguage, FormalLanguagesConfig
-from laconic.data.synthetic.base import SPECIAL_TOKENS, SyntheticDataset, build_word_tokenizer
-from laconic.data.tokenizer import Tokenizer
+from laconic.data.synthetic.base import SPECIAL_TOKENS, SyntheticDataset
 from laconic.rng import uniform
 
 END_MARK = "."  # in the name of a set: the string may end here
@@ -21,11 +21,6 @@ VOCABULARY = [*SPECIAL_TOKENS.values(), *"abc()[]", *(f"{{{symbols}}}" for symbo
 TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
 CLOSING_BRACKET = {"(": ")", "[": "]"}
 LENGTH_KEY, SYMBOL_KEY = range(2)  # purposes of random numbers
-
-
-def build_languages_tokenizer() -> Tokenizer:
-    """Build the tokenizer: seven symbols, sets such as {ab.}, and special tokens."""
-    return build_word_tokenizer(VOCABULARY)
 
 
 def generate_string(language: FormalLanguage, draws: Sequence[float]) -> str:
@@ -55,7 +50,6 @@ def generate_brackets(draws: Sequence[float]) -> str:
 
 
 def update_depths(depth: Mapping[str, int], symbol: str) -> dict[str, int]:
-    """Return the number of open brackets of each kind after another symbol."""
     return {
         bracket: depth[bracket] + (symbol == bracket) - (symbol == CLOSING_BRACKET[bracket])
         for bracket in CLOSING_BRACKET
@@ -83,7 +77,7 @@ def next_symbol_sets(language: FormalLanguage, string: str) -> list[str]:
     return sets
 
 
-class FormalLanguageDataset(SyntheticDataset[FormalLanguagesConfig]):
+class FormalLanguageDataset(SyntheticDataset):
     """Rows of <bos> and a string, with a label at each token (batches.TrainingData).
 
     The splits have different random numbers, but a language with only one string of each length, such as (aa)*, has
@@ -91,6 +85,7 @@ class FormalLanguageDataset(SyntheticDataset[FormalLanguagesConfig]):
     """
 
     vocabulary = VOCABULARY
+    config: FormalLanguagesConfig
 
     def generate_strings(self, rows: Sequence[int]) -> list[str]:
         index, lengths = np.asarray(rows, dtype=np.int64), self.config.possible_lengths
@@ -106,15 +101,7 @@ class FormalLanguageDataset(SyntheticDataset[FormalLanguagesConfig]):
             n = len(string) + 1
             input_ids[b, 1:n] = [TOKEN_IDS[symbol] for symbol in string]
             labels[b, :n] = [TOKEN_IDS[f"{{{symbols}}}"] for symbols in next_symbol_sets(self.config.language, string)]
-        mask = torch.from_numpy(labels != IGNORE_INDEX)
-        return DocumentBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=mask,
-            loss_mask=mask.clone(),
-            segment_ends=(input_ids.shape[1],),
-            row_index=torch.as_tensor(rows, dtype=torch.long),
-            document_ids=tuple(f"{self.config.language}-{self.part}-{i:06d}" for i in rows),
-            epoch=epoch,
-            step=step,
-            labels=torch.from_numpy(labels),
+        batch = self.build_batch(
+            self.config.language, input_ids, labels != IGNORE_INDEX, np.asarray(rows, dtype=np.int64), epoch, step
         )
+        return replace(batch, attention_mask=batch.loss_mask.clone(), labels=torch.from_numpy(labels))

@@ -16,8 +16,7 @@ import torch
 from laconic import rng
 from laconic.batches import DocumentBatch
 from laconic.config.synthetic import MQARConfig
-from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray, SyntheticDataset, build_word_tokenizer
-from laconic.data.tokenizer import Tokenizer
+from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray, SyntheticDataset
 
 MAX_SYMBOLS = 64  # keys, and values
 VOCABULARY = [
@@ -30,15 +29,11 @@ TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
 COUNT_KEY, VALUE_KEY, POSITION_KEY, QUERY_ORDER_KEY = range(4)  # purposes of random numbers
 
 
-def build_mqar_tokenizer() -> Tokenizer:
-    """Build the tokenizer: keys k0…, values v0…, a dot as filler, and special tokens."""
-    return build_word_tokenizer(VOCABULARY)
-
-
-class MQARDataset(SyntheticDataset[MQARConfig]):
+class MQARDataset(SyntheticDataset):
     """Documents of one segment (batches.TrainingData)."""
 
     vocabulary = VOCABULARY
+    config: MQARConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         config, index = self.config, np.asarray(rows, dtype=np.int64)

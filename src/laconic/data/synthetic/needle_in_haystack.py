@@ -28,14 +28,14 @@ NAME_KEY, DEPTH_KEY, DIGIT_KEY, START_KEY = range(4)  # purposes of random numbe
 
 
 class HiddenFact(NamedTuple):
-    """The number of a thing; `is_target` says whether the question is about it."""
+    """The number of a thing, at a share of the haystack; `is_target` says whether the question is about it."""
 
     key: str
     value: str
+    depth: float
     is_target: bool
 
     def to_sentence(self) -> str:
-        """Return the fact as it is written in the haystack."""
         return f" The number of the {self.key} is {self.value}. "
 
 
@@ -43,7 +43,7 @@ class EncodedItem(NamedTuple):
     """The tokens of an item without its haystack, for which there is `room`; `scored` marks tokens of the answer."""
 
     bos: list[int]
-    sentences: list[list[int]]
+    sentences: list[tuple[float, list[int]]]  # with their share of the haystack
     question: list[int]
     answer: list[int]
     scored: list[bool]
@@ -102,26 +102,22 @@ class NeedleDataset:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest item."""
         return max(self.lengths)
 
     def __len__(self) -> int:
         return len(self.cells) * self.items_per_cell
 
-    def fact_depths(self, row: int, kind: NeedleKind, depth: float) -> list[float]:
-        """Return the share of the haystack before each fact, ascending; one of them is `depth`."""
-        others = uniform(self.seed, DEPTH_KEY, row, np.arange(NUM_FACTS - 1 if kind in ("MK", "MV", "MQ") else 0))
-        return sorted([depth, *others.tolist()])
-
     def draw_facts(self, row: int, kind: NeedleKind, depth: float) -> list[HiddenFact]:
-        """Return the hidden facts in the order of the haystack."""
-        depths = self.fact_depths(row, kind, depth)
+        """Return the hidden facts in the order of the haystack; one of them is at `depth`."""
+        others = uniform(self.seed, DEPTH_KEY, row, np.arange(NUM_FACTS - 1 if kind in ("MK", "MV", "MQ") else 0))
+        depths = sorted([depth, *others.tolist()])
         order = uniform(self.seed, NAME_KEY, row, np.arange(len(ADJECTIVES) * len(NOUNS))).argsort()
         names = [f"{ADJECTIVES[i // len(NOUNS)]} {NOUNS[i % len(NOUNS)]}" for i in order[: len(depths)].tolist()]
         return [
             HiddenFact(
                 key=names[0 if kind == "MV" else i],
                 value=draw_value(kind, self.seed, row, i),
+                depth=fact_depth,
                 is_target=kind != "MK" or fact_depth == depth,
             )
             for i, fact_depth in enumerate(depths)
@@ -129,10 +125,14 @@ class NeedleDataset:
 
     def build_item(self, row: int) -> tuple[list[int], list[int], list[bool]]:
         """Return haystack and question, the answer, and which tokens of the answer are scored."""
-        _, kind, depth = self.cells[row // self.items_per_cell]
         item = self.encode_item(row)
-        haystack = self.insert_facts(row, kind, depth, item.sentences, item.room)
-        return item.bos + haystack + item.question, item.answer, item.scored
+        hay = self.build_haystack(row, self.cells[row // self.items_per_cell][1], item.room)
+        ids, start = item.bos, 0
+        for depth, sentence in item.sentences:
+            position = round(depth * item.room)
+            ids = ids + hay[start:position] + sentence
+            start = position
+        return ids + hay[start:] + item.question, item.answer, item.scored
 
     def encode_item(self, row: int) -> EncodedItem:
         """Encode an item without its haystack. Raises `InputError` if the length leaves no room for one."""
@@ -145,24 +145,13 @@ class NeedleDataset:
             comma, value = self.encode(",") if i else [], self.encode(f" {fact.value}")
             answer += comma + value
             scored += [False] * len(comma) + [True] * len(value)
-        sentences = [self.encode(fact.to_sentence()) for fact in facts]
+        sentences = [(fact.depth, self.encode(fact.to_sentence())) for fact in facts]
         question, bos = self.encode(format_question(targets)), self.tokenizer.encode("")[:1]
-        room = length - len(answer) - len(question) - len(bos) - sum(map(len, sentences))
+        room = length - len(answer) - len(question) - len(bos) - sum(len(ids) for _, ids in sentences)
         if room < len(facts):
             needed = length - room + len(facts)
             raise InputError(f"needle: length {length} leaves no haystack; an item of {kind} needs {needed} tokens")
         return EncodedItem(bos, sentences, question, answer, scored, room)
-
-    def insert_facts(
-        self, row: int, kind: NeedleKind, depth: float, sentences: Sequence[list[int]], room: int
-    ) -> list[int]:
-        """Return `room` tokens of haystack with the facts between them."""
-        hay, ids, start = self.build_haystack(row, kind, room), list[int](), 0
-        for fact_depth, sentence in zip(self.fact_depths(row, kind, depth), sentences, strict=True):
-            position = round(fact_depth * room)
-            ids += hay[start:position] + sentence
-            start = position
-        return ids + hay[start:]
 
     def build_haystack(self, row: int, kind: NeedleKind, room: int) -> list[int]:
         """Return `room` tokens: the filler repeated, or a book from a random position, continued at its start."""
@@ -174,7 +163,6 @@ class NeedleDataset:
         return book.take(np.arange(start, start + room), mode="wrap").tolist()
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text without special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
@@ -198,7 +186,6 @@ class NeedleDataset:
         )
 
     def item_name(self, row: int) -> str:
-        """Return KIND@LENGTH@DEPTH#N."""
         length, kind, depth = self.cells[row // self.items_per_cell]
         return f"{kind}@{length}@{depth:g}#{row % self.items_per_cell}"
 

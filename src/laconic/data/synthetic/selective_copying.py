@@ -18,10 +18,11 @@ from laconic.data.synthetic.mqar import TOKEN_IDS, VOCABULARY
 COUNT_KEY, VALUE_KEY, POSITION_KEY = range(3)  # purposes of random numbers
 
 
-class SelectiveCopyingDataset(SyntheticDataset[SelectiveCopyingConfig]):
+class SelectiveCopyingDataset(SyntheticDataset):
     """Documents of one segment, with labels at the markers (batches.TrainingData)."""
 
     vocabulary = VOCABULARY
+    config: SelectiveCopyingConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         config, index = self.config, np.asarray(rows, dtype=np.int64)

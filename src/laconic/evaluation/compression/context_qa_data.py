@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.data.strict_jsonl import RowError, locate_field, make_excerpt, read_rows, require_text
+from laconic.data.strict_jsonl import RowError, read_rows, require_text
 
 ROW_FORMAT = "a row has context, question, answer_prefix, answer, max_new_tokens"
 
@@ -19,32 +19,27 @@ class ContextQuestion(NamedTuple):
     task: str | None = None
 
 
-def parse_question(row: dict[str, Any], text: str, name: str) -> ContextQuestion:
+def parse_question(row: dict[str, Any], name: str) -> ContextQuestion:
     """Parse a row. Raises `RowError`."""
-    context, question = (require_text(row, field, text, ROW_FORMAT) for field in ("context", "question"))
+    context, question = (require_text(row, field, ROW_FORMAT) for field in ("context", "question"))
     answers, max_new_tokens, task = row.get("answer"), row.get("max_new_tokens"), row.get("task")
     if not isinstance(answers, list):
-        answers = [require_text(row, "answer", text, ROW_FORMAT)]
+        answers = [require_text(row, "answer", ROW_FORMAT)]
     elif not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
-        raise wrong_type("answer", "a list of strings", text)
+        raise RowError("wrong types", "expected a list of strings", field="answer")
     if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise wrong_type("max_new_tokens", "an integer of at least 1", text)
-    prefix = parse_answer_prefix(row, text)
+        raise RowError("wrong types", "expected an integer of at least 1", ROW_FORMAT, field="max_new_tokens")
+    prefix = parse_answer_prefix(row)
     return ContextQuestion(
         context, question, prefix, tuple(answers), max_new_tokens, None if task is None else str(task)
     )
 
 
-def wrong_type(field: str, expected: str, text: str) -> RowError:
-    column = locate_field(text, field)[1]
-    return RowError(column, "wrong types", f"{field}: expected {expected}, got {make_excerpt(text, column)}")
-
-
-def parse_answer_prefix(row: dict[str, Any], text: str) -> str:
+def parse_answer_prefix(row: dict[str, Any]) -> str:
     """Parse the beginning of the answer, empty if absent. Raises `RowError`."""
     prefix = row.get("answer_prefix")
     if prefix is not None and not isinstance(prefix, str):
-        raise wrong_type("answer_prefix", "a string", text)
+        raise RowError("wrong types", "expected a string", field="answer_prefix")
     return prefix or ""
 
 

@@ -64,14 +64,14 @@ class DocumentQuestion(NamedTuple):
     answer: str
 
 
-def parse_question_row(row: dict[str, Any], text: str, name: str) -> DocumentQuestion:
+def parse_question_row(row: dict[str, Any], name: str) -> DocumentQuestion:
     """Parse a row of a question file. Raises `RowError`."""
     has_text = row.get("document") is None
     source, question, answer = (
-        require_text(row, field, text, QUESTION_ROW)
+        require_text(row, field, QUESTION_ROW)
         for field in ("context" if has_text else "document", "question", "answer")
     )
-    return DocumentQuestion(source, has_text, question, parse_answer_prefix(row, text), answer)
+    return DocumentQuestion(source, has_text, question, parse_answer_prefix(row), answer)
 
 
 def load_texts(documents: str | None, questions: Sequence[DocumentQuestion]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from laconic.data.documents.tokenize import TokenArray
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import DIGIT, AnswerProtocol, check_gold, default_protocol, pccot_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
-from laconic.data.synthetic.base import build_word_tokenizer
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
 from laconic.data.synthetic.digit_documents import (
     DigitDocumentsDataset,
@@ -248,7 +247,7 @@ def build_synthetic(
 ) -> SyntheticData:
     """Build the dataset of a synthetic task. Raises `CorruptArtifactError` if the tokenizer is not the task's own."""
     dataset, rows = SYNTHETIC_TASKS[data.source]
-    check_synthetic_tokenizer(tokenizer, build_word_tokenizer(dataset.vocabulary), rows)
+    check_synthetic_tokenizer(tokenizer, dataset.build_tokenizer(), rows)
     return dataset(seed, getattr(data, data.source), part, max_rows)
 
 

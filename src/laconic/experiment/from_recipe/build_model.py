@@ -14,9 +14,9 @@ from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import BUILT_IN_TOKENIZERS, LoraConfig, ModelConfig, Recipe
 from laconic.data.synthetic.digit_documents import build_digit_documents_tokenizer
 from laconic.data.synthetic.digits import build_digits_tokenizer
-from laconic.data.synthetic.fact_recall import build_recall_tokenizer
-from laconic.data.synthetic.formal_languages import build_languages_tokenizer
-from laconic.data.synthetic.mqar import build_mqar_tokenizer
+from laconic.data.synthetic.fact_recall import FactRecallDataset
+from laconic.data.synthetic.formal_languages import FormalLanguageDataset
+from laconic.data.synthetic.mqar import MQARDataset
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer, load_tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.from_recipe import build_nested
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 TOKENIZER_FACTORIES = (
     build_digits_tokenizer,
-    build_recall_tokenizer,
+    FactRecallDataset.build_tokenizer,
     build_byte_tokenizer,
-    build_mqar_tokenizer,
-    build_languages_tokenizer,
+    MQARDataset.build_tokenizer,
+    FormalLanguageDataset.build_tokenizer,
     build_digit_documents_tokenizer,
 )
 TOKENIZERS_BY_NAME = dict(zip(BUILT_IN_TOKENIZERS, TOKENIZER_FACTORIES, strict=True))
