@@ -281,7 +281,7 @@ def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
         return model.generate(["a b"], laconic.GenerationConfig(max_tokens=1))
 
     def read_bundle(path: Path) -> object:
-        return [bundle.cases for bundle in [load_bundle(path.parent)]]
+        return [case.input.build_case() for case in load_bundle(path.parent).metadata.cases]
 
     def send(path: Path) -> object:
         answer = client.post("/v1/completions", content=path.read_bytes(), headers={"Content-Type": "application/json"})

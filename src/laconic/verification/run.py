@@ -224,12 +224,13 @@ class ParityRun:
 
     def run_bundle(self, report: ParityReport, bundle: golden.GoldenBundle) -> None:
         """Compare with a golden bundle on the inputs it contains."""
-        report.reference = bundle.name
+        report.reference, device = bundle.name, self.decoder.token_embedding.weight.device
         if self.dtype != "float32":
             raise golden.NotRunError(f"a bundle is float32: {self.dtype} not run; use --reference transformers")
         if problem := golden.check_compatible(bundle, self.decoder):
             report.problems.append(problem)
-        contained = {name for case in bundle.cases for name in case.covered_inputs}
+        cases = [(entry, entry.input.build_case().to(device)) for entry in bundle.metadata.cases]
+        contained = {name for _, case in cases for name in case.covered_inputs}
         inapplicable = build_inputs(self.decoder).inapplicable
         for name in self.input_names:
             if name in contained:
@@ -239,14 +240,13 @@ class ParityRun:
             else:
                 status = InputStatus(name, "not in bundle" if self.is_all_inputs else "not run", "not in the bundle")
             report.inputs.append(status)
-        device = self.decoder.token_embedding.weight.device
-        for case in (case.to(device) for case in bundle.cases):
+        for entry, case in cases:
             if not set(case.covered_inputs) & set(self.input_names):
                 continue
-            if bundle.is_complete(case):
-                self.compare_case(report, self.decoder, bundle.iterate_stages(case, self.decoder), case)
+            if entry.kind == "small":
+                self.compare_case(report, self.decoder, bundle.iterate_stages(entry, case, self.decoder), case)
             else:
-                report.results += golden.compare_sampled(bundle, self.decoder, case)
+                report.results += bundle.compare_sampled(entry, case, self.decoder)
 
 
 def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
