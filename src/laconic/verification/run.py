@@ -53,17 +53,10 @@ def run_parity(
     shows only against a bundle. A comparison that cannot be made is a line in the report, which then is not ok.
 
     Args:
-        model: A folder, a hub name, or `tiny:FAMILY` for the small random model of a family.
         reference: "transformers"; "golden", the bundle shipped for these weights; or a bundle's folder. None:
             transformers if it is installed, else the shipped bundle.
-        dtype: "float32", "bfloat16" or "float16".
         inputs: "all", or comma-separated names of required inputs.
-        device: Where both models run, such as "cuda".
-        command: The command line, for the report.
         on_case: Called with (name, done, total) when a case starts.
-
-    Raises:
-        UsageError: An argument is invalid (2).
     """
     if dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
