@@ -93,12 +93,7 @@ class ErrorAccumulator:
 def valid_mask(axes: str, shape: torch.Size, valid: Tensor, S: int, *, include_masked_keys: bool = False) -> Tensor:
     """Return the mask of an activation's defined elements, those at valid queries (T) and keys (P).
 
-    Args:
-        axes: Names of the axes, such as "B H T P".
-        shape: Shape of the activation.
-        valid: Valid slots [B, P].
-        S: Number of cached positions.
-        include_masked_keys: Whether masked keys are defined too.
+    `axes` are names such as "B H T P", `valid` slots [B, P]. With `include_masked_keys` masked keys are defined too.
     """
     mask = torch.ones((), dtype=torch.bool, device=valid.device)
     for i, axis in enumerate(axes.split()):
