@@ -219,7 +219,7 @@ def read_report(path: Path) -> object:
     writer = ManifestWriter(run / "evaluations" / "reasoning")
     writer.folder.mkdir(parents=True)
     for name, content in files.items():
-        writer.add_bytes(name, content)
+        (writer.folder / name).write_bytes(content)
     writer.finish("evaluation", 0, {})
     (run / "recipe.toml").write_text(KAVA)
     return check_page(build_report([str(run)]))

@@ -55,14 +55,8 @@ def read_small_file(path: Path) -> bytes:
 def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, Any]:
     """Parse a JSON object from an untrusted source.
 
-    Args:
-        data: UTF-8 text.
-        label: Name of the source, for error messages.
-        is_strict: Whether to refuse repeated keys, NaN, infinity and numbers out of range.
-
-    Raises:
-        InputError: The JSON is invalid or not an object, nested too deeply, too long, or has unpaired surrogates or
-            something that `is_strict` refuses.
+    Raises InputError if it is invalid or not an object, nested too deeply, too long, or has unpaired surrogates; with
+    `is_strict` also for repeated keys, NaN, infinity and numbers out of range.
     """
     parts = sum(map(data.count, (b",", b"[", b"{")))
     if parts > MAX_JSON_PARTS:  # many may be text
@@ -91,12 +85,7 @@ def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, 
 
 
 def validate_json(kind: type[Value], value: object, label: str, remedy: str) -> Value:
-    """Return a parsed value in a type, for example a dataclass.
-
-    Raises:
-        InputError: It has another type; the message begins with `label`, names the first wrong key, and ends with
-            `remedy`.
-    """
+    """Return a parsed value in a type, for example a dataclass; InputError with the first wrong key, and `remedy`."""
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
