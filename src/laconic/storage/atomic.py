@@ -32,7 +32,7 @@ from laconic.errors import (
 )
 from laconic.storage.file_names import check_is_file
 from laconic.storage.safetensors_header import NotSafetensorsError, SafetensorsHeader, read_safetensors_header
-from laconic.storage.strict_json import abbreviate, parse_json, to_canonical_json
+from laconic.storage.strict_json import parse_json, to_canonical_json
 from laconic.storage.temporary import create_temporary_folder, follow_link, is_device_or_pipe
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
@@ -258,7 +258,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         tensors = open_tensors(path, header.tensors)
     digest = hash_artifact(header.metadata["laconic"], tensors)
     if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
-        raise CorruptArtifactError(f"{path} was changed after it was written, or is damaged; use an intact copy")
+        raise CorruptArtifactError(f"{path} is damaged, or was changed after it was written; use an intact copy")
     return tensors, metadata
 
 
@@ -320,7 +320,7 @@ def diff_settings(actual: object, expected: object, name: str = "") -> list[str]
         return [line for key, inner in keys for line in diff_settings(left.get(key), right.get(key), inner)]
     if actual == expected:
         return []
-    return [f"{name} is {abbreviate(cast(object, actual))}, expected {abbreviate(expected)}"]
+    return [f"{name} is {str(cast(object, actual))[:80]}, expected {str(expected)[:80]}"]
 
 
 def hash_artifact(metadata_json: str, tensors: Mapping[str, Tensor]) -> str:
