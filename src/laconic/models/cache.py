@@ -6,16 +6,18 @@ Every operation returns a new cache and leaves the old one unchanged; gradients 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from laconic.models.checkpoints.cache_file import HasFingerprint, read_cache, write_cache
+from laconic.models.checkpoints.cache_file import FILE_KIND, read_cache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.row_index import RowIndex, build_row_index
+from laconic.storage.atomic import save_artifact
 
 
 def default_position_ids(
@@ -291,17 +293,17 @@ class KVCache:
         pairs = [(mine[name], theirs[name]) for name in mine if name in theirs]
         return mine.keys() == theirs.keys() and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
-    def save(self, path: str | Path, decoder: HasFingerprint) -> None:
+    def save(self, path: str | Path, decoder: Any) -> None:
         """Save to a safetensors file that only the same decoder can load.
 
         Args:
             path: File to write.
             decoder: The decoder that made the cache; its fingerprint is stored.
         """
-        write_cache(Path(path), self.tensors(), decoder)
+        save_artifact(Path(path), self.tensors(), FILE_KIND, {"model": decoder.fingerprint})
 
     @classmethod
-    def load(cls, path: str | Path, decoder: HasFingerprint) -> "KVCache":
+    def load(cls, path: str | Path, decoder: Any) -> "KVCache":
         """Load a file written by `save`.
 
         Args:
@@ -311,7 +313,7 @@ class KVCache:
         Raises:
             CorruptArtifactError: The file was changed, or belongs to other weights.
         """
-        tensors = read_cache(Path(path), decoder)
+        tensors = read_cache(Path(path), decoder.fingerprint)
         layers = range(sum(name.startswith("keys.") for name in tensors))
         return cls(
             tuple(tensors[f"keys.{i}"] for i in layers),
