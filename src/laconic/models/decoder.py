@@ -117,9 +117,10 @@ class Decoder(nn.Module):
             config, tensors = resolve_tied_head(folder, config, ignore_tensors)
             with torch.device("meta"):
                 decoder = cls(config, seed=None)
-            loaded = parameters.load_tensors(decoder, folder, config, dtype, device, allow_missing, tensors, quantize)
-        decoder.config, decoder.source_folder, decoder.name_or_path = loaded.config, folder, str(folder_or_hub_name)
-        decoder._cached_fingerprint = (loaded.fingerprint, parameters.get_parameter_version(decoder))
+            options = dtype, device, allow_missing, tensors, quantize
+            decoder.config, fingerprint = parameters.load_tensors(decoder, folder, config, *options)
+        decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
+        decoder._cached_fingerprint = (fingerprint, parameters.get_parameter_version(decoder))
         return decoder.eval()
 
     @classmethod

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import nn
@@ -17,13 +17,6 @@ from laconic.models.init import add_submodule, empty_embedding, init_parameters
 from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
 
 ParameterVersion = tuple[tuple[tuple[int, int], ...], tuple[float, ...]]
-
-
-class LoadedParameters(NamedTuple):
-    """Result of loading: the configuration of what was loaded, and the fingerprint of the weights on disk."""
-
-    config: DecoderConfig
-    fingerprint: str
 
 
 def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
@@ -50,20 +43,23 @@ def load_tensors(
     allow_missing: tuple[str, ...],
     tensors: dict[str, StoredTensor],
     quantize: Literal["int8"] | None,
-) -> LoadedParameters:
-    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`."""
+) -> tuple[DecoderConfig, str]:
+    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`.
+
+    Return the configuration of what was loaded, and the fingerprint of the weights on disk.
+    """
     if quantize not in (None, "int8"):
         raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
     on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
-    report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, tensors, on_layer)
-    if report.missing:
-        warn_randomly_initialized(report.missing)
-        missing = {name: decoder.get_parameter(name) for name in report.missing}
-        init_parameters(missing, config.initializer_range, seed=0)
+    options = dtype, device, allow_missing, tensors, on_layer
+    fingerprint, missing = weights.load_weights(decoder, folder, config, *options)
+    if missing:
+        warn_randomly_initialized(missing)
+        init_parameters({name: decoder.get_parameter(name) for name in missing}, config.initializer_range, seed=0)
     if quantize:
         config = quantize_head(decoder, config)
     embedding = decoder.get_parameter(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
-    return LoadedParameters(replace(config, dtype=embedding.dtype), report.fingerprint)
+    return replace(config, dtype=embedding.dtype), fingerprint
 
 
 def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
