@@ -45,11 +45,7 @@ CHUNK_ELEMENTS = 2**22  # elements dequantised at a time
 
 
 def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTensor]:
-    """Return the tensors of a file by the names of the Hugging Face checkpoint.
-
-    Raises:
-        InputError: A weight is missing or has another shape, or a tensor does not belong to the model.
-    """
+    """Return the tensors of a file by the names of the Hugging Face checkpoint, all of them and no others."""
     names = WEIGHT_NAMES[config.family]
     stems = {gguf: getattr(names, field) for gguf, field in MODEL_NAMES.items()}
     for l in range(config.num_hidden_layers):
@@ -101,10 +97,8 @@ def check_quantizations(header: GGUFHeader) -> None:
         try:
             dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
         except NotImplementedError:
-            raise InputError(
-                f"{header.path.name}: {tensor.name} has the quantisation {tensor.quantization}, which the gguf package "
-                "cannot undo; use a file with Q4_K_M, Q8_0 or F16"
-            ) from None
+            kind = f"{tensor.quantization}, which the gguf package cannot undo; use a file with Q4_K_M, Q8_0 or F16"
+            raise InputError(f"{header.path.name}: {tensor.name} has the quantisation {kind}") from None
 
 
 def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
