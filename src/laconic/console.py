@@ -29,10 +29,7 @@ def pluralize(n: int, noun: str) -> str:
 
 
 def log_message(text: str) -> None:
-    """Print a line to standard error, control characters as escapes.
-
-    Once nobody can read it any more, lines are dropped and the work goes on.
-    """
+    """Print a line to standard error, control characters as escapes, as long as somebody can read it."""
     print_to_stderr(escape_controls(text))
 
 

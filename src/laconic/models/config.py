@@ -140,11 +140,7 @@ class DecoderConfig:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "DecoderConfig":
-        """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored.
-
-        Args:
-            folder: Folder of a checkpoint in the layout of Hugging Face.
-        """
+        """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
         folder = Path(folder)
         source, path = read_checkpoint_json(folder / "config.json"), folder / "generation_config.json"
         config = cls.from_dict(source, read_checkpoint_json(path) if path.is_file() else {})
@@ -186,11 +182,7 @@ class DecoderConfig:
         return replace(config, **{"dropout": DropoutRates(), **changes, "source": ""})
 
     def check_positions(self, position_ids: Tensor) -> None:
-        """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE.
-
-        Args:
-            position_ids: Positions of any shape.
-        """
+        """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE."""
         low, high = (int(end) for end in position_ids.aminmax())
         if low < -1:
             raise ValueError(f"position {low}: positions must be ≥ -1 (-1 = no position)")

@@ -168,9 +168,6 @@ class Decoder(nn.Module):
         """Return a decoder with more tokens; all other parameters are shared with this one.
 
         New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
-
-        Args:
-            num_new_tokens: Number of tokens to add after the last one.
         """
         with torch.device("meta"):
             resized = type(self)(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
@@ -225,11 +222,9 @@ class Decoder(nn.Module):
     def add_positions(
         self, inputs_embeds: Float[Tensor, "B T D"], position_ids: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """Return the input of layer 0: the embeddings, plus learned positions in GPT-2 and OPT.
+        """Return the input of layer 0: `inputs_embeds`, plus learned positions in GPT-2 and OPT.
 
-        Args:
-            inputs_embeds: Embeddings [B, T, D].
-            position_ids: Positions [B, T]; -1 adds none.
+        Where `position_ids` is -1, none is added.
         """
         if self.weight_names.position_embedding is None:
             return inputs_embeds
@@ -307,11 +302,7 @@ class Decoder(nn.Module):
         return DecoderOutput(hidden_states, new_cache, Activations(activations))
 
     def _parse_capture(self, names: str | tuple[str, ...]) -> tuple[frozenset[str], ...]:
-        """Return the names of the activations to capture in each layer, and after the last one.
-
-        Raises:
-            ValueError: A name or layer does not exist.
-        """
+        """Return the names of the activations to capture in each layer, and after the last one."""
         layers: list[set[str]] = [set() for _ in range(self.config.num_hidden_layers + 1)]
         for name in (names,) if isinstance(names, str) else names:
             if name not in self.activation_places:

@@ -19,13 +19,9 @@ from laconic.models.attention import AttentionBackend
 
 
 class PrefixHead(NamedTuple):
-    """The prefix of one KV head.
+    """The prefix of one KV head: rotated keys, values, and which keys a row has (None: all).
 
-    Attributes:
-        keys: Rotated keys.
-        values: Values.
-        valid: Keys that a row has; None if every row has all of them.
-        attend: Attention from the head's queries to its prefix and slots, in place of the decoder's backend.
+    `attend` is the attention from the head's queries to its prefix and slots, in place of the decoder's backend.
     """
 
     keys: Float[Tensor, "B n E"]

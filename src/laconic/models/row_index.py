@@ -10,11 +10,7 @@ RowIndex = Sequence[int] | Int[Tensor, " N"] | Bool[Tensor, " B"]
 
 
 def build_row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
-    """Return the indices of the selected rows of B: the given ones, or where a mask is True.
-
-    Raises:
-        ValueError: A row is out of range, or a mask has another length.
-    """
+    """Return the indices of the selected rows of B: the given ones, or where a mask is True."""
     index = torch.as_tensor(rows)
     if index.dtype == torch.bool:
         if len(index) != B:

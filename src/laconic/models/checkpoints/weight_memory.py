@@ -21,9 +21,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 class WeightMemory:
     """Allocates CPU tensors one behind another, in blocks that are freed when none of their tensors is left.
 
-    Args:
-        block_bytes: Size of a block; what is never written takes no memory.
-        huge_pages: Ask the system for huge pages, which take longer to allocate.
+    What is never written of a block takes no memory. Huge pages take longer to allocate.
     """
 
     def __init__(self, block_bytes: int, huge_pages: bool = False) -> None:
