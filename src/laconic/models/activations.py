@@ -49,13 +49,11 @@ class Activation(NamedTuple):
 
 
 def masked_scores(at: BlockContext, a: Tensor) -> Tensor:
-    """Return the scores after bias and mask."""
     assert at.mask.visible is not None
     return backends.apply_bias_and_mask(a, at.mask.visible, at.mask.bias)
 
 
 def scaled_scores(at: BlockContext, q: Tensor, k: Tensor) -> Tensor:
-    """Return the scores before bias and mask."""
     return backends.attention_scores(q, k, at.block.config.attention_scales[at.block.index])
 
 
@@ -125,7 +123,6 @@ def list_activation_places(config: DecoderConfig) -> dict[str, tuple[tuple[int, 
 
 
 def unknown_activation_message(name: str, places: Mapping[str, tuple[tuple[int, str], ...]]) -> str:
-    """Return the error message for an activation or layer that does not exist."""
     names, stem = sorted(known for known in places if "." not in known), name.partition(".")[0]
     if stem in names:
         first, last = places[stem][0][0], places[stem][-1][0]
@@ -139,7 +136,6 @@ def unknown_activation_message(name: str, places: Mapping[str, tuple[tuple[int, 
 def capture_model(
     decoder: Any, names: frozenset[str], hidden_states: Tensor, attention_mask: Tensor
 ) -> dict[str, Tensor]:
-    """Compute the requested activations after the last layer."""
     values = {"final_norm": hidden_states, "attention_mask": attention_mask}
     for activation in MODEL_ACTIVATIONS[2:]:
         if not names - values.keys():

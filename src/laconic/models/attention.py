@@ -25,7 +25,6 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def split_heads(x: Float[Tensor, "B T NE"], num_heads: int) -> Float[Tensor, "B n T E"]:
-    """Split a projection into heads."""
     return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 
@@ -99,7 +98,6 @@ AttentionBackend = Callable[[Tensor, Tensor, Tensor, float, AttentionMask, float
 
 
 def capture_nothing(name: str, value: Tensor) -> Tensor:
-    """Capture function of a pass that captures no activation."""
     return value
 
 

@@ -73,7 +73,6 @@ class LayerNorm(nn.Module):
 
 
 def build_norm(config: DecoderConfig) -> nn.Module:
-    """Return the norm of a model family, over the width D."""
     return (RMSNorm if config.norm_type == "rms" else LayerNorm)(config.hidden_size, config.norm_eps)
 
 
@@ -182,7 +181,6 @@ class Block(nn.Module):
     def qkv_heads(
         self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values before rotation."""
         q, k, v = self.project_qkv(y)
         if self.config.qk_norm:
             q, k = capture("q_raw", q), capture("k_raw", k)

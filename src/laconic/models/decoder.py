@@ -187,7 +187,6 @@ class Decoder(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The blocks, in order."""
         return cast(nn.ModuleList, self.get_submodule(self.weight_names.layers))
 
     def attention_scale(self, layer: int) -> float:
@@ -216,7 +215,6 @@ class Decoder(nn.Module):
         return call_linear(self.get_submodule(self.weight_names.head), hidden_states)
 
     def final_norm(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Apply the final norm."""
         return self.get_submodule(self.weight_names.final_norm)(x)
 
     def add_positions(
@@ -345,7 +343,6 @@ def check_forward_inputs(
     position_ids: Tensor | None,
     attention_bias: Tensor | None,
 ) -> None:
-    """Raise ValueError for arguments whose dtypes or shapes do not fit the decoder."""
     check_inputs_embeds(config, inputs_embeds)
     B, T = inputs_embeds.shape[:2]
     if 0 in (B, T):

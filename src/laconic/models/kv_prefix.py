@@ -50,7 +50,6 @@ class KVPrefix:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors."""
         return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
     def heads(self, layer: int) -> list[PrefixHead]:
@@ -68,7 +67,6 @@ class KVPrefix:
         return named | {"prefix_tokens": self.num_tokens, "prefix_sizes": sizes}
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVPrefix":
-        """Apply `function` to every tensor."""
         keys, values, valid = (tuple(map(function, x)) for x in (self.keys, self.values, self.valid))
         return KVPrefix(keys, values, valid, function(self.num_tokens), self.sizes)
 
@@ -95,7 +93,6 @@ class KVPrefix:
         return KVPrefix(tuple(keys), tuple(values), tuple(valid) if is_padded else (), tokens, sizes)
 
     def pad_heads(self, layer: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys, values and validity of a layer with heads of these sizes."""
         keys, values, valid = list[Tensor](), list[Tensor](), list[Tensor]()
         for head, size in zip(self.heads(layer), sizes, strict=True):
             more, ones = size - head.keys.shape[1], torch.ones_like(head.keys[..., 0], dtype=torch.bool)

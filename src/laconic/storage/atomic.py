@@ -168,12 +168,10 @@ def write_named_file(path: Path, write: Callable[[Path], object], expected_bytes
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Create or replace a UTF-8 text file; raises as `write_file_atomically` does."""
     write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
 
 
 def check_not_link(path: Path) -> None:
-    """Raise `UnsafeFileError` if a path that is to be written is a link."""
     if path.is_symlink():
         raise UnsafeFileError(
             f"{path} is a link to {os.readlink(path)}; not written through. Put the target itself there, or link to "
@@ -189,7 +187,6 @@ def remove_temporary(folder: Path) -> None:
 
 
 def remove_path(path: Path) -> None:
-    """Delete a file, link or folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -214,7 +211,6 @@ def check_space_for_file(path: Path, expected_bytes: int) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -313,7 +309,6 @@ def load_into_module(module: nn.Module, path: Path, kind: str, metadata: Mapping
 
 
 def diff_settings(actual: object, expected: object, name: str = "") -> list[str]:
-    """Return a line for each dotted name under which two JSON values differ."""
     if isinstance(actual, Mapping) and isinstance(expected, Mapping):
         left, right = cast(Mapping[str, object], actual), cast(Mapping[str, object], expected)
         keys = [(key, f"{name}.{key}".lstrip(".")) for key in dict.fromkeys([*right, *left])]

@@ -38,7 +38,6 @@ class ExportRecord:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run was exported, not only a model."""
         return "method" in self.metadata
 
     def is_unchanged(self, name: str) -> bool:
@@ -61,7 +60,6 @@ class ExportRecord:
             )
 
     def describe_remedy(self, name: str) -> str:
-        """Return what to do about a file that differs from the record."""
         path = self.folder / EXPORT_FOLDER / EXPORT_FILE
         deletion = f'delete {name} from "files" in {path}' if self.is_run else f"delete {path}"
         return f"export it again or use an intact copy, or, if you changed it, as save_pretrained does, {deletion}"
@@ -96,19 +94,16 @@ def read_export_record(folder: Path) -> ExportRecord | None:
 
 
 def is_weights_file(name: str) -> bool:
-    """Return whether a name is that of a decoder's weights."""
     return name.endswith(".safetensors") and "/" not in name
 
 
 def is_recorded(name: str) -> bool:
-    """Return whether files of this name are recorded."""
     if name.startswith(f"{EXPORT_FOLDER}/"):
         return name.endswith((".safetensors", ".json", ".toml")) and name != f"{EXPORT_FOLDER}/{EXPORT_FILE}"
     return name in CONFIG_FILES or name in VOCABULARY_FILES or is_weights_file(name)
 
 
 def check_config(folder: Path) -> None:
-    """Check config.json, and the index of the weights, of a folder with a record."""
     if record := read_export_record(folder):
         record.check_files(lambda name: name in CONFIG_FILES)
 

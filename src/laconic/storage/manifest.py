@@ -31,8 +31,6 @@ class UnsupportedFormatError(CorruptArtifactError):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Expected size and SHA-256 of one file."""
-
     bytes: int
     sha256: str
 
@@ -93,7 +91,6 @@ class ManifestWriter:
                 self._add_entry(name, FileEntry(*hash_file(path)))
 
     def finish(self, kind: str, step: int, fingerprints: Mapping[str, str]) -> Manifest:
-        """Write the manifest of all files and sync every folder."""
         self.add_existing()
         configs = {stem: self.entries.get(f"{stem}.json") for stem in ("config", "tokenizer")}
         hashes = {stem: entry.sha256 for stem, entry in configs.items() if entry}
@@ -104,13 +101,11 @@ class ManifestWriter:
         return manifest
 
     def _create_parent(self, name: str) -> Path:
-        """Create the folder of a file and return the file's path."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def _add_entry(self, name: str, entry: FileEntry) -> None:
-        """Sync a file and record it."""
         atomic.fsync_path(self.folder / name)
         self.entries[name] = entry
 
@@ -131,7 +126,6 @@ def _hash_expected_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
 
 
 def hash_file(path: Path) -> tuple[int, str]:
-    """Return the size and the SHA-256 of a file."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -209,5 +203,4 @@ def hash_line(previous: str, line: str) -> str:
 
 
 def hash_json(value: Any) -> str:
-    """Return the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(to_canonical_json(value).encode()).hexdigest()

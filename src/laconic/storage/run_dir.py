@@ -95,7 +95,6 @@ class RunDirectory:
         return sorted(int(match[1]) for path in paths if (match := STEP_PATTERN.fullmatch(path.name)))
 
     def step_path(self, step: int) -> Path:
-        """Return the folder of a step, whether or not it exists."""
         return self.steps_folder / f"step-{step:06d}"
 
     def commit_step(
@@ -157,7 +156,6 @@ class RunDirectory:
         return None
 
     def get_step(self, step: int) -> StepFolder:
-        """Return one step, verified; raise UsageError if there is none."""
         folder = self.step_path(step)
         if not folder.is_dir():
             available = ", ".join(map(str, self.step_numbers())) or "none"
@@ -175,7 +173,6 @@ class RunDirectory:
             warnings.warn(f"{self.path}: renamed the checkpoints of later steps {steps} to .bad-step-…")
 
     def _rename_bad(self, folder: Path) -> None:
-        """Rename a step folder to a free name that starts with `.bad-`."""
         bad = folder.with_name(f".bad-{folder.name}")
         with translate_os_errors(folder):
             os.rename(folder, bad if not bad.exists() else bad.with_name(f"{bad.name}-{uuid.uuid4().hex}"))
@@ -199,7 +196,6 @@ class RunDirectory:
                 shutil.rmtree(trash)
 
     def _require_lock(self, operation: str) -> None:
-        """Raise `ValueError` unless the lock is held."""
         if not self._is_locked:
             raise ValueError(f"{operation} requires the lock; call it inside `with run.lock():`")
 

@@ -106,19 +106,16 @@ def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def reject_constant(text: str) -> NoReturn:
-    """Raise `ValueError` for NaN and infinity."""
     raise ValueError(f"{text} is not a JSON number; write null or a finite number")
 
 
 def _parse_integer(text: str) -> int:
-    """Return an integer of at most `MAX_INTEGER_DIGITS` digits."""
     if len(text) > MAX_INTEGER_DIGITS:
         raise ValueError(f"integer {text[:20]}… has {len(text):,} digits")
     return int(text)
 
 
 def parse_finite_float(text: str) -> float:
-    """Return a finite float."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is out of range")

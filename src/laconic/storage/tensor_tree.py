@@ -51,7 +51,6 @@ def flatten_tree(tree: object, prefix: str = "") -> tuple[dict[str, Tensor], Any
 
 
 def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
-    """Return a JSON description of a tree, in which tensors are replaced by their names."""
     if isinstance(tree, Tensor):
         return names[id(tree)]
     if is_dataclass(tree) and not isinstance(tree, type):

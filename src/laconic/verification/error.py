@@ -126,5 +126,4 @@ class PredictionAgreement:
 
     @property
     def kl_and_top1(self) -> tuple[float, float]:
-        """KL per position, and the share of equal most likely tokens."""
         return self.kl / max(self.count, 1), self.top1_matches / max(self.count, 1)

@@ -73,6 +73,5 @@ def compute_dtype(decoder: Decoder) -> torch.dtype:
 
 
 def get_block(decoder: Decoder, l: int) -> Any:
-    """Return block `l`, in float64 if the decoder is a float64 copy."""
     block = decoder.layers[l]
     return block.materialise() if isinstance(block, LazyFloat64Block) else block

@@ -46,8 +46,6 @@ class BundleModel(BaseModel):
 
 
 class BundleInput(BundleModel):
-    """Token ids of a case."""
-
     name: str
     ids: Annotated[list[list[Annotated[int, Field(ge=0, lt=2**31)]]], Field(min_length=1)]
     positions: list[list[NonNegativeInt]] | None
@@ -98,8 +96,6 @@ class BundleCase(BundleModel):
 
 
 class BundleMetadata(BundleModel):
-    """Contents of golden.json."""
-
     format: Literal[1]  # BUNDLE_FORMAT
     reference: str
     fingerprint: str
@@ -145,7 +141,6 @@ class GoldenBundle:
         return results
 
     def compare_sample(self, not_run: StageResult, x: Tensor, entry: BundleStage) -> StageResult:
-        """Return the result of one stage of a long case at its sampled elements."""
         if list(x.shape) != entry.shape:
             note = f"shape {list(x.shape)}, reference {entry.shape}"
             return replace(not_run, error=math.inf, floor=MIN_FLOOR, verdict="fail", note=note)
@@ -168,7 +163,6 @@ class GoldenBundle:
 
 
 def tensor_sha256(t: Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes as stored."""
     return hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest()
 
 
@@ -216,7 +210,6 @@ def check_compatible(bundle: GoldenBundle, decoder: Decoder) -> str:
 
 
 def find_shipped_bundle(decoder: Decoder) -> Path | None:
-    """Return the bundle of these weights that comes with the package, or None."""
     for folder in sorted(BUNDLE_DIR.iterdir()) if BUNDLE_DIR.is_dir() else ():
         if read_json(folder / METADATA_FILE)["fingerprint"] == decoder.fingerprint:
             return folder

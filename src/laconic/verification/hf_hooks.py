@@ -33,7 +33,6 @@ def eager_attention_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def split_heads(x: Tensor, E: int) -> Tensor:
-    """Reshape [B, T, N E] to [B, N, T, E]."""
     return x.unflatten(-1, (-1, E)).transpose(1, 2)
 
 
@@ -88,16 +87,12 @@ class HookRecorder:
             ATTENTION_HOOKS.pop(find_attention(layer, self.names), None)
 
     def hook_input(self, module: nn.Module, callback: Callable[[Tensor], None]) -> None:
-        """Call `callback` with the module's first input."""
-
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             callback(args[0] if args else kwargs["hidden_states"])
 
         self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def hook_output(self, module: nn.Module, callback: Callable[[Tensor], None]) -> None:
-        """Call `callback` with the module's first output."""
-
         def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             callback(out[0] if isinstance(out, tuple) else out)
 

@@ -74,7 +74,6 @@ class InputBuilder:
 
 
 def attention_windows(config: DecoderConfig) -> list[int]:
-    """Return the sliding windows of the layers that have one."""
     return [W for W in config.sliding_windows if W is not None]
 
 
@@ -133,7 +132,6 @@ def build_inputs(decoder: Decoder) -> ParityInputs:
 
 
 def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:
-    """Return the cases that start at position 0."""
     windows = attention_windows(builder.config)
     D, T = builder.config.hidden_size, builder.clamp_length(16)
     n = min(T, min(windows, default=T), 12)
@@ -153,7 +151,6 @@ def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:
 
 
 def position_cases(builder: InputBuilder) -> list[ParityCase]:
-    """Return the cases that start far from position 0."""
     T, Pmax, rope = builder.clamp_length(16), builder.config.max_position_embeddings, builder.config.rope
     last = max(Pmax - T, 0)
     far = FAR_START if rope is not None and rope.kind not in LENGTH_DEPENDENT_ROPE else last
@@ -172,7 +169,6 @@ def position_cases(builder: InputBuilder) -> list[ParityCase]:
 
 
 def incremental_cases(builder: InputBuilder) -> list[ParityCase]:
-    """Return the cases that are read in pieces on the KV cache."""
     T, steps = builder.clamp_length(16), 6
     prompt = builder.random_ids(2, 6)
     fed_back = builder.feed_back_hidden(prompt, steps)

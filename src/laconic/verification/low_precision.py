@@ -33,8 +33,6 @@ StageKey = tuple[str, int | None]  # stage and layer; None outside the layers
 
 @dataclass
 class ErrorPair:
-    """Errors of a stage against float64, of the decoder and of the reference."""
-
     decoder: ErrorAccumulator = field(default_factory=ErrorAccumulator)
     reference: ErrorAccumulator = field(default_factory=ErrorAccumulator)
 
@@ -64,7 +62,6 @@ class ErrorRatios:
                 self.add_layer(actual, wide, recorded, valid, S)
 
     def add_norms(self, local: LocalStages, recorded: LayerActivations, valid: Tensor, S: int) -> None:
-        """Compare the decoder's norms on the reference's inputs with those of the reference."""
         for name, x in local.compute(recorded, None, NORM_STAGES).items():
             error = self.norm_errors[name, layer_index(self.decoder, recorded.layer)]
             error.add(x, recorded.activations[name], valid_mask("B T D", x.shape, valid, S), S, "B T D")
@@ -122,7 +119,6 @@ def build_ratio_result(stage: str, layer: int | None, errors: ErrorPair) -> Stag
 
 
 def build_norm_result(stage: str, layer: int | None, error: ErrorAccumulator) -> StageResult:
-    """Return the result of a norm on the reference's inputs."""
     passes = error.error <= NORM_TOLERANCE
     note = "" if passes else "order of casts: only low precision is wrong"
     return StageResult(

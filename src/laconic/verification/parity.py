@@ -52,7 +52,6 @@ SAME_SUSPECTS = {
 
 
 def usual_suspects(stage: str) -> str:
-    """Return what a first divergence at a stage usually means."""
     return USUAL_SUSPECTS[SAME_SUSPECTS.get(stage, stage)]
 
 
@@ -87,7 +86,6 @@ class StageResult:
 
     @property
     def error_in_floors(self) -> float:
-        """The error divided by the noise floor."""
         return self.error / self.floor
 
 

@@ -74,12 +74,10 @@ class ParityReport:
 
     @property
     def first_divergence(self) -> StageResult | None:
-        """The first stage at which decoder and reference differ."""
         return first_divergence(self.results) or next((r for r in self.results if r.verdict == "fail"), None)
 
     @property
     def missing_from_bundle(self) -> list[str]:
-        """The inputs that a bundle does not contain."""
         return [status.name for status in self.inputs if status.status == "not in bundle"]
 
     def summary(self) -> str:
@@ -169,7 +167,6 @@ def stage_to_json(results: list[StageResult]) -> dict[str, Any]:
 
 
 def is_low_precision(results: list[StageResult]) -> bool:
-    """Return whether the results are ratios to the reference's own error."""
     return any(result.kind == "ratio" for result in results)
 
 
@@ -185,7 +182,6 @@ def worst_verdict(results: list[StageResult]) -> str:
 
 
 def format_number(x: float) -> str:
-    """Format an error in floors."""
     if math.isnan(x):
         return "–"
     return "inf" if math.isinf(x) else f"{x:.2f}" if x < 100 else f"{x:.1e}"

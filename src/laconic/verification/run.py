@@ -75,7 +75,6 @@ def run_parity(
 
 
 def parse_inputs(text: str) -> tuple[str, ...]:
-    """Parse `all`, or comma-separated names of required inputs."""
     names = tuple(REQUIRED_INPUTS) if text == "all" else tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in REQUIRED_INPUTS:
@@ -109,8 +108,6 @@ def open_reference(decoder: Decoder, folder: Path | None, dtype: torch.dtype) ->
 
 @dataclass
 class ParityRun:
-    """The settings of one parity run, and the comparisons it makes."""
-
     decoder: Decoder
     folder: Path | None
     dtype: str
@@ -120,7 +117,6 @@ class ParityRun:
     inputs_by_case: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def covered_inputs(self, report: ParityReport) -> set[str]:
-        """Return the required inputs that were compared."""
         return {name for result in report.results for name in self.inputs_by_case.get(result.case, ())}
 
     def run(self, report: ParityReport, reference: str | None) -> None:
@@ -169,7 +165,6 @@ class ParityRun:
             report.inputs.append(status)
 
     def run_tiny_model(self, report: ParityReport, variant: str, names: tuple[str, ...], is_tiny: bool) -> None:
-        """Compare a variant of the family's tiny model on some inputs."""
         device = self.decoder.token_embedding.weight.device
         decoder = build_tiny_decoder(self.decoder.config.family, variant).to(device, DTYPES[self.dtype])
         label = f"{variant}/" if is_tiny else f"{decoder.name_or_path}{' ' + variant if variant else ''}/"
@@ -216,7 +211,6 @@ class ParityRun:
         report.results += comparison.results()
 
     def run_bundle(self, report: ParityReport, bundle: golden.GoldenBundle) -> None:
-        """Compare with a golden bundle on the inputs it contains."""
         report.reference, device = bundle.name, self.decoder.token_embedding.weight.device
         if self.dtype != "float32":
             raise golden.NotRunError(f"a bundle is float32: {self.dtype} not run; use --reference transformers")

@@ -62,7 +62,6 @@ class ParityCase:
 
     @property
     def inputs(self) -> Tensor:
-        """Ids or vectors."""
         x = self.ids if self.ids is not None else self.vectors
         assert x is not None
         return x
@@ -88,12 +87,10 @@ class ParityCase:
         return self.inputs.device
 
     def to(self, device: torch.device) -> "ParityCase":
-        """Return the case with its tensors on a device."""
         tensors = {name: getattr(self, name) for name in ("ids", "vectors", "valid", "positions", "bias")}
         return replace(self, **{name: None if t is None else t.to(device) for name, t in tensors.items()})
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Return (S, T) of every piece."""
         sizes = self.piece_sizes or (self.shape[1],)
         return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
@@ -213,7 +210,6 @@ def run_case(decoder: Decoder, case: ParityCase, embeddings: Tensor, emit: Calla
 
 
 def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | None]:
-    """Return the keyword arguments of `Decoder.forward` for the piece of T positions after S."""
     return {
         "attention_mask": None if case.valid is None else case.valid[:, S : S + T],
         "position_ids": case.position_ids[:, S : S + T] if case.pass_positions else None,
@@ -222,7 +218,6 @@ def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | No
 
 
 def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtype: torch.dtype) -> ForwardContext:
-    """Return the context that the decoder's blocks share in a piece."""
     positions, valid = expected_position_ids(case, S, T), case.valid_mask[:, : S + T]
     bias, backend = forward_arguments(case, S, T)["attention_bias"], decoder.attn_implementation
     options: dict[str, Any] = {"backend": backend, "all_valid": False, "needs_visible": True}

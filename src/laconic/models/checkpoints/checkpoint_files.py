@@ -115,12 +115,10 @@ def match_tensors(
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Join the first MAX_LISTED names."""
     return ", ".join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
 
 
 def warn_randomly_initialized(names: Sequence[str]) -> None:
-    """Warn of tensors that are absent from the checkpoint."""
     warnings.warn(f"{list_names(names)}: not in the checkpoint, randomly initialised", stacklevel=4)
 
 
@@ -160,7 +158,6 @@ def read_specs(path: Path) -> dict[str, TensorSpec]:
 
 
 def _read_index(index: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the tensor names of each file of an index."""
     weight_map = index.get("weight_map")
     files: dict[str, list[str]] = {}
     for name, shard in cast(dict[str, Any], weight_map if isinstance(weight_map, dict) else {"": None}).items():

@@ -81,7 +81,6 @@ class DropoutRates:
 
 
 def unsupported_value(key: str, value: Any, supported: str) -> InputError:
-    """Return the error for a value that is valid but not implemented."""
     return InputError(f"{key}={abbreviate(value)} is not supported; supported: {supported}")
 
 
@@ -131,7 +130,6 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
 
 
 def unsupported_family(source: JsonObject) -> InputError:
-    """Return the error for a model type that is not implemented; it says what the decoder lacks."""
     family, inner = source.get("model_type"), source.get("text_config")
     lacks = next((feature for feature, families in MISSING_FEATURES.items() if family in families), None)
     if any(source.get(key) for key in EXPERT_KEYS):
@@ -323,7 +321,6 @@ def to_hf_config(config: JsonObject) -> dict[str, Any]:
 
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
-    """Return `rope_parameters` with the fields that its kind reads."""
     values = {name: getattr(rope, name) for name in ROPE_FIELDS[rope.kind]}
     values |= {name: list(values[name]) for name in ("short_factor", "long_factor") if name in values}
     return {"rope_type": rope.kind, "rope_theta": rope.theta} | {k: v for k, v in values.items() if v is not None}

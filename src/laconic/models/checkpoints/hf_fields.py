@@ -67,8 +67,6 @@ class JsonModel(BaseModel):
 
 
 class TokenIds(JsonModel):
-    """Special token ids in config.json."""
-
     bos_token_id: TokenId | None = None
     eos_token_id: TokenId | list[TokenId] | None = None
     pad_token_id: TokenId | None = None

@@ -32,7 +32,6 @@ class WeightMemory:
     def for_shapes(
         cls, shapes: Iterable[Sequence[int]], dtype: torch.dtype, huge_pages: bool = False
     ) -> "WeightMemory":
-        """Return memory for tensors of these shapes in one block."""
         return cls(sum(math.prod(shape) * dtype.itemsize + ALIGNMENT for shape in shapes), huge_pages)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -50,7 +49,6 @@ class WeightMemory:
 
 
 def allocate_aligned(size: int) -> Tensor:
-    """Return `size` bytes."""
     block = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     return block[-block.data_ptr() % ALIGNMENT :][:size]
 

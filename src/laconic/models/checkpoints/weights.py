@@ -72,7 +72,6 @@ def check_revision(model: str | Path, revision: str | None) -> str | None:
 
 
 def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> Path:
-    """Download a model from the hub, by its name there or its short name."""
     from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -232,13 +231,11 @@ def check_overflow(label: str, stored: Tensor, dtype: torch.dtype) -> None:
 
 
 def is_linear_weight(module: nn.Module, name: str) -> bool:
-    """Return whether a parameter is the weight of a plain linear layer."""
     owner, _, attribute = name.rpartition(".")
     return attribute == "weight" and type(module.get_submodule(owner)) is nn.Linear
 
 
 def assign_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace the parameter of this name, for example one on meta."""
     owner, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, module.get_parameter(name).requires_grad))
 
@@ -278,7 +275,6 @@ def weights_fingerprint(state: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _sample_tensor(name: str, tensor: Tensor) -> bytes:
-    """Return name, shape and evenly spaced elements of a tensor as bytes."""
     n = tensor.numel()
     count = min(n, FINGERPRINT_SAMPLES)
     offsets = torch.arange(count, device=tensor.device) * n // count if n else torch.arange(0)
@@ -292,7 +288,6 @@ def _sample_tensor(name: str, tensor: Tensor) -> bytes:
 
 
 def _combine_samples(samples: Mapping[str, bytes]) -> str:
-    """Hash the samples in order of names."""
     return hashlib.sha256(b"".join(sample for _, sample in sorted(samples.items()))).hexdigest()
 
 

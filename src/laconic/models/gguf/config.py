@@ -90,7 +90,6 @@ def special_token_ids(header: GGUFHeader) -> dict[str, Any]:
 
 
 def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
-    """Return the sizes of a GPT-2."""
     return {
         "n_layer": header.require("gpt2.block_count", int),
         "n_embd": header.require("gpt2.embedding_length", int),
@@ -103,7 +102,6 @@ def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
 
 
 def rope_sizes(header: GGUFHeader, family: str, rope_factors: Tensor | None) -> dict[str, Any]:
-    """Return the sizes, biases and RoPE of the families with RoPE."""
     D, H = header.require(f"{family}.embedding_length", int), header.require(f"{family}.attention.head_count", int)
     if min(D, H) < 1:
         raise InputError(f"{header.path.name}: width {D} with {H} heads")

@@ -106,7 +106,6 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def parse_header(reader: "HeaderReader") -> GGUFHeader:
-    """Parse what follows the magic number."""
     path = reader.path
     version = reader.read_number("<u4")
     if version not in VERSIONS:
@@ -137,7 +136,6 @@ class HeaderReader:
         self.end = min(len(data), MAX_HEADER_BYTES)
 
     def damaged_error(self, reason: str) -> InputError:
-        """Return the error for a header that contradicts itself or the file."""
         return InputError(f"{self.path.name}: damaged GGUF header: {reason}; download it again")
 
     def take(self, n: int) -> bytes:
@@ -148,7 +146,6 @@ class HeaderReader:
         return self.data[self.offset - n : self.offset]
 
     def read_number(self, dtype: str) -> Any:
-        """Read one number as a Python int, float or bool."""
         return np.frombuffer(self.take(np.dtype(dtype).itemsize), dtype)[0].item()
 
     def read_count(self, item_bytes: int) -> int:
@@ -160,7 +157,6 @@ class HeaderReader:
         return count
 
     def read_string(self) -> str:
-        """Read a length and UTF-8 text."""
         n = struct.unpack("<Q", self.take(8))[0]
         try:
             return str(self.take(n), "utf-8")
@@ -168,14 +164,12 @@ class HeaderReader:
             raise self.damaged_error(f"byte {self.offset - n + error.start:,} is not UTF-8") from None
 
     def read_name(self) -> str:
-        """Read the name of a metadata key or a tensor."""
         name = self.read_string()
         if not is_printable(name):
             raise self.damaged_error(f"{name[:40]!r} is not a name")
         return name
 
     def read_value(self, key: str) -> Any:
-        """Read the type and value of a metadata key."""
         kind = self.read_number("<u4")
         if kind == STRING:
             return self.read_string()
@@ -192,7 +186,6 @@ class HeaderReader:
         return np.frombuffer(self.take(self.read_count(dtype.itemsize) * dtype.itemsize), dtype).tolist()
 
     def read_tensor_info(self) -> TensorInfo:
-        """Read name, dimensions, type and offset of a tensor."""
         name = self.read_name()
         rank = self.read_number("<u4")
         if not 1 <= rank <= MAX_DIMENSIONS:

@@ -70,7 +70,6 @@ def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTe
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights, as [out, in], by name."""
     names, D = WEIGHT_NAMES[config.family], config.hidden_size
     with torch.device("meta"):
         layer = {name: tuple(tensor.shape) for name, tensor in Block(config, 0).state_dict().items()}
@@ -120,7 +119,6 @@ def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> T
 def read_weight(
     name: str, matched: Mapping[str, GGUFTensor], header: GGUFHeader, config: DecoderConfig, dtype: torch.dtype
 ) -> Tensor:
-    """Return a weight in the layout of the Hugging Face checkpoint."""
     tensor, names = read_tensor(header, matched[name], dtype), WEIGHT_NAMES[config.family]
     heads = {names.q: config.num_attention_heads, names.k: config.num_key_value_heads}
     num_heads = next((n for part, n in heads.items() if part and f".{part}." in name), 0)

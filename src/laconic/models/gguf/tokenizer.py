@@ -85,7 +85,6 @@ def build_tokenizer_files(header: GGUFHeader, vocab_size: int) -> dict[str, str]
 
 
 def find_special_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, str]:
-    """Return the special tokens by role."""
     special: dict[str, str] = {}
     for role, name in SPECIAL_TOKENS.items():
         index = header.get_token_id(name)
@@ -175,7 +174,6 @@ def add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) 
 
 
 def build_post_processor(header: GGUFHeader, special: dict[str, str], has_bos: bool) -> Any:
-    """Return the template that adds bos and eos to a text."""
     add_bos, add_eos = (header.get(f"{PREFIX}add_{name}_token", bool) for name in ("bos", "eos"))
     first = special.get("bos_token") if (has_bos if add_bos is None else add_bos) else None
     last = special.get("eos_token") if add_eos else None

@@ -21,7 +21,6 @@ class RealTokens(NamedTuple):
     T: int
 
     def gather(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "1 N D"]:
-        """Return the vectors of the real tokens."""
         return x.flatten(0, 1).index_select(0, self.places)[None]
 
     def scatter(self, x: Float[Tensor, "1 N D"]) -> Float[Tensor, "B T D"]:
