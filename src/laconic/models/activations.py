@@ -7,8 +7,7 @@ inputs from elsewhere (for instance from transformers).
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # The arguments of the lambdas are described by their row of the table.
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -120,17 +119,6 @@ def list_activation_places(config: DecoderConfig) -> dict[str, tuple[tuple[int, 
     layers["hidden"] = tuple((l, "hidden") for l in range(L + 1))
     single = {f"{name}.{place[0]}": (place,) for name, places in layers.items() for place in places}
     return layers | single | {activation.name: ((L, activation.name),) for activation in MODEL_ACTIVATIONS}
-
-
-def unknown_activation_message(name: str, places: Mapping[str, tuple[tuple[int, str], ...]]) -> str:
-    names, stem = sorted(known for known in places if "." not in known), name.partition(".")[0]
-    if stem in names:
-        first, last = places[stem][0][0], places[stem][-1][0]
-        if f"{stem}.{first}" not in places:
-            return f"capture {name}: {stem} belongs to no layer; write {stem}"
-        return f"capture {name}: {stem} has layers {first} to {last}"
-    closest = difflib.get_close_matches(stem, names, 1, 0.0)
-    return f"capture {name}: no such activation; did you mean {closest[0]}?"
 
 
 def capture_model(

@@ -5,6 +5,7 @@ Llama (arXiv:2302.13971, 2407.21783), Mistral (2310.06825), Qwen (2407.10671, 25
 Shapes: B rows, T new positions, S cached positions, P = S + T, D width, V vocabulary.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.models import parameters
-from laconic.models.activations import capture_model, list_activation_places, unknown_activation_message
-from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, build_context
+from laconic.models.activations import capture_model, list_activation_places
+from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, add_parameters, build_context
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import llama2c, weights
 from laconic.models.checkpoints.checkpoint_files import resolve_tied_head
@@ -74,7 +75,7 @@ class Decoder(nn.Module):
         self._cached_fingerprint: tuple[str, parameters.ParameterVersion] | None = None
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
         self.activation_places = list_activation_places(config)
-        parameters.add_parameters(self, config, seed)
+        add_parameters(self, config, seed)
 
     @classmethod
     def from_pretrained(
@@ -304,7 +305,8 @@ class Decoder(nn.Module):
         layers: list[set[str]] = [set() for _ in range(self.config.num_hidden_layers + 1)]
         for name in (names,) if isinstance(names, str) else names:
             if name not in self.activation_places:
-                raise ValueError(unknown_activation_message(name, self.activation_places))
+                closest = difflib.get_close_matches(name, self.activation_places, 1, 0.0)[0]
+                raise ValueError(f"capture {name}: no such activation; did you mean {closest}?")
             for layer, activation in self.activation_places[name]:
                 layers[layer].add(activation)
         return tuple(map(frozenset, layers))

@@ -1,4 +1,4 @@
-"""Create, load and enlarge the parameters of a decoder, as functions of the module and its configuration."""
+"""Load and enlarge the parameters of a decoder, as functions of the module and its configuration."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,29 +9,13 @@ import torch
 from torch import nn
 
 from laconic.errors import UsageError
-from laconic.models.block import Block, build_norm
 from laconic.models.checkpoints import weights
 from laconic.models.checkpoints.checkpoint_files import StoredTensor, warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.init import add_submodule, empty_embedding, init_parameters
+from laconic.models.init import init_parameters
 from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
 
 ParameterVersion = tuple[tuple[tuple[int, int], ...], tuple[float, ...]]
-
-
-def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
-    """Add embeddings, blocks, final norm and head under the family's names; `seed` None leaves them uninitialised."""
-    names, D = WEIGHT_NAMES[config.family], config.hidden_size
-    add_submodule(decoder, names.token_embedding, empty_embedding(config.vocab_size, D))
-    if names.position_embedding:
-        num_positions = config.max_position_embeddings + config.position_offset
-        add_submodule(decoder, names.position_embedding, empty_embedding(num_positions, D))
-    add_submodule(decoder, names.layers, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
-    add_submodule(decoder, names.final_norm, build_norm(config))
-    if not config.tie_word_embeddings:
-        add_submodule(decoder, names.head, nn.Linear(D, config.vocab_size, bias=False))
-    if seed is not None:
-        init_parameters(dict(decoder.named_parameters()), config.initializer_range, seed)
 
 
 def load_tensors(

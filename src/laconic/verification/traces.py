@@ -129,20 +129,18 @@ class StreamCancelledError(Exception):
 def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]) -> Iterator[LayerActivations]:
     """Yield what `run` passes to its callback; `run` is suspended in a thread until the next item is requested."""
     items: queue.Queue[LayerActivations | BaseException | None] = queue.Queue()
-    resume = threading.Semaphore(0)
-    is_cancelled = threading.Event()
+    requests: queue.Queue[bool] = queue.Queue()  # True for the next item, False to stop
 
     def emit(item: LayerActivations) -> None:
         items.put(item)
-        resume.acquire()
-        if is_cancelled.is_set():
+        if not requests.get():
             raise StreamCancelledError
 
     def produce() -> None:
-        resume.acquire()
         try:
-            with torch.no_grad():
-                run(emit)
+            if requests.get():
+                with torch.no_grad():
+                    run(emit)
             items.put(None)
         except BaseException as error:
             items.put(error)
@@ -151,7 +149,7 @@ def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]
     thread.start()
     try:
         while True:
-            resume.release()
+            requests.put(True)
             item = items.get()
             if isinstance(item, BaseException):
                 raise item
@@ -159,8 +157,7 @@ def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]
                 return
             yield item
     finally:
-        is_cancelled.set()
-        resume.release()
+        requests.put(False)
         thread.join()
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.errors import InputError
-from laconic.models.block import Block
+from laconic.models.block import add_parameters
 from laconic.models.checkpoints.checkpoint_files import transposed_weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS_TENSOR
@@ -50,7 +50,10 @@ def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTe
     stems = {gguf: getattr(names, field) for gguf, field in MODEL_NAMES.items()}
     for l in range(config.num_hidden_layers):
         stems |= {f"blk.{l}.{x}": f"{names.layers}.{l}.{getattr(names, field)}" for x, field in LAYER_NAMES.items()}
-    expected = weight_shapes(config)
+    module = nn.Module()
+    with torch.device("meta"):
+        add_parameters(module, config, seed=None)
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     matched: dict[str, GGUFTensor] = {}
     for tensor in header.tensors.values():
         stem, _, kind = tensor.name.rpartition(".")
@@ -67,23 +70,6 @@ def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTe
     if missing:
         raise InputError(f"{header.path.name}: no tensor for {missing}; is the file one part of a split model?")
     return {name: matched[name] for name in expected}
-
-
-def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    names, D = WEIGHT_NAMES[config.family], config.hidden_size
-    with torch.device("meta"):
-        layer = {name: tuple(tensor.shape) for name, tensor in Block(config, 0).state_dict().items()}
-    shapes: dict[str, tuple[int, ...]] = {f"{names.token_embedding}.weight": (config.vocab_size, D)}
-    if names.position_embedding:
-        shapes[f"{names.position_embedding}.weight"] = (config.max_position_embeddings, D)
-    for l in range(config.num_hidden_layers):
-        shapes |= {f"{names.layers}.{l}.{name}": shape for name, shape in layer.items()}
-    shapes[f"{names.final_norm}.weight"] = (D,)
-    if config.norm_type == "layer":
-        shapes[f"{names.final_norm}.bias"] = (D,)
-    if not config.tie_word_embeddings:
-        shapes[f"{names.head}.weight"] = (config.vocab_size, D)
-    return shapes
 
 
 def check_quantizations(header: GGUFHeader) -> None:
