@@ -209,6 +209,6 @@ def first_divergence(results: list[StageResult]) -> StageResult | None:
     """
     failed = next((r for r in results if r.kind == "local" and r.verdict == "fail"), None)
     if failed is None and any(r.kind == "propagated" and r.verdict == "fail" for r in results):
-        shown = (r for r in results if r.kind == "propagated" and r.verdict != "not run")
-        failed = next((r for r in shown if not r.error <= MAX_ERROR_IN_FLOORS * r.floor), None)
+        measured = (r for r in results if r.kind == "propagated" and r.verdict != "not run")
+        failed = next((r for r in measured if not r.error <= MAX_ERROR_IN_FLOORS * r.floor), None)
     return failed or next((r for r in results if r.kind == "backend" and r.verdict == "fail"), None)

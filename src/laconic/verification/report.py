@@ -124,13 +124,13 @@ class ParityReport:
     def table_rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
         for results in self.results_by_stage():
-            shown = [r for r in results if r.kind in ("local", "ratio")]
+            compared = [r for r in results if r.kind in ("local", "ratio")]
             layers = sorted({r.layer for r in results if r.layer is not None}) or [None]
-            first, last = ([r for r in shown if r.layer == layer] for layer in (layers[0], layers[-1]))
-            worst = max(shown, key=severity, default=None)
+            first, last = ([r for r in compared if r.layer == layer] for layer in (layers[0], layers[-1]))
+            worst = max(compared, key=severity, default=None)
             layer = "" if worst is None or worst.layer is None else f" ({worst.layer})"
             error = max((r.error for r in results if r.kind == "propagated"), default=math.nan)
-            cells = (format_worst(first), format_worst(shown) + layer, format_worst(last))
+            cells = (format_worst(first), format_worst(compared) + layer, format_worst(last))
             rows.append(
                 (results[0].stage, *cells, "–" if math.isnan(error) else f"{error:.1e}", worst_verdict(results))
             )
