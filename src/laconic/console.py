@@ -29,15 +29,11 @@ def pluralize(n: int, noun: str) -> str:
 
 
 def log_message(text: str) -> None:
-    """Print a line to standard error, control characters as escapes.
-
-    Once nobody can read it any more, lines are dropped and the work goes on.
-    """
+    """Print a line to standard error, control characters as escapes, as long as somebody can read it."""
     print_to_stderr(escape_controls(text))
 
 
 def print_to_stderr(text: str) -> None:
-    """Print a line to standard error if somebody can read it."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:  # a closed pipe, a terminal that is gone, a full disk
@@ -171,7 +167,6 @@ class ProgressLog:
             self.print_line()
 
     def print_line(self) -> None:
-        """Print what was reported last."""
         self.last, self.printed = time.monotonic(), (self.name, self.done)
         line = f"{self.text} {self.name}".rstrip(" ,")
         if self.total:
@@ -185,7 +180,6 @@ class ProgressLog:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes, hours or days."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 172800:
@@ -194,7 +188,6 @@ def format_duration(seconds: float) -> str:
 
 
 def to_html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table, for `_repr_html_`."""
     lines = [("th", header), *(("td", row) for row in rows)]
     cells = ["".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row) for tag, row in lines]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"

@@ -38,11 +38,11 @@ def test_allow_missing_refuses_a_name_the_model_does_not_have(folder: Path) -> N
 
 def test_allow_missing_warns_of_tensors_that_are_initialised(folder: Path) -> None:
     (name,) = remove_tensors(folder, 1)
-    with pytest.warns(UserWarning, match=f"^{name} is not in the checkpoint") as caught:
+    with pytest.warns(UserWarning, match=f"^{name}: not in the checkpoint") as caught:
         Decoder.from_pretrained(folder, allow_missing=(name,))
     assert len(caught) == 1
     names = remove_tensors(folder, 11)
-    with pytest.warns(UserWarning, match="12 tensors are not in the checkpoint") as caught:
+    with pytest.warns(UserWarning, match="…: not in the checkpoint") as caught:
         Decoder.from_pretrained(folder, allow_missing=(name, *names))
     assert str(caught[0].message).count(".weight") == 10
 

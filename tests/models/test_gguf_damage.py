@@ -42,7 +42,7 @@ HOSTILE = {
     "no bytes": (b"GGUF", "damaged"),
     "another format": (b"GGML" + bytes(40), "not a GGUF file"),
     "version 1": (header(version=1), "version 1"),
-    "big-endian": (b"GGUF" + struct.pack(">I2Q", 3, 0, 0), "big-endian"),
+    "big-endian": (b"GGUF" + struct.pack(">I2Q", 3, 0, 0), "little-endian"),
     "tensors without end": (header(counts=(HUGE, 0)), "items"),
     "keys without end": (header(counts=(0, HUGE)), "items"),
     "string longer than the file": (header(text("a")[:-1] + b"\xff" * 8), "damaged"),

@@ -230,7 +230,7 @@ def test_get_step_refuses_an_invalid_safetensors_file(tmp_path: Path) -> None:
     """The hash of an invalid file is right."""
     run = RunDirectory(tmp_path / "run")
     with run.lock():
-        run.commit_step(1, lambda writer: writer.add_bytes("a.safetensors", b"not at all"), {})
+        run.commit_step(1, lambda writer: writer.add_text("a.safetensors", "not at all"), {})
     with pytest.raises(CorruptArtifactError, match=r"step-000001: a\.safetensors: begins with the text 'not at a'"):
         run.get_step(1)
 

@@ -219,7 +219,7 @@ def read_report(path: Path) -> object:
     writer = ManifestWriter(run / "evaluations" / "reasoning")
     writer.folder.mkdir(parents=True)
     for name, content in files.items():
-        writer.add_bytes(name, content)
+        (writer.folder / name).write_bytes(content)
     writer.finish("evaluation", 0, {})
     (run / "recipe.toml").write_text(KAVA)
     return check_page(build_report([str(run)]))
@@ -281,7 +281,7 @@ def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
         return model.generate(["a b"], laconic.GenerationConfig(max_tokens=1))
 
     def read_bundle(path: Path) -> object:
-        return [bundle.cases for bundle in [load_bundle(path.parent)]]
+        return [case.input.build_case() for case in load_bundle(path.parent).metadata.cases]
 
     def send(path: Path) -> object:
         answer = client.post("/v1/completions", content=path.read_bytes(), headers={"Content-Type": "application/json"})

@@ -162,8 +162,7 @@ def test_export_loads_what_transformers_saves_into_it_once_the_record_is_deleted
     theirs.save_pretrained(model)
     with pytest.raises(CorruptArtifactError) as error:
         laconic.load(model)
-    shards = ", ".join(f"model-0000{i}-of-00005.safetensors" for i in (1, 2, 3))
-    assert f"config.json is changed; {shards} and 2 more are missing since the export" in str(error.value)
+    assert "config.json is changed since the export" in str(error.value)
     assert str(error.value).endswith(f"as save_pretrained does, delete {model / RECORD}")
     (model / RECORD).unlink()
     loaded: Any = laconic.load(model)

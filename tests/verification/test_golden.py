@@ -75,7 +75,7 @@ def test_bundle_of_other_weights_is_compared(tmp_path: Path):
             decoder.layers[1].submodule(name).weight.copy_(decoder.layers[0].submodule("norm2").weight)
     decoder.save_pretrained(tmp_path / "model")
     report = run_parity(str(tmp_path / "model"), reference=str(LLAMA))
-    ours, theirs = decoder.fingerprint[:4], load_bundle(LLAMA).metadata["fingerprint"][:4]
+    ours, theirs = decoder.fingerprint[:4], load_bundle(LLAMA).metadata.fingerprint[:4]
     assert not report.is_ok
     text = f"bundle is of weights {theirs}…, model is {ours}…. First divergence: norm1 of layer 1"
     assert report.summary().startswith(text)
@@ -153,7 +153,7 @@ def test_bundle_detects_missing_numbers(copy: Path):
     with pytest.raises(NotRunError, match=r"q\.1: not in the bundle: not run"):
         load_bundle(copy)
     (copy / METADATA_FILE).write_text(json.dumps(about | {"format": 2}))
-    with pytest.raises(NotRunError, match="format 2"):
+    with pytest.raises(InputError, match="format"):
         load_bundle(copy)
 
 
@@ -179,7 +179,7 @@ def test_write_bundle_round_trip(tmp_path: Path):
     assert again.is_ok, again.summary()
     shipped = load_bundle(BUNDLE_DIR / "tiny-opt")
     fresh = load_bundle(tmp_path / "new")
-    assert [case.name for case in shipped.cases] == [case.name for case in fresh.cases]
+    assert [case.input.name for case in shipped.metadata.cases] == [case.input.name for case in fresh.metadata.cases]
     with pytest.raises(BusyError, match="exists and is not empty"):
         write_reference_bundle("tiny:opt", tmp_path / "new")
 
@@ -200,7 +200,7 @@ def test_write_bundle_samples_wide_models(monkeypatch: pytest.MonkeyPatch, tmp_p
     needs("transformers")
     monkeypatch.setattr(golden_bundle, "MAX_WHOLE_BYTES", 1000)
     write_reference_bundle("tiny:opt", tmp_path / "new")
-    assert all(entry["kind"] == "long" for entry in load_bundle(tmp_path / "new").metadata["cases"])
+    assert all(entry.kind == "long" for entry in load_bundle(tmp_path / "new").metadata.cases)
     assert run_parity("tiny:opt", reference=str(tmp_path / "new")).is_ok
 
 
@@ -212,7 +212,7 @@ WRONG_METADATA: dict[str, tuple[tuple[Any, ...], Any]] = {
     "cases.0.input.ids.0.0": (("cases", 0, "input", "ids", 0, 0), -5),
     "cuts .9. do not add up": (("cases", 0, "input", "cuts"), [9]),
     "cases.0.stages.embed.shape": (("cases", 0, "stages", "embed", "shape"), "2"),
-    "its shape 99": (("cases", 0, "stages", "embed", "shape"), [99]),
+    "its shape .99.": (("cases", 0, "stages", "embed", "shape"), [99]),
     "cases.0.stages.embed.floor": (("cases", 0, "stages", "embed", "floor"), "small"),
     "config.family": (("config", "family"), 1),
 }

@@ -18,7 +18,7 @@ from torch import Tensor
 from laconic.compression import memory_arguments as arguments
 from laconic.compression.memory_file import MemoryMetadata, load_memory, memory_to_html, save_memory
 from laconic.errors import CorruptArtifactError, UsageError
-from laconic.models.row_index import RowIndex
+from laconic.models.cache import RowIndex
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.models.cache import KVCache
-from laconic.models.row_index import RowIndex, build_row_index
+from laconic.models.cache import KVCache, RowIndex, build_row_index
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,7 @@ inputs from elsewhere (for instance from transformers).
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # The arguments of the lambdas are described by their row of the table.
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -49,13 +48,11 @@ class Activation(NamedTuple):
 
 
 def masked_scores(at: BlockContext, a: Tensor) -> Tensor:
-    """Return the scores after bias and mask."""
     assert at.mask.visible is not None
     return backends.apply_bias_and_mask(a, at.mask.visible, at.mask.bias)
 
 
 def scaled_scores(at: BlockContext, q: Tensor, k: Tensor) -> Tensor:
-    """Return the scores before bias and mask."""
     return backends.attention_scores(q, k, at.block.config.attention_scales[at.block.index])
 
 
@@ -124,22 +121,9 @@ def list_activation_places(config: DecoderConfig) -> dict[str, tuple[tuple[int, 
     return layers | single | {activation.name: ((L, activation.name),) for activation in MODEL_ACTIVATIONS}
 
 
-def unknown_activation_message(name: str, places: Mapping[str, tuple[tuple[int, str], ...]]) -> str:
-    """Return the error message for an activation or layer that does not exist."""
-    names, stem = sorted(known for known in places if "." not in known), name.partition(".")[0]
-    if stem in names:
-        first, last = places[stem][0][0], places[stem][-1][0]
-        if f"{stem}.{first}" not in places:
-            return f"capture {name}: {stem} belongs to no layer; write {stem}"
-        return f"capture {name}: {stem} has layers {first} to {last}"
-    closest = difflib.get_close_matches(stem, names, 1, 0.0)
-    return f"capture {name}: no such activation; did you mean {closest[0]}?"
-
-
 def capture_model(
     decoder: Any, names: frozenset[str], hidden_states: Tensor, attention_mask: Tensor
 ) -> dict[str, Tensor]:
-    """Compute the requested activations after the last layer."""
     values = {"final_norm": hidden_states, "attention_mask": attention_mask}
     for activation in MODEL_ACTIVATIONS[2:]:
         if not names - values.keys():

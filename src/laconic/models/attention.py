@@ -25,7 +25,6 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def split_heads(x: Float[Tensor, "B T NE"], num_heads: int) -> Float[Tensor, "B n T E"]:
-    """Split a projection into heads."""
     return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 
@@ -75,14 +74,7 @@ def build_attention_mask(
 ) -> AttentionMask:
     """Return the mask for one window: none where SDPA needs none, else boolean, or float if there is a bias.
 
-    Args:
-        valid: Real slots among cached and new ones.
-        S: Number of cached slots.
-        all_valid: Every slot is valid; known by the caller, so that the tensor need not be read.
-        window: Sliding window of these layers.
-        bias: Added to the scores.
-        sdpa_only: No backend but SDPA runs, so a visibility mask is not needed beside `causal`.
-        dtype: Dtype of a float mask.
+    With `all_valid` the tensor need not be read. With `sdpa_only` a visibility mask is not needed beside `causal`.
     """
     P = valid.shape[1]
     T = P - S
@@ -92,10 +84,8 @@ def build_attention_mask(
         needs_no_mask = True
     elif is_plain and S == 0:
         causal = needs_no_mask = True
-    if needs_no_mask and sdpa_only:
-        return AttentionMask(causal, None, None, None)
-    visible = visibility_mask(valid[:1] if all_valid else valid, S, window)
-    if needs_no_mask:
+    visible = None if needs_no_mask and sdpa_only else visibility_mask(valid[:1] if all_valid else valid, S, window)
+    if needs_no_mask or visible is None:
         return AttentionMask(causal, None, visible, None)
     mask = visible[:, None]
     if bias is not None:
@@ -108,7 +98,6 @@ AttentionBackend = Callable[[Tensor, Tensor, Tensor, float, AttentionMask, float
 
 
 def capture_nothing(name: str, value: Tensor) -> Tensor:
-    """Capture function of a pass that captures no activation."""
     return value
 
 

@@ -3,19 +3,36 @@
 Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from laconic.models.checkpoints.cache_file import HasFingerprint, read_cache, write_cache
+from laconic.models.checkpoints.cache_file import FILE_KIND, read_cache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
-from laconic.models.row_index import RowIndex, build_row_index
+from laconic.storage.atomic import save_artifact
+
+RowIndex = Sequence[int] | Int[Tensor, " N"] | Bool[Tensor, " B"]
+
+
+def build_row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
+    """Return the indices of the selected rows of B: the given ones, or where a mask is True."""
+    index = torch.as_tensor(rows)
+    if index.dtype == torch.bool:
+        if len(index) != B:
+            raise ValueError(f"a mask of {len(index)} rows cannot select from {B}")
+        return index.nonzero()[:, 0]
+    index = index.long()  # before the comparisons, which torch does not have for uint16 and uint32
+    out_of_range = index[(index < 0) | (index >= B)]
+    if len(out_of_range):
+        raise ValueError(f"row {int(out_of_range[0])} does not exist; rows are 0 to {B - 1}")
+    return index
 
 
 def default_position_ids(
@@ -94,11 +111,7 @@ class KVCache:
         return self.continue_positions(self.valid.new_ones(self.B, 1))[:, 0]
 
     def continue_positions(self, attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """Return the default positions of new tokens (Eq. C22).
-
-        Args:
-            attention_mask: True at the real tokens among the new ones [B, T].
-        """
+        """Return the default positions of new tokens (Eq. C22); `attention_mask` is True at the real ones."""
         prefix_tokens = self.prefix and self.prefix.num_tokens
         return default_position_ids(attention_mask, self.positions, self.valid, prefix_tokens)
 
@@ -118,12 +131,7 @@ class KVCache:
         return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
 
     def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
-        """Raise ValueError if the cache is one of another decoder, or has another number of rows.
-
-        Args:
-            config: Configuration of the decoder that will read it.
-            batch_size: Expected number of rows.
-        """
+        """Raise ValueError unless a decoder with this `config` can read it, in a batch of `batch_size` rows."""
         shape, expected = self.shape_summary, (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         if shape != expected:
             raise ValueError(f"the cache has (layers, KV heads, head size) {shape}, the decoder {expected}")
@@ -140,9 +148,6 @@ class KVCache:
     def append(self, other: "KVCache") -> "KVCache":
         """Append another cache's slots on the right, row by row.
 
-        Args:
-            other: Cache of the same decoder and number of rows.
-
         Raises:
             ValueError: The numbers of rows or layers differ, or the other cache has a prefix.
         """
@@ -152,13 +157,7 @@ class KVCache:
             raise ValueError(
                 f"append: {other.B} rows of {len(other.keys)} layers do not match {self.B} rows of {len(self.keys)}"
             )
-        return KVCache(
-            tuple(torch.cat(pair, 2) for pair in zip(self.keys, other.keys, strict=True)),
-            tuple(torch.cat(pair, 2) for pair in zip(self.values, other.values, strict=True)),
-            torch.cat([self.positions, other.positions], 1),
-            torch.cat([self.valid, other.valid], 1),
-            self.prefix,
-        )
+        return replace(concat_tensors([self, other], 2, 1), prefix=self.prefix)
 
     def crop(self, num_slots: int) -> "KVCache":
         """Keep the oldest `num_slots` slots, and the prefix.
@@ -173,9 +172,6 @@ class KVCache:
     def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
         """Select K slots per row, in the given order. Gradients flow to the selected slots.
 
-        Args:
-            slots: Slot indices [B, K], one list per row.
-
         Raises:
             ValueError: The shape does not match, or an index is out of range.
         """
@@ -183,8 +179,8 @@ class KVCache:
             raise ValueError(f"gather_slots: indices are {list(slots.shape)}; expected [{self.B}, K], one list per row")
         out_of_range = (slots < 0) | (slots >= self.S)
         if out_of_range.any():
-            row, column = map(int, out_of_range.nonzero()[0])
-            raise ValueError(f"gather_slots: slot {int(slots[row, column])} of {self.S} in row {row}")
+            row = int(out_of_range.nonzero()[0, 0])
+            raise ValueError(f"gather_slots: slot {int(slots[out_of_range][0])} of {self.S} in row {row}")
         index = slots[:, None, :, None]
         return self._map_slots(
             lambda x: x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3])), lambda x: x.gather(1, slots)
@@ -200,11 +196,7 @@ class KVCache:
         return self.map_tensors(lambda x: x.index_select(0, index))
 
     def repeat_rows(self, repeats: int) -> "KVCache":
-        """Repeat each row, side by side. A single row is expanded without a copy.
-
-        Args:
-            repeats: How often each row occurs in the result.
-        """
+        """Repeat each row, side by side. A single row is expanded without a copy."""
         if self.B == 1:
             return self.map_tensors(lambda x: x.expand(repeats, *x.shape[1:]))
         return self.map_tensors(lambda x: x.repeat_interleave(repeats, 0))
@@ -213,50 +205,28 @@ class KVCache:
     def concat_rows(*caches: "KVCache") -> "KVCache":
         """Concatenate the rows of several caches; shorter ones are padded on the left with invalid slots.
 
-        Args:
-            caches: Caches of the same decoder.
-
         Raises:
             ValueError: No cache is given, or their layers, heads or head sizes differ.
         """
         if not caches:
             raise ValueError("concat_rows: pass at least one cache")
-        shape = caches[0].shape_summary
-        other = next((c.shape_summary for c in caches if c.shape_summary != shape), None)
-        if other:
-            raise ValueError(f"concat_rows: (layers, KV heads, head size) {other} does not match {shape}")
+        if len(shapes := {cache.shape_summary for cache in caches}) > 1:
+            raise ValueError(f"concat_rows: (layers, KV heads, head size) does not match: {shapes}")
         S = max(cache.S for cache in caches)
         padded = [cache.pad_left(S - cache.S) for cache in caches]
         prefix = next((cache.prefix for cache in caches if cache.prefix is not None), None)
         if prefix is not None:
             prefix = KVPrefix.concat_rows([c.prefix or KVPrefix.empty(prefix, c.B) for c in caches])
-        return KVCache(
-            tuple(torch.cat(layer, 0) for layer in zip(*(cache.keys for cache in padded), strict=True)),
-            tuple(torch.cat(layer, 0) for layer in zip(*(cache.values for cache in padded), strict=True)),
-            torch.cat([cache.positions for cache in padded], 0),
-            torch.cat([cache.valid for cache in padded], 0),
-            prefix,
-        )
+        return replace(concat_tensors(padded, 0, 0), prefix=prefix)
 
     def pad_left(self, num_slots: int) -> "KVCache":
-        """Add invalid slots on the left.
-
-        Args:
-            num_slots: Number of slots to add. Raises ValueError for a negative number.
-        """
+        """Add invalid slots on the left. Raises ValueError for a negative number."""
         if num_slots < 0:
             raise ValueError(f"num_slots {num_slots} is negative; crop removes slots")
         return self._map_slots(lambda x: F.pad(x, (0, 0, num_slots, 0)), lambda x: F.pad(x, (num_slots, 0)))
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
-        """Replace the validity mask; positions stay.
-
-        Args:
-            valid: True at the slots that may be read [B, S].
-
-        Raises:
-            ValueError: The shapes differ.
-        """
+        """Replace the validity mask; positions stay. Raises ValueError if the shapes differ."""
         if valid.shape != self.valid.shape:
             raise ValueError(f"valid is {list(valid.shape)}, the cache {list(self.valid.shape)}")
         return replace(self, valid=valid.bool())
@@ -282,36 +252,23 @@ class KVCache:
         return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)
 
     def is_equal(self, other: "KVCache") -> bool:
-        """Return whether every tensor is equal bit for bit and in dtype.
-
-        Args:
-            other: Cache to compare with.
-        """
+        """Return whether every tensor is equal bit for bit and in dtype."""
         mine, theirs = self.tensors(), other.tensors()
         pairs = [(mine[name], theirs[name]) for name in mine if name in theirs]
         return mine.keys() == theirs.keys() and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
-    def save(self, path: str | Path, decoder: HasFingerprint) -> None:
-        """Save to a safetensors file that only the same decoder can load.
-
-        Args:
-            path: File to write.
-            decoder: The decoder that made the cache; its fingerprint is stored.
-        """
-        write_cache(Path(path), self.tensors(), decoder)
+    def save(self, path: str | Path, decoder: Any) -> None:
+        """Save to a safetensors file at `path` that only the same `decoder` can load; its fingerprint is stored."""
+        save_artifact(Path(path), self.tensors(), FILE_KIND, {"model": decoder.fingerprint})
 
     @classmethod
-    def load(cls, path: str | Path, decoder: HasFingerprint) -> "KVCache":
-        """Load a file written by `save`.
-
-        Args:
-            path: File to read.
-            decoder: The decoder that will read the cache.
+    def load(cls, path: str | Path, decoder: Any) -> "KVCache":
+        """Load a file that `save` wrote to `path` for the same `decoder`.
 
         Raises:
             CorruptArtifactError: The file was changed, or belongs to other weights.
         """
-        tensors = read_cache(Path(path), decoder)
+        tensors = read_cache(Path(path), decoder.fingerprint)
         layers = range(sum(name.startswith("keys.") for name in tensors))
         return cls(
             tuple(tensors[f"keys.{i}"] for i in layers),
@@ -320,3 +277,13 @@ class KVCache:
             tensors["valid"],
             KVPrefix.from_tensors(tensors),
         )
+
+
+def concat_tensors(caches: Sequence[KVCache], axis_of_heads: int, axis: int) -> KVCache:
+    """Concatenate keys and values [B, G, S, E] along one axis, positions and validity [B, S] along another."""
+    return KVCache(
+        tuple(torch.cat(layer, axis_of_heads) for layer in zip(*(cache.keys for cache in caches), strict=True)),
+        tuple(torch.cat(layer, axis_of_heads) for layer in zip(*(cache.values for cache in caches), strict=True)),
+        torch.cat([cache.positions for cache in caches], axis),
+        torch.cat([cache.valid for cache in caches], axis),
+    )

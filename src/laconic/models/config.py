@@ -18,9 +18,8 @@ from laconic.models.checkpoints.hf_config import (
     parse_hf_config,
     read_checkpoint_json,
     to_hf_config,
-    validate_hf_config,
 )
-from laconic.models.checkpoints.hf_fields import FAMILIES, HF_KEYS, FamilyKeys
+from laconic.models.checkpoints.hf_fields import FAMILIES, HF_KEYS
 
 __all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "RopeConfig", "WeightNames"]
 
@@ -128,11 +127,8 @@ class DecoderConfig:
         H, G, E, L = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.num_hidden_layers
         if H % G:
             raise InputError(f"num_key_value_heads={G} does not divide num_attention_heads={H}")
-        for name, length in (
-            ("sliding_windows", len(self.sliding_windows)),
-            ("attention_scales", len(self.attention_scales)),
-        ):
-            if length != L:
+        for name in ("sliding_windows", "attention_scales"):
+            if (length := len(getattr(self, name))) != L:
                 raise InputError(f"{name} has {length} entries for {L} layers")
         if self.rope is None:
             return
@@ -144,16 +140,11 @@ class DecoderConfig:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "DecoderConfig":
-        """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored.
-
-        Args:
-            folder: Folder of a checkpoint in the layout of Hugging Face.
-        """
+        """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
         folder = Path(folder)
         source, path = read_checkpoint_json(folder / "config.json"), folder / "generation_config.json"
-        file = validate_hf_config(source)
-        config = cls._from_keys(source, file, read_checkpoint_json(path) if path.is_file() else {})
-        for note in describe_ignored_keys(source, file):
+        config = cls.from_dict(source, read_checkpoint_json(path) if path.is_file() else {})
+        for note in describe_ignored_keys(source):
             warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
         return config
 
@@ -168,13 +159,7 @@ class DecoderConfig:
         Raises:
             InputError: The family or a value is not supported, or a key is missing or invalid.
         """
-        return cls._from_keys(source, validate_hf_config(source), generation or {})
-
-    @classmethod
-    def _from_keys(cls, source: Mapping[str, Any], file: FamilyKeys, generation: Mapping[str, Any]) -> "DecoderConfig":
-        """Read the parsed content of config.json, with its validated form, and of generation_config.json."""
-        fields = parse_hf_config(source["model_type"], file, generation)
-        return cls(**fields, source=json.dumps(dict(source), ensure_ascii=False))
+        return cls(**parse_hf_config(source, generation or {}), source=json.dumps(dict(source), ensure_ascii=False))
 
     @classmethod
     def tiny(cls, family: str, **changes: Any) -> "DecoderConfig":
@@ -197,11 +182,7 @@ class DecoderConfig:
         return replace(config, **{"dropout": DropoutRates(), **changes, "source": ""})
 
     def check_positions(self, position_ids: Tensor) -> None:
-        """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE.
-
-        Args:
-            position_ids: Positions of any shape.
-        """
+        """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE."""
         low, high = (int(end) for end in position_ids.aminmax())
         if low < -1:
             raise ValueError(f"position {low}: positions must be ≥ -1 (-1 = no position)")
@@ -221,8 +202,8 @@ class DecoderConfig:
         new = {"architectures": [FAMILIES[self.family].architecture], "model_type": self.family}
         file = self.updated_source() if self.source else {**new, **to_hf_config(vars(self))}
         written = DecoderConfig.from_dict(file)
-        ignored = TOKEN_FIELDS if self.source else ()
-        lost = [name for name in differing_fields(self, written) if name not in ignored]
+        names = {f.name for f in fields(self) if f.compare}.difference(TOKEN_FIELDS if self.source else ())
+        lost = sorted(name for name in names if getattr(self, name) != getattr(written, name))
         if lost:
             raise InputError(f"a config.json of {self.family} cannot express this {', '.join(lost)}; change it back")
         return file
@@ -238,11 +219,6 @@ class DecoderConfig:
         if "dtype" in changed and "torch_dtype" in file:
             file["torch_dtype"] = changed["dtype"] if "dtype" in file else changed.pop("dtype")
         return {**file, **changed}
-
-
-def differing_fields(one: DecoderConfig, other: DecoderConfig) -> list[str]:
-    """Return the names of the fields in which two configurations differ."""
-    return [f.name for f in fields(one) if f.compare and getattr(one, f.name) != getattr(other, f.name)]
 
 
 @dataclass(frozen=True)
@@ -313,7 +289,8 @@ WEIGHT_NAMES: dict[str, WeightNames] = {
         down="mlp.c_proj",
         transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
     ),
-    "opt": WeightNames(
+    "opt": replace(
+        LLAMA_NAMES,
         base_prefix="model.decoder",
         token_embedding="model.decoder.embed_tokens",
         position_embedding="model.decoder.embed_positions",
@@ -321,9 +298,6 @@ WEIGHT_NAMES: dict[str, WeightNames] = {
         final_norm="model.decoder.final_layer_norm",
         norm1="self_attn_layer_norm",
         norm2="final_layer_norm",
-        q="self_attn.q_proj",
-        k="self_attn.k_proj",
-        v="self_attn.v_proj",
         o="self_attn.out_proj",
         gate=None,
         up="fc1",

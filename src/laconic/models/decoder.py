@@ -5,6 +5,7 @@ Llama (arXiv:2302.13971, 2407.21783), Mistral (2310.06825), Qwen (2407.10671, 25
 Shapes: B rows, T new positions, S cached positions, P = S + T, D width, V vocabulary.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.models import parameters
-from laconic.models.activations import capture_model, list_activation_places, unknown_activation_message
-from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, build_context
+from laconic.models.activations import capture_model, list_activation_places
+from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, add_parameters, build_context
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import llama2c, weights
 from laconic.models.checkpoints.checkpoint_files import resolve_tied_head
@@ -74,7 +75,7 @@ class Decoder(nn.Module):
         self._cached_fingerprint: tuple[str, parameters.ParameterVersion] | None = None
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
         self.activation_places = list_activation_places(config)
-        parameters.add_parameters(self, config, seed)
+        add_parameters(self, config, seed)
 
     @classmethod
     def from_pretrained(
@@ -117,9 +118,10 @@ class Decoder(nn.Module):
             config, tensors = resolve_tied_head(folder, config, ignore_tensors)
             with torch.device("meta"):
                 decoder = cls(config, seed=None)
-            loaded = parameters.load_tensors(decoder, folder, config, dtype, device, allow_missing, tensors, quantize)
-        decoder.config, decoder.source_folder, decoder.name_or_path = loaded.config, folder, str(folder_or_hub_name)
-        decoder._cached_fingerprint = (loaded.fingerprint, parameters.get_parameter_version(decoder))
+            options = dtype, device, allow_missing, tensors, quantize
+            decoder.config, fingerprint = parameters.load_tensors(decoder, folder, config, *options)
+        decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
+        decoder._cached_fingerprint = (fingerprint, parameters.get_parameter_version(decoder))
         return decoder.eval()
 
     @classmethod
@@ -167,9 +169,6 @@ class Decoder(nn.Module):
         """Return a decoder with more tokens; all other parameters are shared with this one.
 
         New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
-
-        Args:
-            num_new_tokens: Number of tokens to add after the last one.
         """
         with torch.device("meta"):
             resized = type(self)(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
@@ -189,7 +188,6 @@ class Decoder(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The blocks, in order."""
         return cast(nn.ModuleList, self.get_submodule(self.weight_names.layers))
 
     def attention_scale(self, layer: int) -> float:
@@ -218,17 +216,14 @@ class Decoder(nn.Module):
         return call_linear(self.get_submodule(self.weight_names.head), hidden_states)
 
     def final_norm(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Apply the final norm."""
         return self.get_submodule(self.weight_names.final_norm)(x)
 
     def add_positions(
         self, inputs_embeds: Float[Tensor, "B T D"], position_ids: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """Return the input of layer 0: the embeddings, plus learned positions in GPT-2 and OPT.
+        """Return the input of layer 0: `inputs_embeds`, plus learned positions in GPT-2 and OPT.
 
-        Args:
-            inputs_embeds: Embeddings [B, T, D].
-            position_ids: Positions [B, T]; -1 adds none.
+        Where `position_ids` is -1, none is added.
         """
         if self.weight_names.position_embedding is None:
             return inputs_embeds
@@ -306,15 +301,12 @@ class Decoder(nn.Module):
         return DecoderOutput(hidden_states, new_cache, Activations(activations))
 
     def _parse_capture(self, names: str | tuple[str, ...]) -> tuple[frozenset[str], ...]:
-        """Return the names of the activations to capture in each layer, and after the last one.
-
-        Raises:
-            ValueError: A name or layer does not exist.
-        """
+        """Return the names of the activations to capture in each layer, and after the last one."""
         layers: list[set[str]] = [set() for _ in range(self.config.num_hidden_layers + 1)]
         for name in (names,) if isinstance(names, str) else names:
             if name not in self.activation_places:
-                raise ValueError(unknown_activation_message(name, self.activation_places))
+                closest = difflib.get_close_matches(name, self.activation_places, 1, 0.0)[0]
+                raise ValueError(f"capture {name}: no such activation; did you mean {closest}?")
             for layer, activation in self.activation_places[name]:
                 layers[layer].add(activation)
         return tuple(map(frozenset, layers))
@@ -353,7 +345,6 @@ def check_forward_inputs(
     position_ids: Tensor | None,
     attention_bias: Tensor | None,
 ) -> None:
-    """Raise ValueError for arguments whose dtypes or shapes do not fit the decoder."""
     check_inputs_embeds(config, inputs_embeds)
     B, T = inputs_embeds.shape[:2]
     if 0 in (B, T):

@@ -19,13 +19,9 @@ from laconic.models.attention import AttentionBackend
 
 
 class PrefixHead(NamedTuple):
-    """The prefix of one KV head.
+    """The prefix of one KV head: rotated keys, values, and which keys a row has (None: all).
 
-    Attributes:
-        keys: Rotated keys.
-        values: Values.
-        valid: Keys that a row has; None if every row has all of them.
-        attend: Attention from the head's queries to its prefix and slots, in place of the decoder's backend.
+    `attend` is the attention from the head's queries to its prefix and slots, in place of the decoder's backend.
     """
 
     keys: Float[Tensor, "B n E"]
@@ -54,7 +50,6 @@ class KVPrefix:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors."""
         return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
     def heads(self, layer: int) -> list[PrefixHead]:
@@ -72,7 +67,6 @@ class KVPrefix:
         return named | {"prefix_tokens": self.num_tokens, "prefix_sizes": sizes}
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVPrefix":
-        """Apply `function` to every tensor."""
         keys, values, valid = (tuple(map(function, x)) for x in (self.keys, self.values, self.valid))
         return KVPrefix(keys, values, valid, function(self.num_tokens), self.sizes)
 
@@ -99,7 +93,6 @@ class KVPrefix:
         return KVPrefix(tuple(keys), tuple(values), tuple(valid) if is_padded else (), tokens, sizes)
 
     def pad_heads(self, layer: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys, values and validity of a layer with heads of these sizes."""
         keys, values, valid = list[Tensor](), list[Tensor](), list[Tensor]()
         for head, size in zip(self.heads(layer), sizes, strict=True):
             more, ones = size - head.keys.shape[1], torch.ones_like(head.keys[..., 0], dtype=torch.bool)

@@ -1,44 +1,21 @@
-"""Create, load and enlarge the parameters of a decoder, as functions of the module and its configuration."""
+"""Load and enlarge the parameters of a decoder, as functions of the module and its configuration."""
 
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import nn
 
 from laconic.errors import UsageError
-from laconic.models.block import Block, build_norm
 from laconic.models.checkpoints import weights
 from laconic.models.checkpoints.checkpoint_files import StoredTensor, warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.init import add_submodule, empty_embedding, init_parameters
+from laconic.models.init import init_parameters
 from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
 
 ParameterVersion = tuple[tuple[tuple[int, int], ...], tuple[float, ...]]
-
-
-class LoadedParameters(NamedTuple):
-    """Result of loading: the configuration of what was loaded, and the fingerprint of the weights on disk."""
-
-    config: DecoderConfig
-    fingerprint: str
-
-
-def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
-    """Add embeddings, blocks, final norm and head under the family's names; `seed` None leaves them uninitialised."""
-    names, D = WEIGHT_NAMES[config.family], config.hidden_size
-    add_submodule(decoder, names.token_embedding, empty_embedding(config.vocab_size, D))
-    if names.position_embedding:
-        num_positions = config.max_position_embeddings + config.position_offset
-        add_submodule(decoder, names.position_embedding, empty_embedding(num_positions, D))
-    add_submodule(decoder, names.layers, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
-    add_submodule(decoder, names.final_norm, build_norm(config))
-    if not config.tie_word_embeddings:
-        add_submodule(decoder, names.head, nn.Linear(D, config.vocab_size, bias=False))
-    if seed is not None:
-        init_parameters(dict(decoder.named_parameters()), config.initializer_range, seed)
 
 
 def load_tensors(
@@ -50,20 +27,23 @@ def load_tensors(
     allow_missing: tuple[str, ...],
     tensors: dict[str, StoredTensor],
     quantize: Literal["int8"] | None,
-) -> LoadedParameters:
-    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`."""
+) -> tuple[DecoderConfig, str]:
+    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`.
+
+    Return the configuration of what was loaded, and the fingerprint of the weights on disk.
+    """
     if quantize not in (None, "int8"):
         raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
     on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
-    report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, tensors, on_layer)
-    if report.missing:
-        warn_randomly_initialized(report.missing)
-        missing = {name: decoder.get_parameter(name) for name in report.missing}
-        init_parameters(missing, config.initializer_range, seed=0)
+    options = dtype, device, allow_missing, tensors, on_layer
+    fingerprint, missing = weights.load_weights(decoder, folder, config, *options)
+    if missing:
+        warn_randomly_initialized(missing)
+        init_parameters({name: decoder.get_parameter(name) for name in missing}, config.initializer_range, seed=0)
     if quantize:
         config = quantize_head(decoder, config)
     embedding = decoder.get_parameter(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
-    return LoadedParameters(replace(config, dtype=embedding.dtype), report.fingerprint)
+    return replace(config, dtype=embedding.dtype), fingerprint
 
 
 def get_parameter_version(decoder: nn.Module) -> ParameterVersion:

@@ -1,15 +1,14 @@
 """Quantise a decoder that is in memory; `Decoder.from_pretrained(…, quantize="int8")` does it while reading."""
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
 from laconic.errors import UsageError
 from laconic.models.block import Block, LayerNorm, RMSNorm
+from laconic.models.checkpoints.weights import is_linear_weight
 from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
-from laconic.models.ops.int8_linear import Int8Linear, int8_memory, named_modules
+from laconic.models.ops.int8_linear import Int8Linear, int8_memory, named_modules, quantize_head, quantize_layers
 from laconic.models.parameters import get_parameter_version
 
 PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)
@@ -42,29 +41,6 @@ def quantize_decoder(decoder: Decoder) -> Decoder:
         >>> len(laconic.generate(quantized, input_ids=[[1, 17]], config=config)[0].token_ids)
         3
     """
-    check_plain(decoder)
-    names, tied, memory = decoder.weight_names, decoder.config.tie_word_embeddings, int8_memory(decoder)
-    with torch.device("meta"):
-        quantized = Decoder(replace(decoder.config, tie_word_embeddings=False), seed=None)
-    with torch.no_grad():
-        for name, module in named_modules(decoder):
-            if isinstance(module, nn.Linear):
-                quantized.set_submodule(name, Int8Linear.from_float(module.weight, module.bias, memory))
-        if tied:
-            quantized.set_submodule(names.head, Int8Linear.from_float(decoder.token_embedding.weight))
-        expected = {name for name, _ in quantized.named_parameters()}
-        # Copies, because a parameter can keep a block with all weights of a checkpoint alive.
-        state = {name: p.detach().clone() for name, p in decoder.named_parameters() if name in expected}
-    quantized.load_state_dict(state, strict=False, assign=True)
-    quantized.requires_grad_(False)
-    for name in ("source_folder", "name_or_path", "attn_implementation"):
-        setattr(quantized, name, getattr(decoder, name))
-    quantized._cached_fingerprint = (decoder.fingerprint, get_parameter_version(quantized))  # pyright: ignore[reportPrivateUsage]
-    return quantized.eval()
-
-
-def check_plain(decoder: Decoder) -> None:
-    """Raise UsageError for a decoder with modules that its constructor did not make."""
     if type(decoder) is not Decoder:
         raise UsageError(f"{type(decoder).__name__} cannot be quantised; pass a Decoder")
     for name, module in named_modules(decoder):
@@ -72,3 +48,17 @@ def check_plain(decoder: Decoder) -> None:
             raise UsageError("the decoder is quantised already; pass the float decoder")
         if name and type(module) not in PLAIN_MODULES:
             raise UsageError(f"{name} is a {type(module).__name__}; merge adapters before quantising")
+    with torch.device("meta"):
+        quantized = Decoder(decoder.config, seed=None)
+    # Copies, because a parameter can keep a block with all weights of a checkpoint alive.
+    state = {
+        name: p.detach() if is_linear_weight(decoder, name) else p.detach().clone()
+        for name, p in decoder.named_parameters()
+    }
+    quantized.load_state_dict(state, assign=True)
+    quantize_layers(quantized, state, int8_memory(decoder))
+    quantized.config = quantize_head(quantized, decoder.config)
+    for name in ("source_folder", "name_or_path", "attn_implementation"):
+        setattr(quantized, name, getattr(decoder, name))
+    quantized._cached_fingerprint = (decoder.fingerprint, get_parameter_version(quantized))  # pyright: ignore[reportPrivateUsage]
+    return quantized.eval()

@@ -19,8 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.errors import UsageError
-from laconic.models.cache import KVCache
-from laconic.models.row_index import RowIndex, build_row_index
+from laconic.models.cache import KVCache, RowIndex, build_row_index
 from laconic.storage.tensor_tree import named_children, named_tensors, unique_tensors
 
 Tree = TypeVar("Tree")

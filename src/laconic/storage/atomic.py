@@ -44,13 +44,6 @@ KIND_LABELS = {
     "compression-job": "memory in progress",
     "state-reading-job": "state in progress",
 }
-KIND_READERS = {
-    "memory": "the AutoCompressor that wrote it",
-    "kv-memory": "the plain model that wrote it, without --learn",
-    "laconic.state": "the model that wrote it, with laconic generate or laconic compress",
-    "compression-job": "the command that wrote it and --resume",
-    "state-reading-job": "the command that wrote it and --resume",
-}
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
@@ -67,15 +60,9 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file of finite tensors; call it inside an atomic write.
+    """Write a safetensors file; call it inside an atomic write. Shared and non-contiguous tensors are copied.
 
-    Args:
-        path: File to write.
-        tensors: Tensors by name; shared and non-contiguous ones are copied.
-        metadata: Strings for the `__metadata__` entry of the header.
-
-    Raises:
-        NonFiniteError: If a tensor holds NaN or infinity; nothing is written.
+    Raises NonFiniteError, before anything is written, if a tensor holds NaN or infinity.
     """
     for name, tensor in tensors.items():
         check_finite(name, tensor)
@@ -127,16 +114,9 @@ def unshare_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_folder_atomically(target: Path, write: Callable[[Path], None], expected_bytes: int = 0) -> None:
-    """Create a complete folder or none.
+    """Create a complete folder, which may exist only if it is empty, or none.
 
-    Args:
-        target: Folder to create; it may exist only if it is empty.
-        write: Fills the temporary folder that it is given, which is then synced and renamed to `target`.
-        expected_bytes: Size of what `write` will write, for the check of free space.
-
-    Raises:
-        BusyError: If `target` exists and is not empty.
-        DiskError: If there is too little free space or the file system fails.
+    `write` fills the temporary folder that it is given, which is then synced and renamed to `target`.
     """
     check_new_folder(target)
     final = target.resolve()
@@ -153,28 +133,14 @@ def write_folder_atomically(target: Path, write: Callable[[Path], None], expecte
 
 
 def check_new_folder(target: Path, expected_bytes: int = 0) -> None:
-    """Check a folder that is to be created, before the work that fills it.
-
-    Raises:
-        BusyError: If it exists and is not empty.
-        DiskError: If there is too little free space for the expected bytes.
-    """
+    """Check a folder that is to be created, before the work that fills it: it must be new or empty, with free space."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise BusyError(f"{target} exists and is not empty; choose another folder, or empty it")
     check_free_space(target, expected_bytes)
 
 
 def write_file_atomically(path: Path, write: Callable[[Path], object], expected_bytes: int = 0) -> None:
-    """Create or replace a file; on any failure the old file stays.
-
-    Args:
-        path: File to create or replace.
-        write: Writes the temporary file whose path it is given.
-        expected_bytes: Size of what `write` will write, for the check of free space.
-
-    Raises:
-        DiskError: If there is too little free space or the file system fails.
-    """
+    """Create or replace a file by what `write` writes to a temporary path; on any failure the old file stays."""
     with translate_os_errors(path, expected_bytes):
         check_free_space(path.parent, expected_bytes)
         with create_temporary_folder(path) as folder:
@@ -202,12 +168,10 @@ def write_named_file(path: Path, write: Callable[[Path], object], expected_bytes
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Create or replace a UTF-8 text file; raises as `write_file_atomically` does."""
     write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
 
 
 def check_not_link(path: Path) -> None:
-    """Raise `UnsafeFileError` if a path that is to be written is a link."""
     if path.is_symlink():
         raise UnsafeFileError(
             f"{path} is a link to {os.readlink(path)}; not written through. Put the target itself there, or link to "
@@ -223,7 +187,6 @@ def remove_temporary(folder: Path) -> None:
 
 
 def remove_path(path: Path) -> None:
-    """Delete a file, link or folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -242,17 +205,12 @@ def check_free_space(folder: Path, expected_bytes: int) -> None:
 
 
 def check_space_for_file(path: Path, expected_bytes: int) -> None:
-    """Check, before the work, the room for a file that a user names, as `write_named_file` writes it.
-
-    Raises:
-        DiskError: If there is too little free space; a device or a pipe needs none.
-    """
+    """Check, before the work, the room for a file that a user names; a device or a pipe needs none."""
     if not is_device_or_pipe(path):
         check_free_space(follow_link(path).parent, expected_bytes)
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -284,15 +242,10 @@ def save_artifact(
 def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Open a file written by `save_artifact` and verify its digest.
 
-    Args:
-        path: The file.
-        kind: The expected type of artifact.
-
     Returns:
         The memory-mapped tensors by name, and the metadata.
 
     Raises:
-        InputError: If there is no such file.
         CorruptArtifactError: If it is of another kind or format, or was changed since it was written.
     """
     header, metadata = read_artifact_header(path)
@@ -301,10 +254,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         tensors = open_tensors(path, header.tensors)
     digest = hash_artifact(header.metadata["laconic"], tensors)
     if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
-        raise CorruptArtifactError(
-            f"{path} is damaged, or was changed after it was written: its contents do not match the digest in it; use "
-            "an intact copy"
-        )
+        raise CorruptArtifactError(f"{path} is damaged, or was changed after it was written; use an intact copy")
     return tensors, metadata
 
 
@@ -314,8 +264,7 @@ def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -
     if version != FORMAT_VERSION or actual != kind:
         label = f"{KIND_LABELS.get(str(actual), actual)} of format {version}"
         expected = f"{KIND_LABELS.get(kind, kind)} of format {FORMAT_VERSION}"
-        reader = KIND_READERS.get(str(actual), "the laconic that wrote it")
-        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use it with {reader}")
+        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use it with what wrote it")
 
 
 def read_artifact_kind(path: Path) -> str:
@@ -324,12 +273,7 @@ def read_artifact_kind(path: Path) -> str:
 
 
 def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]:
-    """Return the safetensors header and the laconic metadata of a file.
-
-    Raises:
-        InputError: If there is no such file.
-        CorruptArtifactError: If it is damaged, or was not written by `save_artifact`.
-    """
+    """Return the safetensors header and the metadata of a file; CorruptArtifactError if `save_artifact` wrote none."""
     check_is_file(path)
     try:
         header = read_safetensors_header(path)
@@ -347,17 +291,7 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
 
 
 def load_into_module(module: nn.Module, path: Path, kind: str, metadata: Mapping[str, object]) -> None:
-    """Copy the tensors of an artifact into a module.
-
-    Args:
-        module: Module that has exactly the tensors of the file.
-        path: File written by `save_artifact`.
-        kind: The expected type of artifact.
-        metadata: Values that the file's metadata must have.
-
-    Raises:
-        CorruptArtifactError: If a value of `metadata` or a tensor does not match.
-    """
+    """Copy the tensors of an artifact into a module; raise CorruptArtifactError unless all match, and `metadata`."""
     tensors, stored = load_artifact(path, kind)
     mismatch = "; ".join(diff_settings({name: stored.get(name) for name in metadata}, metadata))
     if mismatch:
@@ -375,19 +309,13 @@ def load_into_module(module: nn.Module, path: Path, kind: str, metadata: Mapping
 
 
 def diff_settings(actual: object, expected: object, name: str = "") -> list[str]:
-    """Return a line for each dotted name under which two JSON values differ."""
     if isinstance(actual, Mapping) and isinstance(expected, Mapping):
         left, right = cast(Mapping[str, object], actual), cast(Mapping[str, object], expected)
         keys = [(key, f"{name}.{key}".lstrip(".")) for key in dict.fromkeys([*right, *left])]
         return [line for key, inner in keys for line in diff_settings(left.get(key), right.get(key), inner)]
     if actual == expected:
         return []
-    return [f"{name} is {_format_value(cast(object, actual))}, expected {_format_value(expected)}"]
-
-
-def _format_value(value: object) -> str:
-    """Return a JSON value as one short text."""
-    return "a table" if isinstance(value, Mapping) else value if isinstance(value, str) else to_canonical_json(value)
+    return [f"{name} is {str(cast(object, actual))[:80]}, expected {str(expected)[:80]}"]
 
 
 def hash_artifact(metadata_json: str, tensors: Mapping[str, Tensor]) -> str:

@@ -9,8 +9,8 @@ recorded.
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +30,7 @@ NUM_THREADS = 4
 
 @dataclass(frozen=True)
 class ExportRecord:
-    """Contents of laconic/export.json.
-
-    Attributes:
-        folder: The exported folder.
-        metadata: Schema version; for a run also its method, step and epoch.
-        files: SHA-256 by file name.
-    """
+    """Contents of laconic/export.json of a folder: SHA-256 by file name; of a run also its method, step and epoch."""
 
     folder: Path
     metadata: Mapping[str, Any]
@@ -44,7 +38,6 @@ class ExportRecord:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run was exported, not only a model."""
         return "method" in self.metadata
 
     def is_unchanged(self, name: str) -> bool:
@@ -53,52 +46,29 @@ class ExportRecord:
         return recorded is None or recorded == hash_file(resolve_inside(self.folder, name, allow_links=False))
 
     def check_files(self, should_check: Callable[[str], bool]) -> None:
-        """Check the recorded files whose names `should_check` accepts.
-
-        Raises:
-            CorruptArtifactError: If one is missing or was changed.
-        """
+        """Check the recorded files whose names `should_check` accepts; raise CorruptArtifactError as `check_file`."""
         for name in filter(should_check, self.files):
             self.check_file(name)
 
     def check_file(self, name: str) -> None:
         """Check one recorded file; raise CorruptArtifactError if it is missing or was changed."""
-        if not (self.folder / name).is_file() or not self.is_unchanged(name):
-            raise CorruptArtifactError(self.describe_changes())
+        is_missing = not (self.folder / name).is_file()
+        if is_missing or not self.is_unchanged(name):
+            state = "missing" if is_missing else "changed"
+            raise CorruptArtifactError(
+                f"{self.folder}: {name} is {state} since the export; {self.describe_remedy(name)}"
+            )
 
-    def describe_changes(self) -> str:
-        """Return which files differ from the record, and what to do about them."""
-        names = [name for name in self.files if name not in VOCABULARY_FILES]
-        missing = [name for name in names if not (self.folder / name).is_file()]
-        changed = [name for name in names if name not in missing and not self.is_unchanged(name)]
-        reasons = [
-            f"{join_names(some)} {'is' if len(some) == 1 else 'are'} {state}"
-            for some, state in ((changed, "changed"), (missing, "missing"))
-            if some
-        ]
-        return f"{self.folder}: {'; '.join(reasons)} since the export; {self.describe_remedy([*changed, *missing])}"
-
-    def describe_remedy(self, names: Sequence[str]) -> str:
-        """Return what to do about files that differ from the record."""
+    def describe_remedy(self, name: str) -> str:
         path = self.folder / EXPORT_FOLDER / EXPORT_FILE
-        deletion = f'delete {join_names(names)} from "files" in {path}' if self.is_run else f"delete {path}"
+        deletion = f'delete {name} from "files" in {path}' if self.is_run else f"delete {path}"
         return f"export it again or use an intact copy, or, if you changed it, as save_pretrained does, {deletion}"
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return names as text: up to four, or the first three and the number of the others."""
-    parts = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
-    return " and ".join([*([", ".join(parts[:-1])] if len(parts) > 1 else []), parts[-1]])
 
 
 def write_export_record(folder: Path, metadata: Mapping[str, Any] | None = None) -> None:
     """Record the files of a complete folder; call this last inside an atomic write.
 
     The key `sha256` covers the metadata alone, so that users can remove a file that they changed from `files`.
-
-    Args:
-        folder: The folder.
-        metadata: What was exported, if it is a run.
     """
     (folder / EXPORT_FOLDER).mkdir(exist_ok=True)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
@@ -109,11 +79,7 @@ def write_export_record(folder: Path, metadata: Mapping[str, Any] | None = None)
 
 
 def read_export_record(folder: Path) -> ExportRecord | None:
-    """Read the record of a folder; None if it has none.
-
-    Raises:
-        CorruptArtifactError: If the record is damaged.
-    """
+    """Read the record of a folder; None if it has none. Raises CorruptArtifactError if it is damaged."""
     path = folder / EXPORT_FOLDER / EXPORT_FILE
     if not path.is_file():
         return None
@@ -128,23 +94,16 @@ def read_export_record(folder: Path) -> ExportRecord | None:
 
 
 def is_weights_file(name: str) -> bool:
-    """Return whether a name is that of a decoder's weights."""
     return name.endswith(".safetensors") and "/" not in name
 
 
 def is_recorded(name: str) -> bool:
-    """Return whether files of this name are recorded."""
     if name.startswith(f"{EXPORT_FOLDER}/"):
         return name.endswith((".safetensors", ".json", ".toml")) and name != f"{EXPORT_FOLDER}/{EXPORT_FILE}"
     return name in CONFIG_FILES or name in VOCABULARY_FILES or is_weights_file(name)
 
 
 def check_config(folder: Path) -> None:
-    """Check config.json, and the index of the weights, of a folder with a record.
-
-    Raises:
-        CorruptArtifactError: If one is missing or was changed.
-    """
     if record := read_export_record(folder):
         record.check_files(lambda name: name in CONFIG_FILES)
 
@@ -154,7 +113,7 @@ def warn_of_changed_vocabulary(folder: Path, names: Iterable[str]) -> None:
     if record := read_export_record(folder):
         for name in names:
             if name in VOCABULARY_FILES and not record.is_unchanged(name):
-                remedy = record.describe_remedy([name])
+                remedy = record.describe_remedy(name)
                 warnings.warn(f"{folder / name} is changed since the export; {remedy}", stacklevel=3)
 
 
@@ -174,21 +133,18 @@ def check_weights_while_reading(folder: Path) -> Generator[None]:
         return
     pool = ThreadPoolExecutor(min(NUM_THREADS, len(names)))
     checks = [pool.submit(record.check_file, name) for name in names]
+    problem: Exception | None = None
     try:
         try:
             yield
-        except Exception:
-            wait_for_all(checks)
-            raise
-        wait_for_all(checks)
+        except Exception as error:
+            problem = error
+        for check in checks:
+            check.result()
+        if problem is not None:
+            raise problem
     finally:  # after Ctrl-C, do not wait for the hashes
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def wait_for_all(checks: Iterable[Future[None]]) -> None:
-    """Wait for checks, and raise the error of the first that failed."""
-    for check in checks:
-        check.result()
 
 
 def hash_file(path: Path) -> str:

@@ -11,12 +11,7 @@ def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
     """Return `root / name`, after a check that neither the name nor a link leads out of the folder.
 
     Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository, and
-    those to a file of the same name, as in a folder of links to a checkpoint on another disk.
-
-    Args:
-        root: The folder.
-        name: Name of a file in it.
-        allow_links: Whether a link may lead to a file of the same name elsewhere.
+    with `allow_links` those to a file of the same name, as in a folder of links to a checkpoint on another disk.
 
     Raises:
         UnsafeFileError: If the name or a link leads out of `root`, or to something that is not a regular file.

@@ -5,9 +5,10 @@ import platform
 import shlex
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
@@ -22,24 +23,27 @@ LOCK_TIMEOUT = 0.5  # seconds
 def lock_folder(folder: Path) -> Generator[None]:
     """Hold the lock of a folder, and name this process in `lock.json`.
 
-    With LACONIC_SOFT_LOCK=1 a marker file replaces the kernel's lock, for file systems that have none.
-
-    Raises:
-        BusyError: If another process holds the lock; the message names its pid, host and start time.
-        DiskError: If the file system has no locks.
+    With LACONIC_SOFT_LOCK=1 a marker file replaces the kernel's lock, for file systems that have none. Raises BusyError
+    with pid, host and start time if another process holds the lock.
     """
     path, holder_path = folder / "lock", folder / "lock.json"
     if os.environ.get("LACONIC_SOFT_LOCK") == "1":
         lock = SoftFileLock(path, LOCK_TIMEOUT)
     else:
-        lock = FileLock(path, LOCK_TIMEOUT, mode=0o666 & ~_get_umask())
+        umask = os.umask(0o077)  # which can only be read by setting it
+        os.umask(umask)
+        lock = FileLock(path, LOCK_TIMEOUT, mode=0o666 & ~umask)
     try:
         with translate_os_errors(path):
             try:
                 lock.acquire()
             except Timeout:  # a subclass of OSError
-                holder = _describe_holder(holder_path)
-                raise BusyError(f"{folder} is locked by {holder}; wait for it or choose another folder") from None
+                holder: dict[str, Any] = {}
+                with suppress(LaconicError, OSError):  # not written yet, or just deleted
+                    holder = read_json(holder_path)
+                pid, host, start = (holder.get(key, "?") for key in ("pid", "host", "start"))
+                process = f"process {pid} on {host} since {start}"
+                raise BusyError(f"{folder} is locked by {process}; wait for it or choose another folder") from None
     except NotImplementedError:
         raise DiskError(f"{folder}: this file system has no locks; move it or set LACONIC_SOFT_LOCK=1") from None
     try:
@@ -50,21 +54,3 @@ def lock_folder(folder: Path) -> Generator[None]:
     finally:
         holder_path.unlink(missing_ok=True)
         lock.release()
-
-
-def _get_umask() -> int:
-    """Return the process's umask, which can only be read by setting it."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
-
-
-def _describe_holder(path: Path) -> str:
-    """Return pid, host and start time of the process that holds the lock, as far as they are known."""
-    try:
-        holder = read_json(path)
-    except (LaconicError, OSError):  # not written yet, or just deleted
-        holder = {}
-    return (
-        f"process {holder.get('pid', '?')} on {holder.get('host', 'an unknown host')} since {holder.get('start', '?')}"
-    )

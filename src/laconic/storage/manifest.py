@@ -31,21 +31,15 @@ class UnsupportedFormatError(CorruptArtifactError):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Expected size and SHA-256 of one file."""
-
     bytes: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of MANIFEST.json.
+    """Contents of MANIFEST.json of a folder of some kind, for example "step".
 
-    Attributes:
-        kind: Type of folder, for example "step".
-        step: Number of the training step.
-        files: Every other file of the folder.
-        fingerprints: SHA-256 of what the folder depends on: recipe, data, base weights, tokenizer, config.
+    `fingerprints` are the SHA-256 of what the folder depends on: recipe, data, base weights, tokenizer, config.
     """
 
     kind: str
@@ -69,38 +63,24 @@ class ManifestWriter:
         self.entries: dict[str, FileEntry] = {}
 
     def add_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a safetensors file of finite tensors.
-
-        Raises:
-            NonFiniteError: If a tensor holds NaN or infinity; nothing is written.
-        """
+        """Write a safetensors file; raise NonFiniteError, before that, if a tensor holds NaN or infinity."""
         path = self._create_parent(name)
         copies = atomic.unshare_tensors(tensors)
         atomic.save_tensors(path, copies, SAFETENSORS_METADATA)
         self._add_entry(name, _hash_expected_file(path, copies))
 
-    def add_bytes(self, name: str, data: bytes) -> None:
-        """Write a file with these bytes."""
-        path = self._create_parent(name)
-        with path.open("xb") as file:
+    def add_text(self, name: str, text: str) -> None:
+        """Write a new UTF-8 file."""
+        data = text.encode()
+        with self._create_parent(name).open("xb") as file:
             file.write(data)
         self._add_entry(name, FileEntry(len(data), hashlib.sha256(data).hexdigest()))
 
-    def add_text(self, name: str, text: str) -> None:
-        """Write a UTF-8 file."""
-        self.add_bytes(name, text.encode())
-
     def add_json(self, name: str, value: object) -> None:
-        """Write a file of canonical JSON."""
         self.add_text(name, to_canonical_json(value) + "\n")
 
     def add_existing(self, names: Iterable[str] | None = None) -> None:
-        """Record files that other libraries wrote into the folder, by default all of them.
-
-        Raises:
-            InputError: If the header of a safetensors file is invalid.
-            NonFiniteError: If one of its tensors holds NaN or infinity.
-        """
+        """Record files that other libraries wrote into the folder, by default all; their tensors must be finite."""
         for name in _list_files(self.folder) if names is None else names:
             if name not in self.entries:
                 path = self.folder / name
@@ -111,7 +91,6 @@ class ManifestWriter:
                 self._add_entry(name, FileEntry(*hash_file(path)))
 
     def finish(self, kind: str, step: int, fingerprints: Mapping[str, str]) -> Manifest:
-        """Write the manifest of all files and sync every folder."""
         self.add_existing()
         configs = {stem: self.entries.get(f"{stem}.json") for stem in ("config", "tokenizer")}
         hashes = {stem: entry.sha256 for stem, entry in configs.items() if entry}
@@ -122,13 +101,11 @@ class ManifestWriter:
         return manifest
 
     def _create_parent(self, name: str) -> Path:
-        """Create the folder of a file and return the file's path."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def _add_entry(self, name: str, entry: FileEntry) -> None:
-        """Sync a file and record it."""
         atomic.fsync_path(self.folder / name)
         self.entries[name] = entry
 
@@ -149,7 +126,6 @@ def _hash_expected_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
 
 
 def hash_file(path: Path) -> tuple[int, str]:
-    """Return the size and the SHA-256 of a file."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -165,13 +141,7 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a folder without verifying the files.
-
-    Raises:
-        CorruptArtifactError: If there is none or it was changed.
-        UnsafeFileError: If it is a link that leads out of the folder.
-        UnsupportedFormatError: If it has another format.
-    """
+    """Read the manifest of a folder without verifying the files; raise CorruptArtifactError if it was changed."""
     try:
         fields = read_json(resolve_inside(folder, MANIFEST_FILE, allow_links=False))
     except InputError as error:
@@ -195,12 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
-    """Check the size and hash of every file of a folder, then the headers of safetensors files.
-
-    Args:
-        folder: Folder with a manifest.
-        kind: Expected kind.
-        step: Expected step, unless None.
+    """Check kind and step (unless None) of a folder, size and hash of its files, and their safetensors headers.
 
     Raises:
         CorruptArtifactError: For the first file that is missing, extra or changed.
@@ -217,24 +182,19 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
             what = f"{min(missing)} is missing" if missing else f"{min(extra)} is not listed"
             raise CorruptArtifactError(f"{folder}: {what}")
         for name, expected in manifest.files.items():
-            _check_file(folder, name, expected)
+            path = resolve_inside(folder, name, allow_links=False)
+            size = path.stat().st_size
+            if size != expected.bytes:
+                raise CorruptArtifactError(f"{folder}: {name} has {size:,} bytes, expected {expected.bytes:,}")
+            _, sha256 = hash_file(path)
+            if sha256 != expected.sha256:
+                raise CorruptArtifactError(f"{folder}: {name} has sha256 {sha256}, expected {expected.sha256}")
+            if name.endswith(".safetensors"):
+                try:
+                    read_safetensors_header(path)
+                except InputError as error:
+                    raise CorruptArtifactError(f"{folder}: {error}") from None
     return manifest
-
-
-def _check_file(folder: Path, name: str, expected: FileEntry) -> None:
-    """Raise `CorruptArtifactError` if a file is not as the manifest lists it."""
-    path = resolve_inside(folder, name, allow_links=False)
-    size = path.stat().st_size
-    if size != expected.bytes:
-        raise CorruptArtifactError(f"{folder}: {name} has {size:,} bytes, expected {expected.bytes:,}")
-    _, sha256 = hash_file(path)
-    if sha256 != expected.sha256:
-        raise CorruptArtifactError(f"{folder}: {name} has sha256 {sha256}, expected {expected.sha256}")
-    if name.endswith(".safetensors"):
-        try:
-            read_safetensors_header(path)
-        except InputError as error:
-            raise CorruptArtifactError(f"{folder}: {error}") from None
 
 
 def hash_line(previous: str, line: str) -> str:
@@ -243,5 +203,4 @@ def hash_line(previous: str, line: str) -> str:
 
 
 def hash_json(value: Any) -> str:
-    """Return the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(to_canonical_json(value).encode()).hexdigest()

@@ -22,11 +22,7 @@ MIN_RETAINED_STEPS = 2
 
 
 def check_name(name: str) -> str:
-    """Return the name of a run, memory, adapter or session if it is valid on every operating system.
-
-    Raises:
-        UsageError: If it is not 1 to 64 letters, digits, dots, underscores and hyphens, or is reserved by Windows.
-    """
+    """Return the name of a run, memory, adapter or session if it is valid on every operating system."""
     stem = PureWindowsPath(name).name.partition(".")[0].upper()
     if not NAME_PATTERN.fullmatch(name) or name.endswith(".") or stem in RESERVED_NAMES:
         raise UsageError(
@@ -64,10 +60,7 @@ class RunDirectory:
     def lock(self) -> Generator["RunDirectory"]:
         """Create the directory, hold its lock and remove what an interrupted writer left.
 
-        Raises:
-            BusyError: If another process holds the lock.
-            DiskError: If the directory cannot be created or the file system has no locks.
-            UnsafeFileError: If a part of it is a link, through which other folders would be changed.
+        Raises UnsafeFileError if a part of it is a link, through which other folders would be changed.
         """
         for part in (self.steps_folder, self.path / "metrics.jsonl"):
             atomic.check_not_link(part)
@@ -102,7 +95,6 @@ class RunDirectory:
         return sorted(int(match[1]) for path in paths if (match := STEP_PATTERN.fullmatch(path.name)))
 
     def step_path(self, step: int) -> Path:
-        """Return the folder of a step, whether or not it exists."""
         return self.steps_folder / f"step-{step:06d}"
 
     def commit_step(
@@ -114,19 +106,8 @@ class RunDirectory:
     ) -> Path:
         """Write a complete step or none.
 
-        Args:
-            step: Number of the step.
-            write: Adds every file to the writer that it is given; the manifest is written after it.
-            fingerprints: SHA-256 of recipe, data and base weights, stored in the manifest.
-            expected_bytes: Size of what `write` will write, for the check of free space.
-
-        Returns:
-            The step's folder. If an equal step exists already, it is left as it is.
-
-        Raises:
-            BusyError: If a different step with this number exists.
-            DiskError: If there is too little free space or the file system fails.
-            NonFiniteError: If a tensor holds NaN or infinity.
+        `write` adds every file to the writer that it is given; the manifest, with the `fingerprints`, comes last. If an
+        equal step exists already, it is left as it is; a different one with this number is a BusyError.
         """
         self._require_lock("commit_step")
         final = self.step_path(step)
@@ -141,7 +122,7 @@ class RunDirectory:
                 else:
                     os.rename(temporary, final)
             atomic.fsync_path(self.steps_folder)
-        self._write_latest(final)
+        atomic.write_text_atomically(self.path / "latest", final.name + "\n")  # for people and scripts; never read
         return final
 
     def _is_committed(self, final: Path, new: Manifest) -> bool:
@@ -153,19 +134,13 @@ class RunDirectory:
                 return True
         raise BusyError(f"{final} exists with other contents; resume from it or choose another folder")
 
-    def _write_latest(self, final: Path) -> None:
-        """Write the file `latest`, a hint for people and scripts that laconic itself never reads."""
-        atomic.write_text_atomically(self.path / "latest", final.name + "\n")
-
     def latest_valid_step(self) -> StepFolder | None:
         """Return the newest step that passes verification, or None if the run has no steps.
 
         A corrupt or unsafe step is skipped with a warning; while the lock is held it is also renamed to `.bad-…`, so
         that its number can be written again.
 
-        Raises:
-            CorruptArtifactError: If there are steps but none is valid.
-            UnsupportedFormatError: If the newest step was written with another format.
+        Raises CorruptArtifactError if there are steps but none is valid, or the newest has another format.
         """
         for step in reversed(self.step_numbers()):
             try:
@@ -181,13 +156,6 @@ class RunDirectory:
         return None
 
     def get_step(self, step: int) -> StepFolder:
-        """Verify and return one step.
-
-        Raises:
-            CorruptArtifactError: If it fails verification.
-            UnsafeFileError: If a file is a link that leads out of it.
-            UsageError: If there is no such step.
-        """
         folder = self.step_path(step)
         if not folder.is_dir():
             available = ", ".join(map(str, self.step_numbers())) or "none"
@@ -205,7 +173,6 @@ class RunDirectory:
             warnings.warn(f"{self.path}: renamed the checkpoints of later steps {steps} to .bad-step-…")
 
     def _rename_bad(self, folder: Path) -> None:
-        """Rename a step folder to a free name that starts with `.bad-`."""
         bad = folder.with_name(f".bad-{folder.name}")
         with translate_os_errors(folder):
             os.rename(folder, bad if not bad.exists() else bad.with_name(f"{bad.name}-{uuid.uuid4().hex}"))
@@ -229,7 +196,6 @@ class RunDirectory:
                 shutil.rmtree(trash)
 
     def _require_lock(self, operation: str) -> None:
-        """Raise `ValueError` unless the lock is held."""
         if not self._is_locked:
             raise ValueError(f"{operation} requires the lock; call it inside `with run.lock():`")
 

@@ -1,9 +1,8 @@
 """Read and validate headers of safetensors files before a tensor is loaded."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,8 +23,7 @@ class NotSafetensorsError(InputError):
     """A text file in place of a safetensors file."""
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """Type, shape and byte range of one tensor in a safetensors file."""
 
     dtype: torch.dtype
@@ -34,8 +32,7 @@ class TensorSpec:
     end: int
 
 
-@dataclass(frozen=True)
-class SafetensorsHeader:
+class SafetensorsHeader(NamedTuple):
     """Header of a safetensors file, checked against the length of the file."""
 
     tensors: dict[str, TensorSpec]
@@ -46,11 +43,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read and validate the header of a safetensors file without loading a tensor.
 
     The safetensors library checks that byte ranges are dense and agree with types, shapes and the file's length. This
-    function also refuses repeated keys, unprintable names, and more dimensions than torch supports.
-
-    Raises:
-        InputError: If the file is missing or invalid; `NotSafetensorsError` for a text.
-        UnsafeFileError: If it is a pickle or zip file.
+    function also refuses repeated keys, unprintable names, more dimensions than torch supports, pickles and zip files.
     """
     check_is_file(path)
     with translate_os_errors(path), path.open("rb") as file:
@@ -74,9 +67,16 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         except SafetensorError as error:
             raise InputError(f"{path.name}: {str(error)[:200]}; download it again") from None
     metadata = cast(dict[str, str], fields.pop("__metadata__", None) or {})
-    return SafetensorsHeader(
-        {name: _parse_tensor_spec(path.name, name, field) for name, field in fields.items()}, metadata
-    )
+    tensors: dict[str, TensorSpec] = {}
+    for name, field in fields.items():
+        dtype, shape = DTYPES.get(field["dtype"]), tuple(field["shape"])
+        if dtype is None:
+            hint = "use a checkpoint in bfloat16 or float32"
+            raise InputError(f"{path.name}: {name} has type {field['dtype']}, which laconic does not read; {hint}")
+        if len(shape) > 64:
+            raise InputError(f"{path.name}: {name} has {len(shape)} dimensions; torch supports 64")
+        tensors[name] = TensorSpec(dtype, shape, *field["data_offsets"])
+    return SafetensorsHeader(tensors, metadata)
 
 
 def check_not_pickle(name: str, start: bytes) -> None:
@@ -86,14 +86,3 @@ def check_not_pickle(name: str, start: bytes) -> None:
             f"{name} is a pickle or zip file, which can run code; not opened. "
             "Convert it with transformers' save_pretrained in an environment you trust"
         )
-
-
-def _parse_tensor_spec(file: str, name: str, field: dict[str, Any]) -> TensorSpec:
-    """Return a header entry that the safetensors library accepted, with torch's dtype."""
-    dtype, shape = DTYPES.get(field["dtype"]), tuple(field["shape"])
-    if dtype is None:
-        hint = "use a checkpoint in bfloat16 or float32"
-        raise InputError(f"{file}: {name} has type {field['dtype']}, which laconic does not read; {hint}")
-    if len(shape) > 64:
-        raise InputError(f"{file}: {name} has {len(shape)} dimensions; torch supports 64")
-    return TensorSpec(dtype, shape, *field["data_offsets"])

@@ -55,14 +55,8 @@ def read_small_file(path: Path) -> bytes:
 def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, Any]:
     """Parse a JSON object from an untrusted source.
 
-    Args:
-        data: UTF-8 text.
-        label: Name of the source, for error messages.
-        is_strict: Whether to refuse repeated keys, NaN, infinity and numbers out of range.
-
-    Raises:
-        InputError: The JSON is invalid or not an object, nested too deeply, too long, or has unpaired surrogates or
-            something that `is_strict` refuses.
+    Raises InputError if it is invalid or not an object, nested too deeply, too long, or has unpaired surrogates; with
+    `is_strict` also for repeated keys, NaN, infinity and numbers out of range.
     """
     parts = sum(map(data.count, (b",", b"[", b"{")))
     if parts > MAX_JSON_PARTS:  # many may be text
@@ -91,12 +85,7 @@ def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, 
 
 
 def validate_json(kind: type[Value], value: object, label: str, remedy: str) -> Value:
-    """Return a parsed value in a type, for example a dataclass.
-
-    Raises:
-        InputError: It has another type; the message begins with `label`, names the first wrong key, and ends with
-            `remedy`.
-    """
+    """Return a parsed value in a type, for example a dataclass; InputError with the first wrong key, and `remedy`."""
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -117,19 +106,16 @@ def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def reject_constant(text: str) -> NoReturn:
-    """Raise `ValueError` for NaN and infinity."""
     raise ValueError(f"{text} is not a JSON number; write null or a finite number")
 
 
 def _parse_integer(text: str) -> int:
-    """Return an integer of at most `MAX_INTEGER_DIGITS` digits."""
     if len(text) > MAX_INTEGER_DIGITS:
         raise ValueError(f"integer {text[:20]}… has {len(text):,} digits")
     return int(text)
 
 
 def parse_finite_float(text: str) -> float:
-    """Return a finite float."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is out of range")

@@ -51,7 +51,6 @@ def flatten_tree(tree: object, prefix: str = "") -> tuple[dict[str, Tensor], Any
 
 
 def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
-    """Return a JSON description of a tree, in which tensors are replaced by their names."""
     if isinstance(tree, Tensor):
         return names[id(tree)]
     if is_dataclass(tree) and not isinstance(tree, type):
@@ -68,16 +67,9 @@ def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
 
 
 def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str], node_types: NodeTypes) -> Any:
-    """Rebuild a tree from its description.
+    """Rebuild a tree from the description that `flatten_tree` returned; CorruptArtifactError if it does not fit.
 
-    Args:
-        spec: The description that `flatten_tree` returned.
-        tensors: Tensors by name.
-        unused: Names of tensors, from which those that occur in the tree are removed.
-        node_types: Dataclasses that may occur in the tree, by name.
-
-    Raises:
-        CorruptArtifactError: If the description does not fit the tensors or the types.
+    Names of tensors that occur in the tree are removed from `unused`; `node_types` are its possible dataclasses.
     """
     if spec is None:
         return None

@@ -93,12 +93,7 @@ class ErrorAccumulator:
 def valid_mask(axes: str, shape: torch.Size, valid: Tensor, S: int, *, include_masked_keys: bool = False) -> Tensor:
     """Return the mask of an activation's defined elements, those at valid queries (T) and keys (P).
 
-    Args:
-        axes: Names of the axes, such as "B H T P".
-        shape: Shape of the activation.
-        valid: Valid slots [B, P].
-        S: Number of cached positions.
-        include_masked_keys: Whether masked keys are defined too.
+    `axes` are names such as "B H T P", `valid` slots [B, P]. With `include_masked_keys` masked keys are defined too.
     """
     mask = torch.ones((), dtype=torch.bool, device=valid.device)
     for i, axis in enumerate(axes.split()):
@@ -131,5 +126,4 @@ class PredictionAgreement:
 
     @property
     def kl_and_top1(self) -> tuple[float, float]:
-        """KL per position, and the share of equal most likely tokens."""
         return self.kl / max(self.count, 1), self.top1_matches / max(self.count, 1)

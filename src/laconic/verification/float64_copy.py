@@ -63,8 +63,8 @@ class Float64Decoder(Decoder):
         """Compute the logits (Eq. C20), converting 8,192 rows of the output matrix at a time."""
         decoder = self.source[0]
         self.block_cache.clear()
-        tied = self.config.tie_word_embeddings
-        head: Any = decoder.token_embedding if tied else decoder.get_submodule(self.weight_names.head)
+        tied, names = self.config.tie_word_embeddings, self.weight_names
+        head: Any = decoder.get_submodule(names.token_embedding if tied else names.head)
         return torch.cat([hidden @ rows.to(hidden.dtype).T for rows in head.weight.split(8192)], -1)
 
 
@@ -73,6 +73,5 @@ def compute_dtype(decoder: Decoder) -> torch.dtype:
 
 
 def get_block(decoder: Decoder, l: int) -> Any:
-    """Return block `l`, in float64 if the decoder is a float64 copy."""
     block = decoder.layers[l]
     return block.materialise() if isinstance(block, LazyFloat64Block) else block

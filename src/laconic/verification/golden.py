@@ -7,21 +7,21 @@ stored completely, so that local errors can be computed. Of each stage of the lo
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
 
-from laconic.errors import LaconicError
+from laconic.errors import InputError, LaconicError
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import open_tensors
 from laconic.storage.safetensors_header import read_safetensors_header
-from laconic.storage.strict_json import read_json
-from laconic.verification.golden_check import check_bundle
+from laconic.storage.strict_json import read_json, validate_json
 from laconic.verification.local import stages_at_layer
-from laconic.verification.parity import MAX_ERROR_IN_FLOORS, MIN_FLOOR, StageResult, Verdict, replay_stages
+from laconic.verification.parity import MAX_ERROR_IN_FLOORS, MIN_FLOOR, StageResult, replay_stages
 from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, layer_index, stage_key
 
 BUNDLE_FORMAT, METADATA_FILE, TENSOR_FILE = 1, "golden.json", "golden.safetensors"
@@ -39,137 +39,178 @@ class NotRunError(LaconicError):
     exit_code = 1
 
 
+class BundleModel(BaseModel):
+    """Base: unknown keys are ignored, types are not coerced."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class BundleInput(BundleModel):
+    name: str
+    ids: Annotated[list[list[Annotated[int, Field(ge=0, lt=2**31)]]], Field(min_length=1)]
+    positions: list[list[NonNegativeInt]] | None
+    live: list[list[Literal[0, 1]]] | None
+    pass_positions: bool = Field(alias="given")
+    cuts: list[PositiveInt]
+    covers: list[str]
+
+    @model_validator(mode="after")
+    def check_lengths(self) -> Self:
+        B, T = len(self.ids), len(self.ids[0])
+        for name, rows in (("ids", self.ids), ("positions", self.positions), ("live", self.live)):
+            if rows is not None and (len(rows) != B or any(len(row) != T for row in rows)):
+                raise ValueError(f"{name} is not {B} rows of {T}")
+        if T == 0 or (self.cuts and sum(self.cuts) != T):
+            raise ValueError(f"cuts {self.cuts[:8]} do not add up to {T} tokens")
+        return self
+
+    def build_case(self) -> ParityCase:
+        ids, positions, live = (None if x is None else torch.tensor(x) for x in (self.ids, self.positions, self.live))
+        return ParityCase(
+            name=self.name,
+            ids=ids,
+            positions=positions,
+            valid=None if live is None else live.bool(),
+            pass_positions=self.pass_positions,
+            piece_sizes=tuple(self.cuts),
+            covered_inputs=tuple(self.covers),
+        )
+
+
+class BundleStage(BundleModel):
+    """Where the activations of a stage lie, and their shape."""
+
+    shape: list[NonNegativeInt]
+    at: str
+    sha256: str
+    floor: float = Field(ge=0, allow_inf_nan=False)
+    index: str = ""
+
+
+class BundleCase(BundleModel):
+    """A case with its stages; all numbers of a small one are stored."""
+
+    kind: Literal["small", "long"]
+    input: BundleInput
+    stages: dict[str, BundleStage]
+
+
+class BundleMetadata(BundleModel):
+    format: Literal[1]  # BUNDLE_FORMAT
+    reference: str
+    fingerprint: str
+    config: dict[str, str]
+    cases: list[BundleCase]
+
+
 @dataclass(frozen=True)
 class GoldenBundle:
     """A loaded bundle whose hashes have been checked."""
 
-    metadata: Mapping[str, Any]
+    metadata: BundleMetadata
     tensors: Mapping[str, Tensor]
 
     @property
     def name(self) -> str:
         """The reference that computed the numbers."""
-        return f"golden bundle of {self.metadata['reference']}"
+        return f"golden bundle of {self.metadata.reference}"
 
-    @property
-    def cases(self) -> list[ParityCase]:
-        return [case_from_json(entry["input"]) for entry in self.metadata["cases"]]
-
-    def case_entry(self, name: str) -> dict[str, Any]:
-        return next(entry for entry in self.metadata["cases"] if entry["input"]["name"] == name)
-
-    def is_complete(self, case: ParityCase) -> bool:
-        """Return whether all numbers of a case are stored."""
-        return self.case_entry(case.name)["kind"] == "small"
-
-    def iterate_stages(self, case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
+    def iterate_stages(self, entry: BundleCase, case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
         """Yield the stages of a completely stored case in the order of computation."""
         stages: dict[str, Tensor] = {}
-        for key, entry in self.case_entry(case.name)["stages"].items():
-            t = self.tensors[entry["at"]].reshape(entry["shape"])
+        for key, stage in entry.stages.items():
+            t = self.tensors[stage.at].reshape(stage.shape)
             t = t.masked_fill(t == STORED_MINUS_INFINITY, -math.inf) if t.is_floating_point() else t
             stages[key] = t.to(case.device)
         return replay_stages(stages, case, decoder)
 
+    def compare_sampled(self, entry: BundleCase, case: ParityCase, decoder: Decoder) -> list[StageResult]:
+        """Return the propagated error of every stage in the last piece of a long case, at the sampled elements."""
+        n = len(case.pieces())
+        results: list[StageResult] = []
+        for recorded in iterate_stages(decoder, case):
+            if recorded.piece < n - 1:
+                continue
+            layer = layer_index(decoder, recorded.layer)
+            for stage in stages_at_layer(decoder, recorded.layer):
+                key, x = stage_key(stage.name, layer, recorded.piece, n), recorded.activations[stage.name]
+                result = StageResult(
+                    case.name, stage.name, layer, "propagated", note=f"{key}: not in the bundle: not run"
+                )
+                results.append(self.compare_sample(result, x, entry.stages[key]) if key in entry.stages else result)
+        return results
 
-def case_from_json(data: Mapping[str, Any]) -> ParityCase:
-    tensors = {name: None if data[name] is None else torch.tensor(data[name]) for name in ("ids", "positions", "live")}
-    return ParityCase(
-        name=data["name"],
-        ids=tensors["ids"],
-        positions=tensors["positions"],
-        valid=None if tensors["live"] is None else tensors["live"].bool(),
-        pass_positions=data["given"],
-        piece_sizes=tuple(data["cuts"]),
-        covered_inputs=tuple(data["covers"]),
-    )
+    def compare_sample(self, not_run: StageResult, x: Tensor, entry: BundleStage) -> StageResult:
+        if list(x.shape) != entry.shape:
+            note = f"shape {list(x.shape)}, reference {entry.shape}"
+            return replace(not_run, error=math.inf, floor=MIN_FLOOR, verdict="fail", note=note)
+        index, theirs = self.tensors[entry.index].long(), self.tensors[entry.at].double()
+        ours = x.flatten().cpu()[index].double()
+        difference = (ours - theirs).abs().nan_to_num(math.inf, math.inf)
+        error = float(difference.norm() / theirs.norm().clamp(min=1e-12))
+        floor = max(entry.floor, MIN_FLOOR)
+        return replace(
+            not_run,
+            error=error,
+            floor=floor,
+            max_abs=float(difference.max()),
+            index=tuple(int(i) for i in torch.unravel_index(index[difference.argmax()], x.shape)),
+            cosine=float(torch.nn.functional.cosine_similarity(ours, theirs, 0)),
+            bitwise=error == 0,
+            verdict="pass" if error <= MAX_ERROR_IN_FLOORS * floor else "fail",
+            note="",
+        )
 
 
 def tensor_sha256(t: Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes as stored."""
     return hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest()
 
 
 def load_bundle(folder: Path) -> GoldenBundle:
-    """Load a bundle and check the hash of every tensor.
+    """Load a bundle, which may come from anywhere, and check the hash of every tensor.
 
     Raises:
-        NotRunError: If a hash or the format differs (exit code 1).
+        NotRunError: If a hash differs (exit code 1).
         InputError: If a value of the metadata has the wrong type, or does not fit the tensors.
     """
-    metadata = read_json(folder / METADATA_FILE)
-    if metadata.get("format") != BUNDLE_FORMAT:
-        raise NotRunError(
-            f"{folder / METADATA_FILE}: unsupported format {metadata.get('format')} (expected {BUNDLE_FORMAT})"
-        )
+    path = folder / METADATA_FILE
+    metadata = validate_json(BundleMetadata, read_json(path), str(path), "download the bundle again")
     tensors = open_tensors(folder / TENSOR_FILE, read_safetensors_header(folder / TENSOR_FILE).tensors)
-    check_bundle(metadata, tensors, folder / METADATA_FILE)
-    for case in metadata["cases"]:
-        for key, entry in case["stages"].items():
-            if entry["at"] not in tensors:
+    for case in metadata.cases:
+        for key, stage in case.stages.items():
+            if stage.at not in tensors:
                 raise NotRunError(f"{key}: not in the bundle: not run")
-            if tensor_sha256(tensors[entry["at"]]) != entry["sha256"]:
-                name = f"{folder / TENSOR_FILE}: {key} of case {case['input']['name']}"
-                raise NotRunError(f"{name} has a different hash; download the bundle again")
+            place = f"{folder / TENSOR_FILE}: {key} of case {case.input.name}"
+            if tensor_sha256(tensors[stage.at]) != stage.sha256:
+                raise NotRunError(f"{place} has a different hash; download the bundle again")
+            if not is_consistent(case.kind, stage, tensors):
+                raise InputError(f"{place} does not fit its shape {stage.shape}; download the bundle again")
     return GoldenBundle(metadata, tensors)
 
 
-def check_compatible(bundle: GoldenBundle, decoder: Decoder) -> str:
-    """Return a note if the bundle was written for other weights, else "".
+def is_consistent(kind: str, stage: BundleStage, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a stage has as many numbers as its shape says, or a long one an index of each number into it."""
+    values, index, size = tensors[stage.at], tensors.get(stage.index), math.prod(stage.shape)
+    if kind == "small":
+        return values.numel() == size
+    if index is None or index.shape != values.shape or index.is_floating_point() or index.ndim != 1:
+        return False
+    return index.numel() > 0 and 0 <= int(index.min()) <= int(index.max()) < size
 
-    Raises:
-        NotRunError: If it was written for a model of another shape.
-    """
-    theirs, ours = bundle.metadata["fingerprint"], decoder.fingerprint
+
+def check_compatible(bundle: GoldenBundle, decoder: Decoder) -> str:
+    """Return a note if the bundle was written for other weights; raise NotRunError for a model of another shape."""
+    theirs, ours = bundle.metadata.fingerprint, decoder.fingerprint
     note = "" if theirs == ours else f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…"
     for name in SHAPE_FIELDS:
-        value, expected = str(getattr(decoder.config, name)), bundle.metadata["config"].get(name)
+        value, expected = str(getattr(decoder.config, name)), bundle.metadata.config.get(name)
         if value != expected:
             raise NotRunError(note or f"{name} is {value}, the bundle's {expected}: not run")
     return note
 
 
 def find_shipped_bundle(decoder: Decoder) -> Path | None:
-    """Return the bundle of these weights that comes with the package, or None."""
     for folder in sorted(BUNDLE_DIR.iterdir()) if BUNDLE_DIR.is_dir() else ():
         if read_json(folder / METADATA_FILE)["fingerprint"] == decoder.fingerprint:
             return folder
     return None
-
-
-def compare_sampled(bundle: GoldenBundle, decoder: Decoder, case: ParityCase) -> list[StageResult]:
-    """Return the propagated error of every stage in the last piece of a long case, at the sampled elements."""
-    entries, n = bundle.case_entry(case.name)["stages"], len(case.pieces())
-    results: list[StageResult] = []
-    for recorded in iterate_stages(decoder, case):
-        if recorded.piece < n - 1:
-            continue
-        layer = layer_index(decoder, recorded.layer)
-        for stage in stages_at_layer(decoder, recorded.layer):
-            key, x = stage_key(stage.name, layer, recorded.piece, n), recorded.activations[stage.name]
-            if key in entries:
-                results.append(compare_sample(case, stage.name, layer, x, entries[key], bundle.tensors))
-            else:
-                note = f"{key}: not in the bundle: not run"
-                results.append(StageResult(case.name, stage.name, layer, "propagated", note=note))
-    return results
-
-
-def compare_sample(
-    case: ParityCase, stage: str, layer: int | None, x: Tensor, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> StageResult:
-    """Compare one stage of a long case at its sampled elements."""
-    if list(x.shape) != entry["shape"]:
-        note = f"shape {list(x.shape)}, reference {entry['shape']}"
-        return StageResult(case.name, stage, layer, "propagated", math.inf, MIN_FLOOR, verdict="fail", note=note)
-    index, theirs = tensors[entry["index"]].long(), tensors[entry["at"]].double()
-    ours = x.flatten().cpu()[index].double()
-    difference = (ours - theirs).abs().nan_to_num(math.inf, math.inf)
-    error = float(difference.norm() / theirs.norm().clamp(min=1e-12))
-    floor = max(entry["floor"], MIN_FLOOR)
-    worst = tuple(int(i) for i in torch.unravel_index(index[difference.argmax()], x.shape))
-    cosine = float(torch.nn.functional.cosine_similarity(ours, theirs, 0))
-    verdict: Verdict = "pass" if error <= MAX_ERROR_IN_FLOORS * floor else "fail"
-    return StageResult(
-        case.name, stage, layer, "propagated", error, floor, float(difference.max()), worst, cosine, error == 0, verdict
-    )

@@ -33,14 +33,7 @@ def eager_attention_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def split_heads(x: Tensor, E: int) -> Tensor:
-    """Reshape [B, T, N E] to [B, N, T, E]."""
     return x.unflatten(-1, (-1, E)).transpose(1, 2)
-
-
-def repeat_kv_heads(k: Tensor, H: int) -> Tensor:
-    """Expand [B, G, P, E] to [B, H, P, E]; neighbouring query heads share a key head."""
-    B, G, P, E = k.shape
-    return k[:, :, None].expand(B, G, H // G, P, E).reshape(B, H, P, E)
 
 
 def find_attention(layer: nn.Module, names: WeightNames) -> nn.Module:
@@ -59,7 +52,6 @@ class HookRecorder:
         self.handles: list[Any] = []
 
     def start_piece(self, piece: int, S: int, T: int) -> None:
-        """Prepare for the pass over a piece."""
         self.current, self.S, self.T = LayerActivations(piece, -1), S, T
 
     def record(self, name: str, value: Tensor) -> None:
@@ -73,7 +65,7 @@ class HookRecorder:
         for l, layer in enumerate(self.layers):
             attention: Any = find_attention(layer, names)
             ATTENTION_HOOKS[attention] = self.attention_hook
-            self.hook_input(layer, self.layer_start_hook(l))
+            self.hook_input(layer, lambda x, l=l: self.start_layer(l, x))
             outputs = {
                 "norm1": names.norm1, "norm2": names.norm2, "attn_out": names.o, "gate": names.gate, "up": names.up,
                 "mlp_out": names.down,
@@ -85,7 +77,8 @@ class HookRecorder:
             self.hook_input(layer.get_submodule(names.down), lambda x: self.record("mid", x))
             self.hook_projections(layer, attention.head_dim)
             self.hook_output(layer, self.finish_layer)
-        self.hook_output(self.model.get_submodule(names.final_norm), self.record_final_norm)
+        final_norm = self.model.get_submodule(names.final_norm)
+        self.hook_output(final_norm, lambda x: self.final.activations.update(final_norm=x))
 
     def __exit__(self, *_: Any) -> None:
         for handle in self.handles:
@@ -94,16 +87,12 @@ class HookRecorder:
             ATTENTION_HOOKS.pop(find_attention(layer, self.names), None)
 
     def hook_input(self, module: nn.Module, callback: Callable[[Tensor], None]) -> None:
-        """Call `callback` with the module's first input."""
-
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             callback(args[0] if args else kwargs["hidden_states"])
 
         self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def hook_output(self, module: nn.Module, callback: Callable[[Tensor], None]) -> None:
-        """Call `callback` with the module's first output."""
-
         def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             callback(out[0] if isinstance(out, tuple) else out)
 
@@ -130,56 +119,40 @@ class HookRecorder:
                     layer.get_submodule(path), lambda x, stage=stage: self.record(stage, x.transpose(1, 2))
                 )
 
-    def layer_start_hook(self, l: int) -> Callable[[Tensor], None]:
-        """Return the hook that runs when layer `l` starts."""
-
-        def start(x: Tensor) -> None:
-            if l == 0:
-                self.emit(LayerActivations(self.current.piece, -1, {"embed": x}))
-            self.current = LayerActivations(self.current.piece, l, {"x": x})
-
-        return start
+    def start_layer(self, l: int, x: Tensor) -> None:
+        if l == 0:
+            self.emit(LayerActivations(self.current.piece, -1, {"embed": x}))
+        self.current = LayerActivations(self.current.piece, l, {"x": x})
 
     def finish_layer(self, x: Tensor) -> None:
-        """Emit the activations of the current layer."""
         self.current.activations["resid2"] = x
         self.final = LayerActivations(self.current.piece, len(self.layers), {"x": x})
         self.emit(self.current)
         self.current = LayerActivations(self.current.piece, self.current.layer)
 
-    def record_final_norm(self, x: Tensor) -> None:
-        """Store the output of the final norm."""
-        self.final.activations["final_norm"] = x
-
     def attention_hook(self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **kwargs: Any) -> Any:
         """Record rotated queries, the KV cache and the scores, and run the model's own eager attention.
 
-        OPT scales the queries first and passes scale 1; that is undone in `q_rot` only.
-
-        Raises:
-            RuntimeError: The recorded scores do not give the model's probabilities; transformers has changed.
+        OPT scales the queries first and passes scale 1; that is undone in `q_rot` only. Raises RuntimeError if the
+        recorded scores do not give the model's probabilities.
         """
         P, scale = self.S + self.T, kwargs["scaling"]
         is_masked = mask <= torch.finfo(mask.dtype).min / 2
         if self.case.bias is not None:
             mask = mask + self.case.bias[:, self.S : P, :P].to(mask.dtype)[:, None]
         out, probs = eager_attention_of(module)(module, q, k, v, mask, **kwargs)
-        scores = (q @ repeat_kv_heads(k, q.shape[1]).transpose(2, 3)) * scale
+        scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(2, 3)) * scale
         layer_scale = getattr(module, "scaling", scale)
-        self.record("q_rot", q if layer_scale == scale else q / layer_scale)
-        self.record("k_rot", k[:, :, self.S :])
-        self.record("k_cache", k)
-        self.record("v_cache", v)
-        self.record("scores", scores)
-        scores = (scores + mask).masked_fill(is_masked, -math.inf)
-        self.record("scores_seen", scores)
-        self.record("probs", probs)
-        self.record("context", out.flatten(2))
+        q_rot, seen = q if layer_scale == scale else q / layer_scale, (scores + mask).masked_fill(is_masked, -math.inf)
+        self.current.activations |= {
+            "q_rot": q_rot, "k_rot": k[:, :, self.S :], "k_cache": k, "v_cache": v, "scores": scores,
+            "scores_seen": seen, "probs": probs, "context": out.flatten(2),
+        }  # fmt: skip
         valid = self.case.valid_mask[:, self.S : P]
-        difference = (scores.softmax(-1, torch.float32) - probs.float()).abs().amax((1, 3))[valid]
+        difference = (seen.softmax(-1, torch.float32) - probs.float()).abs().amax((1, 3))[valid]
         if difference.numel() and difference.max() > (1e-5 if mask.dtype == torch.float32 else 1e-2):
             raise RuntimeError(
-                f"the attention of {type(module).__name__} does not match the recorded scores; "
+                f"the recorded scores do not give the probabilities of {type(module).__name__}; "
                 "this adapter needs an update for this version of transformers"
             )
         return out, probs

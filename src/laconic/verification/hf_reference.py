@@ -17,7 +17,6 @@ ATTENTION_NAME = "laconic_parity"
 
 @contextmanager
 def silence_warnings() -> Iterator[None]:
-    """Silence the warnings of transformers in the block."""
     import transformers
 
     level = transformers.utils.logging.get_verbosity()
@@ -29,8 +28,6 @@ def silence_warnings() -> Iterator[None]:
 
 
 class TransformersReference:
-    """A checkpoint loaded by transformers."""
-
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         import transformers
 
@@ -79,7 +76,6 @@ class TransformersReference:
 
     @contextmanager
     def sharpened_queries(self, factor: float) -> Iterator[None]:
-        """Multiply the model's query weights by a power of two, and restore them on exit."""
         parameters: list[Tensor] = []
         for layer in self.layers:
             attention: Any = find_attention(layer, self.names)

@@ -38,13 +38,7 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 class ParityInputs(NamedTuple):
-    """The cases of a decoder, and why some inputs have none.
-
-    Attributes:
-        cases: The inputs that could be built.
-        inapplicable: Inputs that no model of the family can have, with the reason.
-        unavailable: Inputs that this model cannot have, with the reason.
-    """
+    """The cases of a decoder, and why no model of the family can have other inputs, or this model cannot."""
 
     cases: list[ParityCase]
     inapplicable: dict[str, str]
@@ -59,11 +53,9 @@ class InputBuilder:
         self.generator = torch.Generator().manual_seed(0)
 
     def random_ids(self, B: int, T: int) -> Tensor:
-        """Return uniform token ids [B, T]."""
         return torch.randint(0, self.config.vocab_size, (B, T), generator=self.generator)
 
     def random_normal(self, *shape: int) -> Tensor:
-        """Return normal numbers in float32."""
         return torch.randn(shape, generator=self.generator)
 
     def clamp_length(self, T: int) -> int:
@@ -82,13 +74,7 @@ class InputBuilder:
 
 
 def attention_windows(config: DecoderConfig) -> list[int]:
-    """Return the sliding windows of the layers that have one."""
     return [W for W in config.sliding_windows if W is not None]
-
-
-def positions_from(start: int, B: int, T: int) -> Tensor:
-    """Return position ids start … start + T - 1 for every row."""
-    return (start + torch.arange(T)).repeat(B, 1)
 
 
 def left_padded_mask(lengths: list[int], T: int) -> Tensor:
@@ -146,7 +132,6 @@ def build_inputs(decoder: Decoder) -> ParityInputs:
 
 
 def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:
-    """Return the cases that start at position 0."""
     windows = attention_windows(builder.config)
     D, T = builder.config.hidden_size, builder.clamp_length(16)
     n = min(T, min(windows, default=T), 12)
@@ -166,29 +151,24 @@ def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:
 
 
 def position_cases(builder: InputBuilder) -> list[ParityCase]:
-    """Return the cases that start far from position 0."""
     T, Pmax, rope = builder.clamp_length(16), builder.config.max_position_embeddings, builder.config.rope
     last = max(Pmax - T, 0)
     far = FAR_START if rope is not None and rope.kind not in LENGTH_DEPENDENT_ROPE else last
 
     def case_at(name: str, start: int, covered: tuple[str, ...] = ()) -> ParityCase:
-        ids = builder.random_ids(2, T)
-        positions = positions_from(start, 2, T)
-        return ParityCase(name, ids, positions=positions, pass_positions=True, covered_inputs=covered)
+        positions = (start + torch.arange(T)).repeat(2, 1)
+        return ParityCase(
+            name, builder.random_ids(2, T), positions=positions, pass_positions=True, covered_inputs=covered
+        )
 
     cases = [case_at("I2", far), case_at("I14", last)]
     if rope is None:
         return cases
     switch = Pmax if rope.kind == "dynamic" else rope.pretrained_positions
-    return [
-        *cases,
-        ParityCase("I15", builder.random_ids(2, T)),
-        case_at("I15 long", switch + switch // 2, ("I15",)),
-    ]
+    return [*cases, ParityCase("I15", builder.random_ids(2, T)), case_at("I15 long", switch + switch // 2, ("I15",))]
 
 
 def incremental_cases(builder: InputBuilder) -> list[ParityCase]:
-    """Return the cases that are read in pieces on the KV cache."""
     T, steps = builder.clamp_length(16), 6
     prompt = builder.random_ids(2, 6)
     fed_back = builder.feed_back_hidden(prompt, steps)

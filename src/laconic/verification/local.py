@@ -45,9 +45,8 @@ class LocalStages:
         S, T = self.pieces[recorded.piece]
         inputs = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in recorded.activations.items()}
         if recorded.layer < 0:
-            case = self.case
-            positions = case.position_ids[:, : S + T] if case.pass_positions else expected_position_ids(case, S)
-            inputs |= {"inputs_embeds": self.embeddings[:, S : S + T], "position_ids": positions[:, S:]}
+            positions = expected_position_ids(self.case, S, T)[:, S:]
+            inputs |= {"inputs_embeds": self.embeddings[:, S : S + T], "position_ids": positions}
         inputs["attention_mask"] = self.case.valid_mask[:, S : S + T]
         context = self.build_stage_context(recorded, past)
         with torch.no_grad():

@@ -10,7 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxtyping import Bool
 from torch import Tensor
 
 from laconic.models.decoder import Decoder
@@ -34,18 +33,12 @@ StageKey = tuple[str, int | None]  # stage and layer; None outside the layers
 
 @dataclass
 class ErrorPair:
-    """Errors of a stage against float64, of the decoder and of the reference."""
-
     decoder: ErrorAccumulator = field(default_factory=ErrorAccumulator)
     reference: ErrorAccumulator = field(default_factory=ErrorAccumulator)
 
 
 class ErrorRatios:
-    """Errors of the decoder and of the reference against one float64 run, summed over all cases.
-
-    Args:
-        decoder: The decoder in bfloat16 or float16.
-    """
+    """Errors of a decoder in bfloat16 or float16 and of the reference against one float64 run, over all cases."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -68,19 +61,13 @@ class ErrorRatios:
                 self.add_norms(local, recorded, valid, S)
                 self.add_layer(actual, wide, recorded, valid, S)
 
-    def add_norms(self, local: LocalStages, recorded: LayerActivations, valid: Bool[Tensor, "B P"], S: int) -> None:
-        """Compare the decoder's norms on the reference's inputs with those of the reference."""
+    def add_norms(self, local: LocalStages, recorded: LayerActivations, valid: Tensor, S: int) -> None:
         for name, x in local.compute(recorded, None, NORM_STAGES).items():
             error = self.norm_errors[name, layer_index(self.decoder, recorded.layer)]
             error.add(x, recorded.activations[name], valid_mask("B T D", x.shape, valid, S), S, "B T D")
 
     def add_layer(
-        self,
-        actual: LayerActivations,
-        wide: LayerActivations,
-        recorded: LayerActivations,
-        valid: Bool[Tensor, "B P"],
-        S: int,
+        self, actual: LayerActivations, wide: LayerActivations, recorded: LayerActivations, valid: Tensor, S: int
     ) -> None:
         """Compare the stages of a layer, in the decoder and in the reference, with float64."""
         for stage in stages_at_layer(self.decoder, actual.layer):
@@ -132,7 +119,6 @@ def build_ratio_result(stage: str, layer: int | None, errors: ErrorPair) -> Stag
 
 
 def build_norm_result(stage: str, layer: int | None, error: ErrorAccumulator) -> StageResult:
-    """Return the result of a norm on the reference's inputs."""
     passes = error.error <= NORM_TOLERANCE
     note = "" if passes else "order of casts: only low precision is wrong"
     return StageResult(

@@ -52,7 +52,6 @@ SAME_SUSPECTS = {
 
 
 def usual_suspects(stage: str) -> str:
-    """Return what a first divergence at a stage usually means."""
     return USUAL_SUSPECTS[SAME_SUSPECTS.get(stage, stage)]
 
 
@@ -61,20 +60,13 @@ class StageResult:
     """The error of one stage of one layer of one case, and its verdict.
 
     Attributes:
-        case: Name of the case.
-        stage: Name of the activation.
         layer: Layer index; None outside the layers.
         kind: "local", "propagated", "backend" (default attention backend against eager) or "ratio" (low precision).
         error: Relative L2 error.
-        floor: The noise floor that `error` is measured in.
-        max_abs: Largest absolute difference.
         index: Position of the largest difference, counted from the start of the case.
-        cosine: Cosine similarity with the reference.
-        bitwise: Whether both are equal bit for bit.
         verdict: "shown" is informational: neither pass nor fail.
         kl: KL divergence of the predictions in nats per token, at the logits.
         top1: Share of equal most likely tokens, at the logits.
-        note: Why a comparison did not run, or details.
     """
 
     case: str
@@ -94,13 +86,7 @@ class StageResult:
 
     @property
     def error_in_floors(self) -> float:
-        """The error divided by the noise floor."""
         return self.error / self.floor
-
-    @property
-    def exceeds_noise(self) -> bool:
-        """Whether the error is more than noise, whatever the verdict."""
-        return self.verdict != "not run" and not self.error <= MAX_ERROR_IN_FLOORS * self.floor
 
 
 def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
@@ -120,10 +106,7 @@ def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: De
 class CaseComparison:
     """Compare one case with a reference layer by layer; keeps error sums and the reference's KV cache only.
 
-    Args:
-        decoder: The decoder under test.
-        case: The input.
-        float64_decoder: The float64 copy of `decoder`, with which the noise floors are measured along the way.
+    The noise floors are measured along the way, with the float64 copy of the decoder.
     """
 
     def __init__(self, decoder: Decoder, case: ParityCase, float64_decoder: Float64Decoder) -> None:
@@ -182,22 +165,16 @@ class CaseComparison:
             if x is None or y is None:
                 self.missing.add((kind, key))
                 continue
-            mask = valid_mask(
-                stage.shape,
-                y.shape,
-                self.case.valid_mask[:, : S + T],
-                S,
-                include_masked_keys=stage.name in MASK_SENSITIVE_STAGES,
-            )
+            with_masked_keys = stage.name in MASK_SENSITIVE_STAGES
+            valid = self.case.valid_mask[:, : S + T]
+            mask = valid_mask(stage.shape, y.shape, valid, S, include_masked_keys=with_masked_keys)
             self.errors.setdefault((kind, key), ErrorAccumulator()).add(x, y, mask, S, stage.shape)
 
     def results(self) -> list[StageResult]:
         """Return the local, propagated and (if run) backend result of every stage in the order of computation."""
         kinds = ("local", "propagated", "backend")
-        compared = [
-            (kind, key) for key in self.stage_order for kind in kinds if kind != "backend" or (kind, key) in self.errors
-        ]
-        return [self.stage_result(kind, key) for kind, key in compared]
+        pairs = ((kind, key) for key in self.stage_order for kind in kinds)
+        return [self.stage_result(*pair) for pair in pairs if pair[0] != "backend" or pair in self.errors]
 
     def get_floor(self, kind: Literal["local", "propagated"], key: str) -> float:
         """Return the noise floor of a stage, at least `MIN_FLOOR`; NaN, which nothing passes, if it is unknown."""
@@ -232,5 +209,6 @@ def first_divergence(results: list[StageResult]) -> StageResult | None:
     """
     failed = next((r for r in results if r.kind == "local" and r.verdict == "fail"), None)
     if failed is None and any(r.kind == "propagated" and r.verdict == "fail" for r in results):
-        failed = next((r for r in results if r.kind == "propagated" and r.exceeds_noise), None)
+        measured = (r for r in results if r.kind == "propagated" and r.verdict != "not run")
+        failed = next((r for r in measured if not r.error <= MAX_ERROR_IN_FLOORS * r.floor), None)
     return failed or next((r for r in results if r.kind == "backend" and r.verdict == "fail"), None)

@@ -5,9 +5,8 @@ Errors are reported in floors, that is divided by the float32 noise floor of the
 
 import math
 import platform
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.table import Table
@@ -20,46 +19,28 @@ from laconic.verification.parity import StageResult, first_divergence, usual_sus
 SCHEMA_VERSION = 3
 
 
-@dataclass(frozen=True)
-class InputStatus:
-    """Whether one required input was compared.
+class InputStatus(NamedTuple):
+    """Whether one required input (I1 to I17) was compared, and why not.
 
-    Attributes:
-        name: I1 to I17, a key of `REQUIRED_INPUTS`.
-        status: "compared"; "covered" by the tiny model of the family, because this model cannot have the input;
-            "inapplicable" to the family; "not in bundle", which is a failure only if the input was requested by
-            name; or "not run", a failure.
-        reason: Why it was not compared.
+    Without a comparison it is "covered" by the tiny model of the family, because this model cannot have the input;
+    "inapplicable" to the family; "not in bundle", which is a failure only if the input was requested by name; or
+    "not run", a failure.
     """
 
     name: str
     status: Literal["compared", "covered", "inapplicable", "not in bundle", "not run"]
     reason: str = ""
 
-    @property
-    def is_ok(self) -> bool:
-        """Whether this input lets the run pass."""
-        return self.status != "not run"
-
 
 @dataclass
 class ParityReport:
-    """One parity run.
+    """One parity run, with results in the order of computation.
 
     Attributes:
-        model: Name of the model.
         reference: Name of the reference, or "none".
-        dtype: Type of the decoder's weights.
-        backend: Attention backend of the decoder.
-        command: Command line of the run.
-        family: Model family.
-        fingerprint: Fingerprint of the weights.
         stage_order: Names of the stages in the order of computation.
-        num_layers: Number of layers.
-        results: Results in the order of computation.
         inputs: Status of each required input.
         problems: Comparisons that did not run, with the reason.
-        seconds: Duration.
     """
 
     model: str
@@ -70,21 +51,17 @@ class ParityReport:
     family: str = ""
     fingerprint: str = ""
     stage_order: tuple[str, ...] = ()
-    num_layers: int = 0
     results: list[StageResult] = field(default_factory=list)
     inputs: list[InputStatus] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @classmethod
-    def for_decoder(cls, decoder: Decoder, *, model: str, dtype: str, command: str = "") -> "ParityReport":
-        config = decoder.config
-        layer_stages = [stage.name for stage in layer_activations(config)]
+    def for_decoder(cls, decoder: Decoder, *, model: str, dtype: str, command: str) -> "ParityReport":
+        stages = (*MODEL_ACTIVATIONS[:1], *layer_activations(decoder.config), *MODEL_ACTIVATIONS[1:])
         return cls(
-            model=model, reference="none", dtype=dtype, command=command, family=config.family,
-            fingerprint=decoder.fingerprint, backend=decoder.attn_implementation,
-            stage_order=("embed", *layer_stages, *(stage.name for stage in MODEL_ACTIVATIONS[1:])),
-            num_layers=config.num_hidden_layers,
+            model, "none", dtype, decoder.attn_implementation, command, decoder.config.family, decoder.fingerprint,
+            tuple(stage.name for stage in stages),
         )  # fmt: skip
 
     @property
@@ -92,34 +69,23 @@ class ParityReport:
         """Whether every requested comparison ran and passed."""
         has_passed = any(result.verdict == "pass" for result in self.results)
         has_failed = any(result.verdict in ("fail", "not run") for result in self.results)
-        return has_passed and not has_failed and not self.problems and all(status.is_ok for status in self.inputs)
+        is_complete = not self.problems and all(status.status != "not run" for status in self.inputs)
+        return has_passed and not has_failed and is_complete
 
     @property
     def first_divergence(self) -> StageResult | None:
-        """The first stage at which decoder and reference differ."""
         return first_divergence(self.results) or next((r for r in self.results if r.verdict == "fail"), None)
 
     @property
-    def versions(self) -> dict[str, str]:
-        return {"python": platform.python_version(), "torch": torch.__version__, "reference": self.reference}
-
-    def worst_result(self, stage: str, layer: int | None, kinds: Iterable[str]) -> StageResult | None:
-        """Return the result with the largest error in floors over all cases; failures count as larger."""
-        candidates = [r for r in self.results if r.stage == stage and r.layer == layer and r.kind in kinds]
-        return max(candidates, key=severity, default=None)
-
-    @property
     def missing_from_bundle(self) -> list[str]:
-        """The inputs that a bundle does not contain."""
         return [status.name for status in self.inputs if status.status == "not in bundle"]
 
     def summary(self) -> str:
-        """Return the outcome in one sentence, and the inputs that are missing from the bundle."""
+        """Return the first divergence, what did not run, or that there is none, and what is not in the bundle."""
         missing, outcome = self.missing_from_bundle, self.outcome_summary()
         return f"{outcome} Not in the bundle: {', '.join(missing)}." if missing else outcome
 
     def outcome_summary(self) -> str:
-        """Return the outcome in one sentence: the first divergence, what did not run, or that there is none."""
         if (first := self.first_divergence) is not None:
             layer = "" if first.layer is None else f" of layer {first.layer}"
             error = "ratio of errors" if first.kind == "ratio" else f"{first.kind} error"
@@ -134,10 +100,15 @@ class ParityReport:
             equal = sum(result.bitwise for result in self.results)
             count = f"{len(self.results):,} comparisons{cases}, {equal:,} equal to the bit"
             return f"No divergence: {count}, {self.seconds:.1f} s."
-        inputs = [f"{status.name}: {status.reason}" for status in self.inputs if not status.is_ok]
+        inputs = [f"{status.name}: {status.reason}" for status in self.inputs if status.status == "not run"]
         stages = [r.note or f"{r.stage}: not run" for r in self.results if r.verdict == "not run"][:3]
         reasons = dict.fromkeys(text.removesuffix(": not run") for text in [*self.problems, *inputs, *stages])
         return "Not run: " + ("; ".join(reasons) or "nothing was compared") + "."
+
+    def results_by_stage(self) -> list[list[StageResult]]:
+        """Return the results of each stage that was compared, in the order of computation."""
+        groups = ([r for r in self.results if r.stage == stage] for stage in self.stage_order)
+        return [group for group in groups if group]
 
     def to_table(self) -> Table:
         """Return a table for the terminal: one row per stage, with the errors of the first, worst and last layer."""
@@ -151,20 +122,18 @@ class ParityReport:
         return table
 
     def table_rows(self) -> list[tuple[str, ...]]:
-        rows, kinds = [], ("local", "ratio")
-        for stage in self.stage_order:
-            results = [r for r in self.results if r.stage == stage]
-            if not results:
-                continue
-            layers = sorted({r.layer for r in results if r.layer is not None})
-            ends: list[int | None] = [layers[0], layers[-1]] if layers else [None, None]
-            first, last = (self.worst_result(stage, layer, kinds) for layer in ends)
-            worst = max((r for r in results if r.kind in kinds), key=severity, default=None)
-            propagated = max((r for r in results if r.kind == "propagated"), key=lambda r: r.error, default=None)
+        rows: list[tuple[str, ...]] = []
+        for results in self.results_by_stage():
+            compared = [r for r in results if r.kind in ("local", "ratio")]
+            layers = sorted({r.layer for r in results if r.layer is not None}) or [None]
+            first, last = ([r for r in compared if r.layer == layer] for layer in (layers[0], layers[-1]))
+            worst = max(compared, key=severity, default=None)
             layer = "" if worst is None or worst.layer is None else f" ({worst.layer})"
-            error = "–" if propagated is None else f"{propagated.error:.1e}"
-            cells = (format_cell(first), format_cell(worst) + layer, format_cell(last))
-            rows.append((stage, *cells, error, worst_verdict(results)))
+            error = max((r.error for r in results if r.kind == "propagated"), default=math.nan)
+            cells = (format_worst(first), format_worst(compared) + layer, format_worst(last))
+            rows.append(
+                (results[0].stage, *cells, "–" if math.isnan(error) else f"{error:.1e}", worst_verdict(results))
+            )
         return rows
 
     def to_json(self, *, all_results: bool = False) -> dict[str, Any]:
@@ -174,37 +143,30 @@ class ParityReport:
             all_results: Whether to add every comparison, thousands for a model of 30 layers.
         """
         first = self.first_divergence
-        names = ("model", "family", "fingerprint", "dtype", "backend", "command")
+        names = ("model", "family", "fingerprint", "dtype", "backend", "command", "problems")
         return {
             "schema": SCHEMA_VERSION,
             **{name: getattr(self, name) for name in names},
             "ok": self.is_ok,
-            "versions": self.versions,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "reference": self.reference},
             "seconds": round(self.seconds, 2),
-            "inputs": [asdict(status) | {"description": REQUIRED_INPUTS[status.name]} for status in self.inputs],
-            "problems": self.problems,
+            "inputs": [status._asdict() | {"description": REQUIRED_INPUTS[status.name]} for status in self.inputs],
             "first_divergence": None if first is None else result_to_json(first),
             "summary": self.summary(),
-            "stages": [stage for name in self.stage_order if (stage := self.stage_to_json(name))],
+            "stages": [stage_to_json(results) for results in self.results_by_stage()],
             **({"results": [result_to_json(result) for result in self.results]} if all_results else {}),
         }
 
-    def stage_to_json(self, stage: str) -> dict[str, Any]:
-        """Return the number of comparisons of a stage, how many are equal to the bit, and the worst of each kind."""
-        results = [r for r in self.results if r.stage == stage]
-        if not results:
-            return {}
-        worst = {
-            kind: result_to_json(max((r for r in results if r.kind == kind), key=severity))
-            for kind in dict.fromkeys(r.kind for r in results)
-        }
-        equal = sum(r.bitwise for r in results)
-        counts = {"comparisons": len(results), "equal_to_the_bit": equal}
-        return {"stage": stage, "verdict": worst_verdict(results), **counts, "worst": worst}
+
+def stage_to_json(results: list[StageResult]) -> dict[str, Any]:
+    """Return the number of comparisons of a stage, how many are equal to the bit, and the worst of each kind."""
+    worst = {r.kind: result_to_json(r) for r in sorted(results, key=severity)}
+    equal = sum(r.bitwise for r in results)
+    counts = {"comparisons": len(results), "equal_to_the_bit": equal}
+    return {"stage": results[0].stage, "verdict": worst_verdict(results), **counts, "worst": worst}
 
 
 def is_low_precision(results: list[StageResult]) -> bool:
-    """Return whether the results are ratios to the reference's own error."""
     return any(result.kind == "ratio" for result in results)
 
 
@@ -220,17 +182,17 @@ def worst_verdict(results: list[StageResult]) -> str:
 
 
 def format_number(x: float) -> str:
-    """Format an error in floors."""
     if math.isnan(x):
         return "–"
     return "inf" if math.isinf(x) else f"{x:.2f}" if x < 100 else f"{x:.1e}"
 
 
-def format_cell(result: StageResult | None) -> str:
-    """Format the error of a result for the table."""
-    if result is None:
+def format_worst(results: list[StageResult]) -> str:
+    """Format the largest error of some results for the table."""
+    worst = max(results, key=severity, default=None)
+    if worst is None:
         return "–"
-    return "not run" if result.verdict == "not run" else format_number(result.error_in_floors)
+    return "not run" if worst.verdict == "not run" else format_number(worst.error_in_floors)
 
 
 def result_to_json(result: StageResult) -> dict[str, Any]:

@@ -53,17 +53,10 @@ def run_parity(
     shows only against a bundle. A comparison that cannot be made is a line in the report, which then is not ok.
 
     Args:
-        model: A folder, a hub name, or `tiny:FAMILY` for the small random model of a family.
         reference: "transformers"; "golden", the bundle shipped for these weights; or a bundle's folder. None:
             transformers if it is installed, else the shipped bundle.
-        dtype: "float32", "bfloat16" or "float16".
         inputs: "all", or comma-separated names of required inputs.
-        device: Where both models run, such as "cuda".
-        command: The command line, for the report.
         on_case: Called with (name, done, total) when a case starts.
-
-    Raises:
-        UsageError: An argument is invalid (2).
     """
     if dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -82,7 +75,6 @@ def run_parity(
 
 
 def parse_inputs(text: str) -> tuple[str, ...]:
-    """Parse `all`, or comma-separated names of required inputs."""
     names = tuple(REQUIRED_INPUTS) if text == "all" else tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in REQUIRED_INPUTS:
@@ -116,8 +108,6 @@ def open_reference(decoder: Decoder, folder: Path | None, dtype: torch.dtype) ->
 
 @dataclass
 class ParityRun:
-    """The settings of one parity run, and the comparisons it makes."""
-
     decoder: Decoder
     folder: Path | None
     dtype: str
@@ -127,7 +117,6 @@ class ParityRun:
     inputs_by_case: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def covered_inputs(self, report: ParityReport) -> set[str]:
-        """Return the required inputs that were compared."""
         return {name for result in report.results for name in self.inputs_by_case.get(result.case, ())}
 
     def run(self, report: ParityReport, reference: str | None) -> None:
@@ -176,7 +165,6 @@ class ParityRun:
             report.inputs.append(status)
 
     def run_tiny_model(self, report: ParityReport, variant: str, names: tuple[str, ...], is_tiny: bool) -> None:
-        """Compare a variant of the family's tiny model on some inputs."""
         device = self.decoder.token_embedding.weight.device
         decoder = build_tiny_decoder(self.decoder.config.family, variant).to(device, DTYPES[self.dtype])
         label = f"{variant}/" if is_tiny else f"{decoder.name_or_path}{' ' + variant if variant else ''}/"
@@ -223,13 +211,13 @@ class ParityRun:
         report.results += comparison.results()
 
     def run_bundle(self, report: ParityReport, bundle: golden.GoldenBundle) -> None:
-        """Compare with a golden bundle on the inputs it contains."""
-        report.reference = bundle.name
+        report.reference, device = bundle.name, self.decoder.token_embedding.weight.device
         if self.dtype != "float32":
             raise golden.NotRunError(f"a bundle is float32: {self.dtype} not run; use --reference transformers")
         if problem := golden.check_compatible(bundle, self.decoder):
             report.problems.append(problem)
-        contained = {name for case in bundle.cases for name in case.covered_inputs}
+        cases = [(entry, entry.input.build_case().to(device)) for entry in bundle.metadata.cases]
+        contained = {name for _, case in cases for name in case.covered_inputs}
         inapplicable = build_inputs(self.decoder).inapplicable
         for name in self.input_names:
             if name in contained:
@@ -239,14 +227,13 @@ class ParityRun:
             else:
                 status = InputStatus(name, "not in bundle" if self.is_all_inputs else "not run", "not in the bundle")
             report.inputs.append(status)
-        device = self.decoder.token_embedding.weight.device
-        for case in (case.to(device) for case in bundle.cases):
+        for entry, case in cases:
             if not set(case.covered_inputs) & set(self.input_names):
                 continue
-            if bundle.is_complete(case):
-                self.compare_case(report, self.decoder, bundle.iterate_stages(case, self.decoder), case)
+            if entry.kind == "small":
+                self.compare_case(report, self.decoder, bundle.iterate_stages(entry, case, self.decoder), case)
             else:
-                report.results += golden.compare_sampled(bundle, self.decoder, case)
+                report.results += bundle.compare_sampled(entry, case, self.decoder)
 
 
 def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:

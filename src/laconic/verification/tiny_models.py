@@ -25,11 +25,7 @@ ROPE_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def tiny_configs(family: str) -> dict[str, DecoderConfig]:
-    """Return the configurations of a family's tiny models by variant; "" is the plain one.
-
-    Raises:
-        InputError: The family is unknown (66).
-    """
+    """Return the configurations of a family's tiny models by variant; "" is the plain one."""
     if family not in WEIGHT_NAMES:
         known = ", ".join(TINY_PREFIX + name for name in WEIGHT_NAMES)
         raise InputError(f"tiny:{family}: unknown family; expected one of {known}")
@@ -62,15 +58,11 @@ def build_tiny_decoder(family: str, variant: str = "") -> Decoder:
     generator = torch.Generator().manual_seed(zlib.crc32(f"{family} {variant}".encode()))
     with torch.no_grad():
         for name, p in sorted(decoder.named_parameters()):
-            noise = approx_normal(p.shape, generator)
+            integers = torch.randint(0, 2048, (4, *p.shape), generator=generator)  # the same bits on every machine
+            noise = (integers.sum(0) - 4094).float() / 1182.0  # approximately normal
             is_norm_weight = p.ndim == 1 and not name.endswith("bias")
             is_embedding = len(p) >= decoder.config.vocab_size  # of tokens or positions
             scale = 0.3 if p.ndim == 1 else 0.5 if is_embedding else 0.15
             p.copy_(scale * noise + float(is_norm_weight))
     decoder.name_or_path = f"{TINY_PREFIX}{family}"
     return decoder
-
-
-def approx_normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Return approximately normal numbers from integers, so that every machine has the same bits."""
-    return (torch.randint(0, 2048, (4, *shape), generator=generator).sum(0) - 4094).float() / 1182.0

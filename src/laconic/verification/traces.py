@@ -61,11 +61,15 @@ class ParityCase:
             object.__setattr__(self, "covered_inputs", (self.name,))
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and positions (B, T)."""
+    def inputs(self) -> Tensor:
         x = self.ids if self.ids is not None else self.vectors
         assert x is not None
-        return x.shape[0], x.shape[1]
+        return x
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and positions (B, T)."""
+        return self.inputs.shape[0], self.inputs.shape[1]
 
     @property
     def valid_mask(self) -> Tensor:
@@ -74,31 +78,19 @@ class ParityCase:
 
     @property
     def position_ids(self) -> Tensor:
-        """`positions`, or the number of valid tokens before each slot, counted in a loop."""
-        if self.positions is not None:
-            return self.positions
-        position_ids = torch.zeros(self.shape, dtype=torch.long, device=self.device)
-        for b, row in enumerate(self.valid_mask.tolist()):
-            count = 0
-            for t, is_valid in enumerate(row):
-                position_ids[b, t] = count if is_valid else 0
-                count += is_valid
-        return position_ids
+        """`positions`, or the number of valid tokens before each slot, 0 for padding."""
+        valid = self.valid_mask.long()
+        return (valid.cumsum(1) - valid) * valid if self.positions is None else self.positions
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
-        x = self.ids if self.ids is not None else self.vectors
-        assert x is not None
-        return x.device
+        return self.inputs.device
 
     def to(self, device: torch.device) -> "ParityCase":
-        """Return the case with its tensors on a device."""
         tensors = {name: getattr(self, name) for name in ("ids", "vectors", "valid", "positions", "bias")}
         return replace(self, **{name: None if t is None else t.to(device) for name, t in tensors.items()})
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Return (S, T) of every piece."""
         sizes = self.piece_sizes or (self.shape[1],)
         return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
@@ -108,8 +100,7 @@ class ParityCase:
         weight = source.token_embedding.weight
         if self.ids is not None:
             return source.embed(self.ids.to(weight.device)).detach().to(compute_dtype(decoder))
-        assert self.vectors is not None
-        return self.vectors.to(weight.device, weight.dtype).to(compute_dtype(decoder))
+        return self.inputs.to(weight.device, weight.dtype).to(compute_dtype(decoder))
 
 
 @dataclass
@@ -138,20 +129,18 @@ class StreamCancelledError(Exception):
 def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]) -> Iterator[LayerActivations]:
     """Yield what `run` passes to its callback; `run` is suspended in a thread until the next item is requested."""
     items: queue.Queue[LayerActivations | BaseException | None] = queue.Queue()
-    resume = threading.Semaphore(0)
-    is_cancelled = threading.Event()
+    requests: queue.Queue[bool] = queue.Queue()  # True for the next item, False to stop
 
     def emit(item: LayerActivations) -> None:
         items.put(item)
-        resume.acquire()
-        if is_cancelled.is_set():
+        if not requests.get():
             raise StreamCancelledError
 
     def produce() -> None:
-        resume.acquire()
         try:
-            with torch.no_grad():
-                run(emit)
+            if requests.get():
+                with torch.no_grad():
+                    run(emit)
             items.put(None)
         except BaseException as error:
             items.put(error)
@@ -160,7 +149,7 @@ def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]
     thread.start()
     try:
         while True:
-            resume.release()
+            requests.put(True)
             item = items.get()
             if isinstance(item, BaseException):
                 raise item
@@ -168,32 +157,21 @@ def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]
                 return
             yield item
     finally:
-        is_cancelled.set()
-        resume.release()
+        requests.put(False)
         thread.join()
-
-
-def with_eager_attention(decoder: Decoder) -> Decoder:
-    """Return a decoder that shares the modules and uses eager attention."""
-    eager = copy.copy(decoder)
-    eager.attn_implementation = "eager"
-    return eager
-
-
-def layer_activation_names(decoder: Decoder) -> tuple[str, ...]:
-    """Return the names of all activations of the decoder's family."""
-    return tuple(stage.name for stage in models_activations.layer_activations(decoder.config)) + FINAL_STAGES
 
 
 def iterate_stages(decoder: Decoder, case: ParityCase) -> Iterator[LayerActivations]:
     """Run a case with eager attention and yield the activations layer by layer."""
-    embeddings = case.embed(decoder)
-    return threaded_generator(lambda emit: run_case(with_eager_attention(decoder), case, embeddings, emit))
+    embeddings, eager = case.embed(decoder), copy.copy(decoder)  # which shares the modules
+    eager.attn_implementation = "eager"
+    return threaded_generator(lambda emit: run_case(eager, case, embeddings, emit))
 
 
 def run_case(decoder: Decoder, case: ParityCase, embeddings: Tensor, emit: Callable[[LayerActivations], None]) -> None:
     """Run the pieces of a case and pass each layer's activations to `emit` as soon as they are computed."""
-    names, cache = layer_activation_names(decoder), None
+    names = (*(stage.name for stage in models_activations.layer_activations(decoder.config)), *FINAL_STAGES)
+    cache: KVCache | None = None
     piece, is_recording = 0, True
     last: dict[str, Tensor] = {}
 
@@ -221,9 +199,7 @@ def run_case(decoder: Decoder, case: ParityCase, embeddings: Tensor, emit: Calla
             emit(LayerActivations(piece, len(decoder.layers), dict(last) | final))
             if case.extra_tokens:
                 is_recording = False
-                extra = decoder(embeddings.flip(1)[:, : case.extra_tokens], cache).cache
-                assert isinstance(extra, KVCache)
-                cache = extra.crop(S + T)
+                cache = decoder(embeddings.flip(1)[:, : case.extra_tokens], cache).cache.crop(S + T)
                 is_recording = True
     finally:
         for handle in handles:
@@ -231,7 +207,6 @@ def run_case(decoder: Decoder, case: ParityCase, embeddings: Tensor, emit: Calla
 
 
 def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | None]:
-    """Return the keyword arguments of `Decoder.forward` for the piece of T positions after S."""
     return {
         "attention_mask": None if case.valid is None else case.valid[:, S : S + T],
         "position_ids": case.position_ids[:, S : S + T] if case.pass_positions else None,
@@ -240,24 +215,16 @@ def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | No
 
 
 def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtype: torch.dtype) -> ForwardContext:
-    """Return the context that the decoder's blocks share in a piece."""
-    positions = case.position_ids[:, : S + T] if case.pass_positions else expected_position_ids(case, S)
-    bias = forward_arguments(case, S, T)["attention_bias"]
-    return build_context(
-        decoder.config,
-        positions,
-        case.valid_mask[:, : S + T],
-        S,
-        bias,
-        dtype,
-        backend=decoder.attn_implementation,
-        all_valid=False,
-        needs_visible=True,
-    )
+    positions, valid = expected_position_ids(case, S, T), case.valid_mask[:, : S + T]
+    bias, backend = forward_arguments(case, S, T)["attention_bias"], decoder.attn_implementation
+    options: dict[str, Any] = {"backend": backend, "all_valid": False, "needs_visible": True}
+    return build_context(decoder.config, positions, valid, S, bias, dtype, **options)
 
 
-def expected_position_ids(case: ParityCase, S: int) -> Tensor:
-    """Return the position ids up to the end of the piece that starts at `S`, as the decoder finds them (Eq. C22)."""
+def expected_position_ids(case: ParityCase, S: int, T: int) -> Tensor:
+    """Return the position ids that are passed up to the end of a piece, or as the decoder finds them (Eq. C22)."""
+    if case.pass_positions:
+        return case.position_ids[:, : S + T]
     position_ids = torch.zeros(case.shape[0], 0, dtype=torch.long, device=case.device)
     for start, size in case.pieces():
         if start <= S:

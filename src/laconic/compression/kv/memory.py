@@ -21,10 +21,9 @@ from laconic.compression.memory_arguments import Target, are_equal_tensors, chec
 from laconic.compression.memory_file import memory_to_html
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
-from laconic.models.cache import KVCache
+from laconic.models.cache import KVCache, RowIndex
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
-from laconic.models.row_index import RowIndex
 
 SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,30 +13,12 @@ FILE_KIND = "cache"
 ExpectedTensor = tuple[tuple[int, ...], torch.dtype | None]  # shape, dtype; None is any floating-point dtype
 
 
-@runtime_checkable
-class HasFingerprint(Protocol):
-    """A decoder, as far as a saved cache needs it."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-def write_cache(path: Path, tensors: Mapping[str, Tensor], decoder: HasFingerprint) -> None:
-    """Write the tensors of a cache, and the fingerprint of the decoder that may read them."""
-    tensors = {name: t.detach().contiguous() for name, t in tensors.items()}
-    atomic.save_artifact(path, tensors, FILE_KIND, {"model": decoder.fingerprint})
-
-
-def read_cache(path: Path, decoder: HasFingerprint) -> dict[str, Tensor]:
-    """Return the tensors that `write_cache` wrote.
-
-    Raises:
-        CorruptArtifactError: The file was changed, or belongs to other weights.
-    """
+def read_cache(path: Path, fingerprint: str) -> dict[str, Tensor]:
+    """Return the tensors of a saved cache; CorruptArtifactError if it was changed, or belongs to other weights."""
     tensors, metadata = atomic.load_artifact(path, FILE_KIND)
     model = metadata.get("model", "(none)")
-    if model != decoder.fingerprint:
-        raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
+    if model != fingerprint:
+        raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {fingerprint}")
     invalid = first_invalid_tensor(tensors)
     if invalid:
         raise CorruptArtifactError(f"{path}: tensor {invalid} is missing or has an unexpected shape or dtype")
@@ -48,14 +29,12 @@ def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than a cache has."""
     expected = list_expected_tensors(tensors)
     invalid = min(tensors.keys() ^ expected.keys(), default=None)
-    return invalid or next((name for name, x in expected.items() if not is_as_expected(name, tensors[name], x)), None)
-
-
-def is_as_expected(name: str, x: Tensor, expected: ExpectedTensor) -> bool:
-    """Return whether a tensor of a cache has the expected shape and dtype; sizes are not negative."""
-    shape, dtype = expected
-    has_dtype = x.is_floating_point() if dtype is None else x.dtype == dtype
-    return tuple(x.shape) == shape and has_dtype and not (name == "prefix_sizes" and bool((x < 0).any()))
+    for name, (shape, dtype) in expected.items() if invalid is None else ():
+        x = tensors[name]
+        has_dtype = x.is_floating_point() if dtype is None else x.dtype == dtype
+        if x.shape != shape or not has_dtype or (name == "prefix_sizes" and bool((x < 0).any())):
+            return name
+    return invalid
 
 
 def list_expected_tensors(tensors: Mapping[str, Tensor]) -> dict[str, ExpectedTensor]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from laconic.console import pluralize
 from laconic.errors import InputError, UnsafeFileError, translate_os_errors
 from laconic.models.checkpoints.hf_config import read_checkpoint_json
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
@@ -24,8 +25,8 @@ LFS_POINTER = b"version https://git-lfs"  # first words of a Git LFS pointer fil
 PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEADLESS_HINT = (
-    "a checkpoint without a language-model head continues no text; allow_missing (--allow-missing) initialises one at "
-    "random"
+    "; a checkpoint without a language-model head continues no text; allow_missing (--allow-missing) initialises one "
+    "at random"
 )
 MAX_LISTED = 10  # names of each kind in one error message
 FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)  # stored only; bfloat16 holds their numbers exactly
@@ -59,25 +60,24 @@ def match_tensors(
     """Find the tensor on disk for each parameter of a module. Warn of tensors that belong to nothing in it.
 
     Args:
-        module: The module to load.
-        folder: Folder with safetensors files.
-        config: Its configuration.
         allow_missing: Names that may be absent.
-        tensors: Its tensors by their names on disk; None indexes the folder.
+        tensors: Tensors of the folder by their names on disk; None indexes it.
 
     Returns:
         The tensors by parameter name, and the allowed names that are absent.
 
     Raises:
         InputError: Tensors are missing, of another shape or dtype, or parameters of a decoder that the configuration
-            rules out; the message lists them all.
+            rules out; the message lists them.
     """
     transposed = transposed_weights(config)
     shapes = {
         name: tuple(tensor.shape)[::-1] if name in transposed else tuple(tensor.shape)
         for name, tensor in module.state_dict().items()
     }
-    _check_names(allow_missing, list(shapes))
+    if unknown := [name for name in allow_missing if name not in shapes]:
+        closest = difflib.get_close_matches(unknown[0], list(shapes), 1, 0.0)[0]
+        raise InputError(f"{unknown[0]}: no such tensor; did you mean {closest}?")
     tensors = index_tensors(folder) if tensors is None else tensors
     stored = restore_tied_embedding(match_prefix(tensors, set(shapes), config), config)
     extra = {
@@ -87,72 +87,43 @@ def match_tensors(
     }
     matched = {name: tensor for name, tensor in stored.items() if name in shapes}
     absent = [name for name in shapes if name not in stored]
-    _raise_mismatch(
-        missing=[name for name in absent if name not in allow_missing],
-        ruled_out=[name for name in extra if is_decoder_parameter(name, config)],
-        wrong_shape=[
+    missing = [name for name in absent if name not in allow_missing]
+    problems = {
+        "missing": missing,
+        "that config.json rules out": [name for name in extra if is_decoder_parameter(name, config)],
+        "of wrong shape": [
             f"{name} {list(tensor.spec.shape)}, config says {list(shapes[name])}"
             for name, tensor in matched.items()
             if tensor.spec.shape != shapes[name]
         ],
-        not_float=[
+        "of a dtype that needs other kernels": [
             f"{name} {tensor.spec.dtype}" for name, tensor in matched.items() if not is_readable(name, tensor, stored)
         ],
-        head=f"{WEIGHT_NAMES[config.family].head}.weight",
-    )
+    }
+    listed = [
+        f"{pluralize(len(names), 'tensor')} {kind} ({list_names(names)})" for kind, names in problems.items() if names
+    ]
+    if listed:
+        hint = HEADLESS_HINT if missing == [f"{WEIGHT_NAMES[config.family].head}.weight"] else ""
+        raise InputError(", ".join(listed) + hint)
     if extra:
-        count = "1 tensor" if len(extra) == 1 else f"{len(extra):,} tensors"
+        count = pluralize(len(extra), "tensor")
         warnings.warn(
             f"{folder}: {count} ignored that a {config.family} decoder does not have (first {min(extra)})", stacklevel=2
         )
     return matched, tuple(name for name in absent if name in allow_missing)
 
 
-def _check_names(names: Sequence[str], known: list[str]) -> None:
-    """Raise InputError for a name that the module does not have."""
-    for name in names:
-        if name not in known:
-            closest = difflib.get_close_matches(name, known, 1, 0.0)[0]
-            raise InputError(f"{name}: no such tensor; did you mean {closest}?")
-
-
-def _raise_mismatch(
-    missing: list[str], ruled_out: list[str], wrong_shape: list[str], not_float: list[str], head: str
-) -> None:
-    """Raise one InputError that lists all mismatches, if there are any; `head` is the name of the LM head."""
-    parts = [
-        f"{len(names):,} {kind} ({_join_names(names)})"
-        for kind, names in (("missing", missing), ("that config.json rules out", ruled_out))
-        if names
-    ]
-    parts += [f"{len(wrong_shape):,} of wrong shape: {_join_names(wrong_shape, '; ')}"] if wrong_shape else []
-    parts += [f"{len(not_float):,} of a dtype that needs other kernels: {_join_names(not_float)}"] if not_float else []
-    if parts:
-        count, rest = parts[0].split(" ", 1)
-        message = ", ".join([f"{count} tensor{'' if count == '1' else 's'} {rest}", *parts[1:]])
-        raise InputError(message + (f"; {HEADLESS_HINT}" if missing == [head] else ""))
-
-
-def _join_names(names: Sequence[str], separator: str = ", ") -> str:
-    """Join the first MAX_LISTED names."""
-    return separator.join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
+def list_names(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
 
 
 def warn_randomly_initialized(names: Sequence[str]) -> None:
-    """Warn of tensors that are absent from the checkpoint."""
-    count = names[0] if len(names) == 1 else f"{len(names):,} tensors"
-    listed = "" if len(names) == 1 else f" ({_join_names(names)})"
-    verb = "is" if len(names) == 1 else "are"
-    warnings.warn(f"{count} {verb} not in the checkpoint and {verb} randomly initialised{listed}", stacklevel=4)
+    warnings.warn(f"{list_names(names)}: not in the checkpoint, randomly initialised", stacklevel=4)
 
 
 def index_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of a checkpoint folder by name, from validated headers.
-
-    Raises:
-        InputError: There are no weights, a file of the index is missing, or two files hold the same tensor.
-        UnsafeFileError: The weights are pickled, or the index names a path outside the folder.
-    """
+    """Return every tensor of a checkpoint folder by name, from validated headers."""
     if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
         files = {SINGLE_FILE: [""]}
     elif (folder / INDEX_FILE).exists():
@@ -187,15 +158,11 @@ def read_specs(path: Path) -> dict[str, TensorSpec]:
 
 
 def _read_index(index: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the tensor names of each file of an index."""
     weight_map = index.get("weight_map")
-    is_valid = isinstance(weight_map, dict) and all(
-        is_printable(name) and type(shard) is str for name, shard in cast(dict[str, Any], weight_map).items()
-    )
-    if not is_valid:
-        raise InputError(f"{INDEX_FILE}: weight_map must map tensor names to file names")
     files: dict[str, list[str]] = {}
-    for name, shard in cast(dict[str, str], weight_map).items():
+    for name, shard in cast(dict[str, Any], weight_map if isinstance(weight_map, dict) else {"": None}).items():
+        if not is_printable(name) or type(shard) is not str:
+            raise InputError(f"{INDEX_FILE}: weight_map must map tensor names to file names")
         files.setdefault(shard, []).append(name)
     return files
 
@@ -236,18 +203,8 @@ def resolve_tied_head(
 ) -> tuple[DecoderConfig, dict[str, StoredTensor]]:
     """Index a folder, and compare a head beside a tied embedding: a different one is used, an equal one left out.
 
-    transformers reads such a folder in the same way.
-
-    Args:
-        folder: Folder with safetensors files.
-        config: Its configuration.
-        ignore_tensors: Names on disk that do not belong to the model.
-
-    Returns:
-        The configuration as the weights have it, and the tensors by their names on disk.
-
-    Raises:
-        InputError, UnsafeFileError: As `index_tensors`.
+    transformers reads such a folder in the same way. Returns the configuration as the weights have it, and the tensors
+    by their names on disk, without `ignore_tensors`.
     """
     names = WEIGHT_NAMES[config.family]
     head, embedding = f"{names.head}.weight", f"{names.token_embedding}.weight"
@@ -315,11 +272,7 @@ def plan_shards(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, l
 def save_shards(folder: Path, sizes: Mapping[str, int], load: Callable[[str], Tensor], max_shard_bytes: float) -> None:
     """Write tensors as safetensors files, with an index if there are several; call it inside an atomic write.
 
-    Args:
-        folder: An existing folder.
-        sizes: Bytes of each tensor, by name.
-        load: Returns the tensor of a name. Only the tensors of one file are in memory at a time.
-        max_shard_bytes: Size limit of a file; a single larger tensor exceeds it.
+    `sizes` are bytes by name; only the tensors of one file are loaded at a time.
     """
     shards = plan_shards(sizes, max_shard_bytes)
     num_parameters = 0

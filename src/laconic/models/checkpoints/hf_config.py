@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -80,7 +81,6 @@ class DropoutRates:
 
 
 def unsupported_value(key: str, value: Any, supported: str) -> InputError:
-    """Return the error for a value that is valid but not implemented."""
     return InputError(f"{key}={abbreviate(value)} is not supported; supported: {supported}")
 
 
@@ -103,12 +103,7 @@ def read_checkpoint_json(path: Path) -> dict[str, Any]:
 
 
 def validate_hf_config(source: JsonObject) -> FamilyKeys:
-    """Return the validated keys of config.json.
-
-    Raises:
-        InputError: The family is not supported, a key is missing or invalid, or a value changes the mathematics in a
-            way that is not implemented.
-    """
+    """Return the validated keys of config.json; InputError if a value changes the mathematics in an unknown way."""
     family = source.get("model_type")
     if family not in tuple(FAMILIES):
         raise unsupported_family(source)
@@ -116,12 +111,9 @@ def validate_hf_config(source: JsonObject) -> FamilyKeys:
     return validate_object(FAMILIES[family], source, "config.json: ")
 
 
-def parse_hf_config(family: str, file: FamilyKeys, generation: JsonObject) -> dict[str, Any]:
-    """Return the fields of DecoderConfig (except `source`) from validated keys and generation_config.json.
-
-    Raises:
-        InputError: Sizes do not fit one another, or a key of generation_config.json is invalid.
-    """
+def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any]:
+    """Return the fields of DecoderConfig (except `source`) from config.json and generation_config.json."""
+    file, family = validate_hf_config(source), source["model_type"]
     values = {name: getattr(file, name) for name in HF_KEYS[family]}
     values |= derived_sizes(file, values)
     dropout = {part: values.pop(f"dropout_{part}", 0.0) for part in ("embedding", "attention", "residual")}
@@ -138,9 +130,8 @@ def parse_hf_config(family: str, file: FamilyKeys, generation: JsonObject) -> di
 
 
 def unsupported_family(source: JsonObject) -> InputError:
-    """Return the error for a model type that is not implemented; it says what the decoder lacks."""
     family, inner = source.get("model_type"), source.get("text_config")
-    lacks = MISSING_FEATURES.get(family) if isinstance(family, str) else None
+    lacks = next((feature for feature, families in MISSING_FEATURES.items() if family in families), None)
     if any(source.get(key) for key in EXPERT_KEYS):
         lacks = "mixture-of-experts layers"
     reason = f"it has {lacks}; " if lacks else ""
@@ -154,23 +145,18 @@ def unsupported_family(source: JsonObject) -> InputError:
     )
 
 
-def describe_ignored_keys(source: JsonObject, file: FamilyKeys) -> list[str]:
-    """Return a note on each key of config.json, with its validated form, that is ignored and could matter."""
-    notes = list[str]()
+def describe_ignored_keys(source: JsonObject) -> list[str]:
+    """Return a note on each key of a valid config.json that is ignored and could matter."""
+    notes, file = list[str](), validate_hf_config(source)
     if source.get("auto_map"):
-        notes.append(
-            f"auto_map names Python code of the checkpoint; it is not run, and the {source['model_type']} decoder of "
-            "laconic is used"
-        )
+        notes.append("auto_map names Python code of the checkpoint, which is not run")
     if file.architectures and not any(name.endswith(LANGUAGE_MODELS) for name in file.architectures):
         notes.append(f"architectures={abbreviate(file.architectures)}: read as a language model, without another head")
     if isinstance(file, RopeFamilyKeys) and file.rope_scaling and file.rope_parameters:
-        try:
-            is_same = parse_rope(file) == parse_rope(file.model_copy(update={"rope_scaling": None}))
-        except InputError:
-            is_same = False
-        if not is_same:
-            notes.append("rope_parameters is ignored: rope_scaling beside it differs, and wins as in transformers")
+        with suppress(InputError):  # an invalid table differs
+            if parse_rope(file) == parse_rope(file.model_copy(update={"rope_scaling": None})):
+                return notes
+        notes.append("rope_parameters is ignored: rope_scaling beside it differs, and wins as in transformers")
     return notes
 
 
@@ -315,7 +301,17 @@ def to_hf_config(config: JsonObject) -> dict[str, Any]:
     if config["rope"] is not None:
         file["rope_parameters"] = rope_to_hf(config["rope"])
     eos = config["eos_token_ids"]
-    file |= windows_to_hf(family, config["sliding_windows"]) | scale_to_hf(config)
+    windows: tuple[int | None, ...] = config["sliding_windows"]
+    window = next((W for W in windows if W is not None), None)
+    if family == "mistral":
+        file["sliding_window"] = window
+    elif family in ("qwen2", "qwen3", "smollm3"):
+        types = ["full_attention" if W is None else "sliding_attention" for W in windows]
+        file |= {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": types}
+    elif family == "gpt2":
+        scales = config["attention_scales"]
+        by_layer = not math.isclose(scales[0], scales[-1])
+        file |= {"scale_attn_weights": scales[0] != 1.0, "scale_attn_by_inverse_layer_idx": by_layer}
     if family == "smollm3":
         layers = range(config["num_hidden_layers"])
         file["no_rope_layers"] = [int(l not in config["nope_layers"]) for l in layers]
@@ -325,27 +321,6 @@ def to_hf_config(config: JsonObject) -> dict[str, Any]:
 
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
-    """Return `rope_parameters` with the fields that its kind reads."""
     values = {name: getattr(rope, name) for name in ROPE_FIELDS[rope.kind]}
     values |= {name: list(values[name]) for name in ("short_factor", "long_factor") if name in values}
     return {"rope_type": rope.kind, "rope_theta": rope.theta} | {k: v for k, v in values.items() if v is not None}
-
-
-def windows_to_hf(family: str, windows: tuple[int | None, ...]) -> dict[str, Any]:
-    """Return the keys from which `sliding_windows` reads these windows, if the family has such keys."""
-    W = next((W for W in windows if W is not None), None)
-    if family == "mistral":
-        return {"sliding_window": W}
-    if family not in ("qwen2", "qwen3", "smollm3"):
-        return {}
-    types = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    return {"use_sliding_window": W is not None, "sliding_window": W, "layer_types": types}
-
-
-def scale_to_hf(config: JsonObject) -> dict[str, Any]:
-    """Return GPT-2's two options for the scale of attention scores."""
-    if config["family"] != "gpt2":
-        return {}
-    scales = config["attention_scales"]
-    by_layer = not math.isclose(scales[0], scales[-1])
-    return {"scale_attn_weights": scales[0] != 1.0, "scale_attn_by_inverse_layer_idx": by_layer}

@@ -67,8 +67,6 @@ class JsonModel(BaseModel):
 
 
 class TokenIds(JsonModel):
-    """Special token ids in config.json."""
-
     bos_token_id: TokenId | None = None
     eos_token_id: TokenId | list[TokenId] | None = None
     pad_token_id: TokenId | None = None
@@ -283,29 +281,18 @@ REQUIRED_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
 }
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-MISSING_FEATURES: dict[str, str] = {  # model_type -> what its models need and the decoder does not have
-    "bloom": "ALiBi position biases",
-    "cohere": "parallel attention and MLP",
-    "falcon": "parallel attention and MLP",
-    "falcon_mamba": "state-space layers",
-    "gemma": "scaled embeddings and norms of 1 + weight",
-    "gemma2": "scaled embeddings, norms of 1 + weight and capped logits",
-    "gemma3": "scaled embeddings and norms of 1 + weight",
-    "gemma3_text": "scaled embeddings and norms of 1 + weight",
-    "gpt_neox": "parallel attention and MLP, and RoPE on a part of each head",
-    "gptj": "parallel attention and MLP, and RoPE on a part of each head",
-    "granite": "multipliers of embeddings, residuals and logits",
-    "mamba": "state-space layers",
-    "mamba2": "state-space layers",
-    "mpt": "ALiBi position biases",
-    "olmo": "norms without weights",
-    "olmo2": "norms after attention and MLP",
-    "olmo3": "norms after attention and MLP",
-    "phi": "parallel attention and MLP, and RoPE on a part of each head",
-    "phi3": "one projection for q, k and v, and one for gate and up",
-    "qwen3_5": "linear attention",
-    "qwen3_next": "linear attention",
-    "RefinedWeb": "parallel attention and MLP",
-    "stablelm": "LayerNorm with RoPE on a part of each head",
-    "starcoder2": "LayerNorm with RoPE",
+MISSING_FEATURES: dict[str, tuple[str, ...]] = {  # what the models of other types need and the decoder does not have
+    "ALiBi position biases": ("bloom", "mpt"),
+    "parallel attention and MLP": ("cohere", "falcon", "RefinedWeb"),
+    "parallel attention and MLP, and RoPE on a part of each head": ("gpt_neox", "gptj", "phi"),
+    "state-space layers": ("falcon_mamba", "mamba", "mamba2"),
+    "linear attention": ("qwen3_5", "qwen3_next"),
+    "scaled embeddings and norms of 1 + weight": ("gemma", "gemma3", "gemma3_text"),
+    "scaled embeddings, norms of 1 + weight and capped logits": ("gemma2",),
+    "multipliers of embeddings, residuals and logits": ("granite",),
+    "norms without weights": ("olmo",),
+    "norms after attention and MLP": ("olmo2", "olmo3"),
+    "one projection for q, k and v, and one for gate and up": ("phi3",),
+    "LayerNorm with RoPE on a part of each head": ("stablelm",),
+    "LayerNorm with RoPE": ("starcoder2",),
 }

@@ -35,13 +35,7 @@ LATER_VERSION_MAGIC = 0x616B3432  # "ak42", the first word of llama2.c's later f
 
 
 def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and tensors in Hugging Face's names and layout, memory-mapped except for q and k.
-
-    Raises:
-        InputError: The file does not exist, or header and size do not match.
-        NonFiniteError: A weight is NaN or infinite.
-        UnsafeFileError: The file is a pickle.
-    """
+    """Return config.json and tensors in Hugging Face's names and layout, memory-mapped except for q and k."""
     check_is_file(path)
     if path.name.startswith("pytorch_model"):
         refuse_pickle(path.parent, path.name)
@@ -59,9 +53,7 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes = dict(llama2c_shapes(config))
     expected = HEADER_BYTES + 4 * sum(math.prod(shape) for shape in shapes.values())
     if expected != size:
-        raise InputError(
-            f"{path.name}: the header implies {expected:,} bytes, the file has {size:,}; download it again"
-        )
+        raise InputError(f"{path.name}: the header implies {expected:,} bytes, not {size:,}; download it again")
     parts = torch.tensor_split(numbers[7:], list(accumulate(map(math.prod, shapes.values())))[:-1])
     tensors: dict[str, Tensor] = {}
     for (name, shape), part in zip(shapes.items(), parts, strict=True):

@@ -21,9 +21,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 class WeightMemory:
     """Allocates CPU tensors one behind another, in blocks that are freed when none of their tensors is left.
 
-    Args:
-        block_bytes: Size of a block; what is never written takes no memory.
-        huge_pages: Ask the system for huge pages, which take longer to allocate.
+    What is never written of a block takes no memory. Huge pages take longer to allocate.
     """
 
     def __init__(self, block_bytes: int, huge_pages: bool = False) -> None:
@@ -34,7 +32,6 @@ class WeightMemory:
     def for_shapes(
         cls, shapes: Iterable[Sequence[int]], dtype: torch.dtype, huge_pages: bool = False
     ) -> "WeightMemory":
-        """Return memory for tensors of these shapes in one block."""
         return cls(sum(math.prod(shape) * dtype.itemsize + ALIGNMENT for shape in shapes), huge_pages)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -52,7 +49,6 @@ class WeightMemory:
 
 
 def allocate_aligned(size: int) -> Tensor:
-    """Return `size` bytes."""
     block = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     return block[-block.data_ptr() % ALIGNMENT :][:size]
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +38,6 @@ COMPANION_FILES = (
 )  # fmt: skip
 
 
-class LoadReport(NamedTuple):
-    """Result of loading: the fingerprint of the weights on disk, and the allowed names that were missing."""
-
-    fingerprint: str
-    missing: tuple[str, ...]
-
-
 def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weights: bool = True) -> Path:
     """Return the Hugging Face folder of a model.
 
@@ -54,10 +47,6 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
             `~` is the home directory.
         revision: Revision on the hub; see `check_revision` for local folders.
         with_weights: Whether to download the weights, too.
-
-    Raises:
-        InputError: There is no such folder or file, and no such model on the hub, or the file is damaged.
-        CorruptArtifactError: laconic exported the folder, and its config.json was changed.
     """
     folder, name = Path(os.path.expanduser(model)), str(model)
     if folder.is_dir():
@@ -83,8 +72,8 @@ def check_revision(model: str | Path, revision: str | None) -> str | None:
 
 
 def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> Path:
-    """Download a model from the hub, by its name there or its short name."""
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     named = NAMED_MODELS.get(name)
     if named and not named.hub_name:
@@ -101,21 +90,13 @@ def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> 
             download(hub_name, allow_patterns=[f"{EXPORT_FOLDER}/*"], **options)
     except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
         advice = named.instructions.format(folder=named.folder()) if named else suggest_name(name)
-        problem = f"{name}: no such local folder; {describe_hub_error(error)}"
-        raise InputError(f"{problem}; {advice}" if advice else problem) from error
+        reason = f"the hub says: {next(iter(str(error).strip().splitlines()), type(error).__name__)}"
+        if isinstance(error, LocalEntryNotFoundError):
+            reason = f"offline, and not in {constants.HF_HUB_CACHE}"
+        raise InputError("; ".join(filter(None, (f"{name}: no such local folder", reason, advice)))) from error
     if named:
         log_once(f"laconic: {name} is {hub_name} from the hub, in full precision")
     return Path(folder)
-
-
-def describe_hub_error(error: Exception) -> str:
-    """Return why a download from the hub failed: offline, or the first line that the hub's client says."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    if isinstance(error, LocalEntryNotFoundError):
-        return f"offline, and not in {constants.HF_HUB_CACHE}"
-    return f"the hub says: {next(iter(str(error).strip().splitlines()), type(error).__name__)}"
 
 
 def load_weights(
@@ -127,22 +108,17 @@ def load_weights(
     allow_missing: tuple[str, ...] = (),
     tensors: dict[str, StoredTensor] | None = None,
     on_layer: Callable[[nn.Module, Collection[str]], None] | None = None,
-) -> LoadReport:
+) -> tuple[str, tuple[str, ...]]:
     """Assign the weights of a folder to a module on meta, one layer at a time.
 
     Args:
-        module: Module on the meta device.
-        folder: Checkpoint folder.
-        config: Configuration of the module.
-        dtype: See `Decoder.from_pretrained`.
-        device: See `Decoder.from_pretrained`.
         allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
         tensors: Tensors of the folder by their names on disk; None indexes the folder.
         on_layer: Receives the module and the names of the tensors whenever a layer has been assigned; it has to replace
             the linear ones, which may be file mappings.
 
-    Raises:
-        InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
+    Returns:
+        The fingerprint of the weights on disk, and the allowed names that were missing.
     """
     target = resolve_device(device)
     stored, missing = match_tensors(module, folder, config, allow_missing, tensors)
@@ -154,22 +130,23 @@ def load_weights(
     memory = WeightMemory.for_shapes([shapes[name] for name in order], dtype) if is_final else None
     may_map = frozenset(name for name in order if on_layer and is_linear_weight(module, name))
     samples: dict[str, bytes] = {}
-    for group in group_by_layer({name: stored[name] for name in order}, config):
+    layer_name = re.compile(rf"{re.escape(WEIGHT_NAMES[config.family].layers)}\.\d+\.")
+    groups: dict[str, dict[str, StoredTensor]] = {}  # the tensors of each layer; all others stand alone
+    for name in order:
+        match = layer_name.match(name)
+        groups.setdefault(match[0] if match else name, {})[name] = stored[name]
+    for group in groups.values():
         for name, tensor in _load_group(group, transposed, dtype, samples, memory, may_map):
             assign_parameter(module, name, tensor.to(target))
         if on_layer is not None:
             on_layer(module, group)
     for name in missing:
         assign_parameter(module, name, torch.zeros(shapes[name], dtype=dtype, device=target))
-    return LoadReport(_combine_samples(samples), missing)
+    return _combine_samples(samples), missing
 
 
 def resolve_device(device: torch.device | str | int | None) -> torch.device:
-    """Return a device: the CPU by default, for "auto" the first GPU if there is one, for a number that GPU.
-
-    Raises:
-        UsageError: torch cannot use the device.
-    """
+    """Return a device: the CPU by default, for "auto" the first GPU if there is one, for a number that GPU."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = f"cuda:{device}" if isinstance(device, int) else device  # torch.device(0) fails without a GPU
@@ -191,11 +168,7 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
 def resolve_device_map(
     device: torch.device | str | None, device_map: str | Mapping[str, Any] | None
 ) -> torch.device | str | None:
-    """Return the device that transformers' `device_map` names: one for the whole model, or "auto".
-
-    Raises:
-        UsageError: It spreads the model over several devices, or `device` is set as well.
-    """
+    """Return `device`, or the one that transformers' `device_map` names for the whole model."""
     if device_map is None:
         return device
     if device is not None:
@@ -208,11 +181,7 @@ def resolve_device_map(
 
 
 def resolve_dtype(dtype: torch.dtype | str | None, folder: Path) -> torch.dtype | None:
-    """Return a floating dtype that is given by itself or by name, the stored one for "auto", or None.
-
-    Raises:
-        UsageError: The name is not a floating dtype's.
-    """
+    """Return a floating dtype that is given by itself or by name, the stored one for "auto", or None."""
     if dtype == "auto":
         return stored_dtype(folder)
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -262,25 +231,13 @@ def check_overflow(label: str, stored: Tensor, dtype: torch.dtype) -> None:
 
 
 def is_linear_weight(module: nn.Module, name: str) -> bool:
-    """Return whether a parameter is the weight of a plain linear layer."""
     owner, _, attribute = name.rpartition(".")
     return attribute == "weight" and type(module.get_submodule(owner)) is nn.Linear
 
 
 def assign_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace the parameter of this name, for example one on meta."""
     owner, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, module.get_parameter(name).requires_grad))
-
-
-def group_by_layer(stored: Mapping[str, StoredTensor], config: DecoderConfig) -> list[dict[str, StoredTensor]]:
-    """Group the tensors of each layer; all others stand alone."""
-    layer_name = re.compile(rf"{re.escape(WEIGHT_NAMES[config.family].layers)}\.\d+\.")
-    groups: dict[str, dict[str, StoredTensor]] = {}
-    for name, tensor in stored.items():
-        match = layer_name.match(name)
-        groups.setdefault(match[0] if match else name, {})[name] = tensor
-    return list(groups.values())
 
 
 def default_dtype(stored: Mapping[str, StoredTensor], config: DecoderConfig, device: torch.device) -> torch.dtype:
@@ -318,7 +275,6 @@ def weights_fingerprint(state: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _sample_tensor(name: str, tensor: Tensor) -> bytes:
-    """Return name, shape and evenly spaced elements of a tensor as bytes."""
     n = tensor.numel()
     count = min(n, FINGERPRINT_SAMPLES)
     offsets = torch.arange(count, device=tensor.device) * n // count if n else torch.arange(0)
@@ -332,11 +288,7 @@ def _sample_tensor(name: str, tensor: Tensor) -> bytes:
 
 
 def _combine_samples(samples: Mapping[str, bytes]) -> str:
-    """Hash the samples in order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(samples):
-        digest.update(samples[name])
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(sample for _, sample in sorted(samples.items()))).hexdigest()
 
 
 def save_weights(
@@ -349,21 +301,9 @@ def save_weights(
     source_folder: Path | None = None,
     extra_fields: Mapping[str, object] | None = None,
 ) -> None:
-    """Write a complete Hugging Face folder atomically.
+    """Write a complete Hugging Face folder atomically, with the tokenizer and generation files of `source_folder`.
 
-    Args:
-        module: Module with the tensors.
-        folder: Target; must not exist, or be empty.
-        config: Written as config.json.
-        max_shard_bytes: Size limit of one safetensors file.
-        dtype: Convert the tensors.
-        source_folder: Tokenizer and generation files are copied from here.
-        extra_fields: Further keys of config.json, or replacements.
-
-    Raises:
-        BusyError: The target is not empty.
-        UsageError: The module has an unmerged adapter or int8 weights, or the size limit is not positive.
-        NonFiniteError: A value is not finite, or not in `dtype`.
+    `extra_fields` are further keys of config.json, or replacements.
     """
     if not max_shard_bytes > 0:
         raise UsageError(f"max_shard_bytes={max_shard_bytes:g} must be > 0")
@@ -374,10 +314,9 @@ def save_weights(
     if adapter:
         raise UsageError(f"{adapter} belongs to an adapter; merge it first, with lora.merge_adapter")
     sizes = {name: (dtype or tensor.dtype).itemsize * tensor.numel() for name, tensor in state.items()}
-    fields = {
-        **replace(config, dtype=dtype or next(iter(state.values())).dtype).to_config_json(),
-        **(extra_fields or {}),
-    }
+    fields = replace(config, dtype=dtype or next(iter(state.values())).dtype).to_config_json() | dict(
+        extra_fields or {}
+    )
     config_json = json.dumps(fields, indent=2) + "\n"
 
     def write(target: Path) -> None:

@@ -40,15 +40,7 @@ LLAMA3_CONTEXTS = (8192, 2048, 4096, 16384, 32768)  # candidates for Llama 3's o
 
 
 def build_config(header: GGUFHeader, rope_factors: Tensor | None) -> dict[str, Any]:
-    """Return the config.json of a file, without `dtype`.
-
-    Args:
-        header: Metadata and shapes.
-        rope_factors: Contents of the tensor `rope_freqs.weight`, which holds Llama 3's scaling.
-
-    Raises:
-        InputError: The architecture or a setting is not supported, or a value is missing or invalid.
-    """
+    """Return the config.json of a file, without `dtype`; `rope_freqs.weight` has Llama 3's scaling."""
     architecture = header.require("general.architecture", str)
     if architecture not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
@@ -57,10 +49,13 @@ def build_config(header: GGUFHeader, rope_factors: Tensor | None) -> dict[str, A
         value = header.metadata.get(f"{architecture}.{key}")
         if value is not None and value not in neutral:
             raise InputError(f"{header.path.name}: {architecture}.{key}={str(value)[:60]} is not supported")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise InputError(f"{header.path.name}: no embedding token_embd.weight; is it the first part of a split file?")
     common = {
         "architectures": [FAMILIES[architecture].architecture],
         "model_type": architecture,
-        "vocab_size": find_vocab_size(header),
+        "vocab_size": embedding.shape[0],  # the metadata may count fewer
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
     sizes = gpt2_sizes(header) if architecture == "gpt2" else rope_sizes(header, architecture, rope_factors)
@@ -79,18 +74,8 @@ def check_sizes(header: GGUFHeader, sizes: dict[str, Any]) -> None:
     }
     for key, value in sizes.items():
         if type(value) is int and not 1 <= value <= limits.get(key, largest):
-            raise InputError(
-                f"{header.path.name}: {key}={value:,} in the metadata; the {len(header.tensors):,} tensors, with "
-                f"dimensions of at most {largest:,}, allow 1 to {limits.get(key, largest):,}"
-            )
-
-
-def find_vocab_size(header: GGUFHeader) -> int:
-    """Return the number of rows of the embedding; the metadata may count fewer."""
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise InputError(f"{header.path.name}: no embedding token_embd.weight; is it the first part of a split file?")
-    return embedding.shape[0]
+            limit = f"the tensors allow 1 to {limits.get(key, largest):,}"
+            raise InputError(f"{header.path.name}: {key}={value:,} in the metadata; {limit}")
 
 
 def special_token_ids(header: GGUFHeader) -> dict[str, Any]:
@@ -105,7 +90,6 @@ def special_token_ids(header: GGUFHeader) -> dict[str, Any]:
 
 
 def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
-    """Return the sizes of a GPT-2."""
     return {
         "n_layer": header.require("gpt2.block_count", int),
         "n_embd": header.require("gpt2.embedding_length", int),
@@ -118,7 +102,6 @@ def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
 
 
 def rope_sizes(header: GGUFHeader, family: str, rope_factors: Tensor | None) -> dict[str, Any]:
-    """Return the sizes, biases and RoPE of the families with RoPE."""
     D, H = header.require(f"{family}.embedding_length", int), header.require(f"{family}.attention.head_count", int)
     if min(D, H) < 1:
         raise InputError(f"{header.path.name}: width {D} with {H} heads")
@@ -152,7 +135,13 @@ def build_rope(header: GGUFHeader, family: str, E: int, rope_factors: Tensor | N
     prefix = f"{family}.rope."
     theta = 10000.0 if header.get(f"{prefix}freq_base", float) is None else read_float(header, f"{prefix}freq_base")
     rope: dict[str, Any] = {"rope_theta": theta, "rope_type": "default"}
-    check_rope_scaling(header, f"{prefix}scaling.")
+    for name, neutral in NEUTRAL_ROPE_SCALING.items():
+        value = header.get(f"{prefix}scaling.{name}", float)
+        if value not in (None, neutral):
+            key = f"{prefix}scaling.{name}={value:g}"
+            raise InputError(
+                f"{header.path.name}: {key} is not supported, only {neutral:g}; load the original checkpoint"
+            )
     kind = header.get(f"{prefix}scaling.type", str) or "none"
     if rope_factors is not None:
         return llama3_scaling(header, E, theta, rope_factors)
@@ -169,24 +158,10 @@ def build_rope(header: GGUFHeader, family: str, E: int, rope_factors: Tensor | N
     raise InputError(f"{header.path.name}: {prefix}scaling.type={kind!r} is not supported; supported: linear, yarn")
 
 
-def check_rope_scaling(header: GGUFHeader, prefix: str) -> None:
-    """Raise InputError for a factor of RoPE's scaling that is not implemented; `prefix` begins the keys."""
-    for name, neutral in NEUTRAL_ROPE_SCALING.items():
-        value = header.get(f"{prefix}{name}", float)
-        if value not in (None, neutral):
-            raise InputError(
-                f"{header.path.name}: {prefix}{name}={value:g} is not supported, only {neutral:g}; load the original "
-                "checkpoint instead"
-            )
-
-
 def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tensor) -> dict[str, Any]:
     """Return the settings of Llama 3's scaling, which a file stores only as the resulting factors.
 
     The original context length is found by trying the published ones.
-
-    Raises:
-        InputError: No settings give the file's factors.
     """
     for original in LLAMA3_CONTEXTS:
         rope = RopeConfig("llama3", theta, float(rope_factors.max()), original_max_position_embeddings=original)

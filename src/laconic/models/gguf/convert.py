@@ -42,23 +42,17 @@ def convert_gguf(
     """Convert a GGUF file to a Hugging Face folder with weights, tokenizer and chat template; write nothing on errors.
 
     Args:
-        path: A GGUF file, not a part of a split one, of an architecture that `Decoder` supports.
-        folder: Target folder; must be empty or not exist.
         dtype: Type of the stored weights. None: float16 or bfloat16 if all matrices in the file have it, else float32;
             vectors are then float32.
         digest: SHA-256 of the file, if it is known already.
         on_progress: Receives (tensor name, tensors written, number of tensors).
-
-    Raises:
-        BusyError: The target is not empty.
-        InputError: The file is missing, damaged, or not supported.
-        NonFiniteError: A weight is NaN or infinite, perhaps because it exceeds the range of `dtype`.
     """
     header = read_header(path)
     check_quantizations(header)
     factors = header.tensors.get(ROPE_FACTORS_TENSOR)
     source = build_config(header, None if factors is None else read_tensor(header, factors, torch.float32))
-    stored = dtype or find_half_dtype(header) or torch.float32
+    types = {tensor.quantization for tensor in header.tensors.values() if len(tensor.shape) > 1}
+    stored = dtype or (HALF_TYPES.get(types.pop()) if len(types) == 1 else None) or torch.float32
     source["dtype"] = str(stored).removeprefix("torch.")
     config = DecoderConfig.from_dict(source)
     matched = match_weights(header, config)
@@ -86,12 +80,6 @@ def convert_gguf(
     write_folder_atomically(folder, write, sum(sizes.values()))
 
 
-def find_half_dtype(header: GGUFHeader) -> torch.dtype | None:
-    """Return float16 or bfloat16 if all matrices of a file have it, else None."""
-    types = {tensor.quantization for tensor in header.tensors.values() if len(tensor.shape) > 1}
-    return HALF_TYPES.get(types.pop()) if len(types) == 1 else None
-
-
 def describe_source(header: GGUFHeader, digest: str | None = None) -> dict[str, Any]:
     """Return name and SHA-256 of a file, and the number of weights of each quantisation, without those in vectors."""
     counts = Counter[str]()
@@ -115,11 +103,7 @@ def describe_conversion(folder: Path) -> str:
 
 
 def find_or_convert_gguf(path: Path) -> Path:
-    """Return the Hugging Face folder of a GGUF file in laconic's cache; convert the file on first use.
-
-    Raises:
-        InputError: The file is damaged or not supported; `convert_gguf` lists the other errors.
-    """
+    """Return the Hugging Face folder of a GGUF file in laconic's cache; convert the file on first use."""
     check_is_file(path)
     digest = find_digest(path)
     folder = cache_dir() / "gguf" / f"{digest}-{CONVERTER_VERSION}"

@@ -63,11 +63,7 @@ class GGUFHeader:
     tensors: dict[str, GGUFTensor]
 
     def get(self, key: str, kind: type[Value]) -> Value | None:
-        """Return a metadata value of type int, float, bool, str or list, or None; an int is also a float.
-
-        Raises:
-            InputError: The value is of another type.
-        """
+        """Return a metadata value of type int, float, bool, str or list, or None; an int is also a float."""
         value = self.metadata.get(key)
         if kind is float and type(value) is int:
             value = float(value)
@@ -98,12 +94,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header of a GGUF file; nothing is allocated before its size has been checked.
-
-    Raises:
-        ImportError: The gguf package is not installed.
-        InputError: The file does not exist, is not a GGUF file of version 2 or 3, or is damaged.
-    """
+    """Read the header of a GGUF file; nothing is allocated before its size has been checked."""
     check_is_file(path)
     with translate_os_errors(path), path.open("rb") as file:
         start = file.read(8)
@@ -115,13 +106,10 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def parse_header(reader: "HeaderReader") -> GGUFHeader:
-    """Parse what follows the magic number."""
     path = reader.path
     version = reader.read_number("<u4")
     if version not in VERSIONS:
-        is_swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
-        reason = "big-endian" if is_swapped else f"of version {version}"
-        raise InputError(f"{path.name}: {reason}; expected a little-endian GGUF file of version 2 or 3")
+        raise InputError(f"{path.name}: version {version}; expected a little-endian GGUF file of version 2 or 3")
     num_tensors, num_keys = reader.read_count(8), reader.read_count(8)
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
@@ -137,14 +125,7 @@ def parse_header(reader: "HeaderReader") -> GGUFHeader:
     return GGUFHeader(path, metadata, locate_tensors(reader, infos, data_start, alignment))
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """A tensor as the header describes it, unchecked."""
-
-    name: str
-    dimensions: tuple[int, ...]
-    type_id: int
-    offset: int
+TensorInfo = tuple[str, tuple[int, ...], int, int]  # name, dimensions, type and offset, unchecked
 
 
 class HeaderReader:
@@ -155,11 +136,9 @@ class HeaderReader:
         self.end = min(len(data), MAX_HEADER_BYTES)
 
     def damaged_error(self, reason: str) -> InputError:
-        """Return the error for a header that contradicts itself or the file."""
         return InputError(f"{self.path.name}: damaged GGUF header: {reason}; download it again")
 
     def take(self, n: int) -> bytes:
-        """Return the next n bytes."""
         left = self.end - self.offset
         if n > left:
             raise self.damaged_error(f"{n:,} bytes expected at byte {self.offset:,}, where {left:,} are left")
@@ -167,7 +146,6 @@ class HeaderReader:
         return self.data[self.offset - n : self.offset]
 
     def read_number(self, dtype: str) -> Any:
-        """Read one number as a Python int, float or bool."""
         return np.frombuffer(self.take(np.dtype(dtype).itemsize), dtype)[0].item()
 
     def read_count(self, item_bytes: int) -> int:
@@ -179,7 +157,6 @@ class HeaderReader:
         return count
 
     def read_string(self) -> str:
-        """Read a length and UTF-8 text."""
         n = struct.unpack("<Q", self.take(8))[0]
         try:
             return str(self.take(n), "utf-8")
@@ -187,14 +164,12 @@ class HeaderReader:
             raise self.damaged_error(f"byte {self.offset - n + error.start:,} is not UTF-8") from None
 
     def read_name(self) -> str:
-        """Read the name of a metadata key or a tensor."""
         name = self.read_string()
         if not is_printable(name):
             raise self.damaged_error(f"{name[:40]!r} is not a name")
         return name
 
     def read_value(self, key: str) -> Any:
-        """Read the type and value of a metadata key."""
         kind = self.read_number("<u4")
         if kind == STRING:
             return self.read_string()
@@ -211,13 +186,12 @@ class HeaderReader:
         return np.frombuffer(self.take(self.read_count(dtype.itemsize) * dtype.itemsize), dtype).tolist()
 
     def read_tensor_info(self) -> TensorInfo:
-        """Read name, dimensions, type and offset of a tensor."""
         name = self.read_name()
         rank = self.read_number("<u4")
         if not 1 <= rank <= MAX_DIMENSIONS:
             raise self.damaged_error(f"{name} has {rank:,} dimensions")
         dimensions = struct.unpack(f"<{rank}Q", self.take(8 * rank))
-        return TensorInfo(name, dimensions, self.read_number("<u4"), self.read_number("<u8"))
+        return name, dimensions, self.read_number("<u4"), self.read_number("<u8")
 
 
 def locate_tensors(
@@ -228,19 +202,18 @@ def locate_tensors(
 
     size, names = reader.path.stat().st_size, {kind.value: kind.name for kind in GGMLQuantizationType}
     tensors: dict[str, GGUFTensor] = {}
-    for info in infos:
-        if info.name in tensors:
-            raise reader.damaged_error(f"{info.name} occurs twice")
-        if info.type_id not in names:
-            raise InputError(f"{reader.path.name}: {info.name} has the unknown quantisation {info.type_id}")
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.type_id)]
-        numel, start = math.prod(info.dimensions), data_start + info.offset
+    for name, dimensions, type_id, offset in infos:
+        if name in tensors:
+            raise reader.damaged_error(f"{name} occurs twice")
+        if type_id not in names:
+            raise InputError(f"{reader.path.name}: {name} has the unknown quantisation {type_id}")
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]
+        numel, start = math.prod(dimensions), data_start + offset
         end = start + numel // block * block_bytes
-        if numel == 0 or info.dimensions[0] % block or info.offset % alignment or end > size:
-            shape = " x ".join(f"{n:,}" for n in info.dimensions)
-            place = f"{names[info.type_id]} at byte {start:,} of {size:,}"
-            raise InputError(f"{reader.path.name}: {info.name} ({shape} {place}) is not in the file; download it again")
-        tensors[info.name] = GGUFTensor(info.name, names[info.type_id], info.dimensions[::-1], start, end)
+        if numel == 0 or dimensions[0] % block or offset % alignment or end > size:
+            place = f"{list(dimensions)} {names[type_id]} at byte {start:,} of {size:,}"
+            raise InputError(f"{reader.path.name}: {name} ({place}) is not in the file; download it again")
+        tensors[name] = GGUFTensor(name, names[type_id], dimensions[::-1], start, end)
     end = data_start
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
         if tensor.start < end:

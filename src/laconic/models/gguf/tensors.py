@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.errors import InputError
-from laconic.models.block import Block
+from laconic.models.block import add_parameters
 from laconic.models.checkpoints.checkpoint_files import transposed_weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS_TENSOR
@@ -45,16 +45,15 @@ CHUNK_ELEMENTS = 2**22  # elements dequantised at a time
 
 
 def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTensor]:
-    """Return the tensors of a file by the names of the Hugging Face checkpoint.
-
-    Raises:
-        InputError: A weight is missing or has another shape, or a tensor does not belong to the model.
-    """
+    """Return the tensors of a file by the names of the Hugging Face checkpoint, all of them and no others."""
     names = WEIGHT_NAMES[config.family]
     stems = {gguf: getattr(names, field) for gguf, field in MODEL_NAMES.items()}
     for l in range(config.num_hidden_layers):
         stems |= {f"blk.{l}.{x}": f"{names.layers}.{l}.{getattr(names, field)}" for x, field in LAYER_NAMES.items()}
-    expected = weight_shapes(config)
+    module = nn.Module()
+    with torch.device("meta"):
+        add_parameters(module, config, seed=None)
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     matched: dict[str, GGUFTensor] = {}
     for tensor in header.tensors.values():
         stem, _, kind = tensor.name.rpartition(".")
@@ -73,24 +72,6 @@ def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTe
     return {name: matched[name] for name in expected}
 
 
-def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights, as [out, in], by name."""
-    names, D = WEIGHT_NAMES[config.family], config.hidden_size
-    with torch.device("meta"):
-        layer = {name: tuple(tensor.shape) for name, tensor in Block(config, 0).state_dict().items()}
-    shapes: dict[str, tuple[int, ...]] = {f"{names.token_embedding}.weight": (config.vocab_size, D)}
-    if names.position_embedding:
-        shapes[f"{names.position_embedding}.weight"] = (config.max_position_embeddings, D)
-    for l in range(config.num_hidden_layers):
-        shapes |= {f"{names.layers}.{l}.{name}": shape for name, shape in layer.items()}
-    shapes[f"{names.final_norm}.weight"] = (D,)
-    if config.norm_type == "layer":
-        shapes[f"{names.final_norm}.bias"] = (D,)
-    if not config.tie_word_embeddings:
-        shapes[f"{names.head}.weight"] = (config.vocab_size, D)
-    return shapes
-
-
 def check_quantizations(header: GGUFHeader) -> None:
     """Raise InputError for a quantisation that the gguf package cannot undo."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -101,10 +82,8 @@ def check_quantizations(header: GGUFHeader) -> None:
         try:
             dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
         except NotImplementedError:
-            raise InputError(
-                f"{header.path.name}: {tensor.name} has the quantisation {tensor.quantization}, which the gguf package "
-                "cannot undo; use a file with Q4_K_M, Q8_0 or F16"
-            ) from None
+            kind = f"{tensor.quantization}, which the gguf package cannot undo; use a file with Q4_K_M, Q8_0 or F16"
+            raise InputError(f"{header.path.name}: {tensor.name} has the quantisation {kind}") from None
 
 
 def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
@@ -126,7 +105,6 @@ def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> T
 def read_weight(
     name: str, matched: Mapping[str, GGUFTensor], header: GGUFHeader, config: DecoderConfig, dtype: torch.dtype
 ) -> Tensor:
-    """Return a weight in the layout of the Hugging Face checkpoint."""
     tensor, names = read_tensor(header, matched[name], dtype), WEIGHT_NAMES[config.family]
     heads = {names.q: config.num_attention_heads, names.k: config.num_key_value_heads}
     num_heads = next((n for part, n in heads.items() if part and f".{part}." in name), 0)

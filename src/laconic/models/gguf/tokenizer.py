@@ -48,11 +48,7 @@ WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")  
 
 
 def build_tokenizer_files(header: GGUFHeader, vocab_size: int) -> dict[str, str]:
-    """Return the tokenizer files of a Hugging Face folder, by name; none if the file has no vocabulary.
-
-    Raises:
-        InputError: The kind of tokenizer is not supported, or the vocabulary is invalid.
-    """
+    """Return the tokenizer files of a Hugging Face folder, by name; none if the file has no vocabulary."""
     kind = header.get(f"{PREFIX}model", str)
     if kind is None or kind == "none":
         return {}
@@ -67,7 +63,9 @@ def build_tokenizer_files(header: GGUFHeader, vocab_size: int) -> dict[str, str]
     try:
         backend = build_byte_level(header, tokens, types) if kind == "gpt2" else build_sentencepiece(header, tokens)
         add_tokens(backend, tokens, types)
-        backend.post_processor = build_post_processor(header, special, is_bos_default(header, kind))
+        backend.post_processor = build_post_processor(
+            header, special, kind == "llama" or find_pre_tokenizer(header) in WITH_BOS
+        )
     except InputError:
         raise
     except Exception as error:  # tokenizers raises bare exceptions
@@ -87,7 +85,6 @@ def build_tokenizer_files(header: GGUFHeader, vocab_size: int) -> dict[str, str]
 
 
 def find_special_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, str]:
-    """Return the special tokens by role."""
     special: dict[str, str] = {}
     for role, name in SPECIAL_TOKENS.items():
         index = header.get_token_id(name)
@@ -100,14 +97,6 @@ def find_special_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, 
     return special
 
 
-def find_split(header: GGUFHeader) -> str:
-    """Return how the byte-level BPE of a file splits text into words."""
-    name = find_pre_tokenizer(header)
-    if name not in SPLITS:
-        raise InputError(f"{header.path.name}: pre-tokenizer {name!r} is not supported; supported: {', '.join(SPLITS)}")
-    return SPLITS[name]
-
-
 def find_pre_tokenizer(header: GGUFHeader) -> str:
     """Return the name of a file's pre-tokenizer, or of the usual one of its architecture."""
     name = header.get(f"{PREFIX}pre", str)
@@ -116,7 +105,10 @@ def find_pre_tokenizer(header: GGUFHeader) -> str:
 
 def build_byte_level(header: GGUFHeader, tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
     """Build the byte-level BPE of a file; unused rows of the embedding get no token."""
-    split = find_split(header)
+    name = find_pre_tokenizer(header)
+    if name not in SPLITS:
+        raise InputError(f"{header.path.name}: pre-tokenizer {name!r} is not supported; supported: {', '.join(SPLITS)}")
+    split = SPLITS[name]
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
     pairs = [merge.split(" ") for merge in header.get_list(f"{PREFIX}merges", str)]
     if not pairs or any(len(pair) != 2 for pair in pairs):
@@ -181,20 +173,11 @@ def add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) 
         backend.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
 
 
-def is_bos_default(header: GGUFHeader, kind: str) -> bool:
-    """Return whether a text begins with bos if the file does not say it."""
-    return kind == "llama" or find_pre_tokenizer(header) in WITH_BOS
-
-
 def build_post_processor(header: GGUFHeader, special: dict[str, str], has_bos: bool) -> Any:
-    """Return the template that adds bos and eos to a text."""
     add_bos, add_eos = (header.get(f"{PREFIX}add_{name}_token", bool) for name in ("bos", "eos"))
     first = special.get("bos_token") if (has_bos if add_bos is None else add_bos) else None
     last = special.get("eos_token") if add_eos else None
-    single = [*([first] if first else []), "$A", *([last] if last else [])]
-    ids = {
-        token: header.require(f"{PREFIX}{name}_token_id", int)
-        for token, name in ((first, "bos"), (last, "eos"))
-        if token
-    }
-    return processors.TemplateProcessing(single=single, pair=None, special_tokens=list(ids.items()))
+    named = {token: name for token, name in ((first, "bos"), (last, "eos")) if token}
+    ids = [(token, header.require(f"{PREFIX}{name}_token_id", int)) for token, name in named.items()]
+    single = [token for token in (first, "$A", last) if token]
+    return processors.TemplateProcessing(single=single, pair=None, special_tokens=ids)

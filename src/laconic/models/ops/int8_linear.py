@@ -71,7 +71,6 @@ class Int8Linear(nn.Module):
         return cls(weight, scale, torch.cat(biases) if has_bias else None)
 
     def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "N D"]:
-        """Return the weights as floats."""
         return self.weight.to(dtype) * self.scale.to(dtype)[:, None]
 
     def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows N"]:
@@ -114,7 +113,6 @@ def quantize_rows(weight: Float[Tensor, "N D"]) -> tuple[Int8[Tensor, "N D"], Te
 
 
 def quantize_layers(root: nn.Module, names: Collection[str], memory: WeightMemory | None = None) -> None:
-    """Replace the linear layers whose weights have these names."""
     for name in names:
         if is_linear_weight(root, name):
             layer_name = name.removesuffix(".weight")
@@ -137,11 +135,9 @@ def quantize_head(root: nn.Module, config: DecoderConfig) -> DecoderConfig:
 
 
 def int8_memory(root: nn.Module) -> WeightMemory:
-    """Return memory for the int8 weights of all linear layers."""
     linear = [module for _, module in named_modules(root) if type(module) is nn.Linear]
     return WeightMemory.for_shapes([tuple(module.weight.shape) for module in linear], torch.int8, huge_pages=True)
 
 
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return all modules with their dotted names."""
     return list(root.named_modules())  # pyright: ignore[reportUnknownArgumentType]

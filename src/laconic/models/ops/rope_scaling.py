@@ -103,16 +103,7 @@ def has_fixed_frequencies(rope: RopeConfig | None, length: int) -> bool:
 
 
 def get_movable_rope(rope: RopeConfig | None, family: str, hint: str) -> RopeConfig:
-    """Return the rotation of a model whose cached keys can be rotated on to other positions.
-
-    Args:
-        rope: Rotation, if the model has one.
-        family: Model type, for the error.
-        hint: What to do about the error.
-
-    Raises:
-        UsageError: If the family has learned positions, or frequencies that depend on the length.
-    """
+    """Return the rotation of a model whose cached keys can be rotated on to other positions; UsageError for others."""
     if rope is None or rope.kind not in FIXED_FREQUENCIES:
         scheme = "learned positions" if rope is None else f"{rope.kind} RoPE"
         raise UsageError(f"cached keys of {family} with {scheme} cannot be moved to other positions; {hint}")

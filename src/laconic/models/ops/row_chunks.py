@@ -30,15 +30,10 @@ def get_chunk_size(logits: Float[Tensor, "1 V"]) -> int:
 def run_in_chunks(
     function: RowFn, hidden_states: Float[Tensor, "N D"], labels: Int[Tensor, " N"], size: int, *, is_trained: bool
 ) -> Scores:
-    """Compute a function of rows with some rows at a time, also in the backward pass.
+    """Compute a function of rows with `size` rows at a time, also in the backward pass.
 
-    Args:
-        function: Returns the loss of each row, and whether its label is the most likely id.
-        hidden_states: Hidden states after the final norm.
-        labels: Id that each row predicts.
-        size: Rows of a chunk.
-        is_trained: The head has trainable parameters: each chunk is computed again in the backward pass. If not, the
-            gradient of the hidden states is computed with the loss.
+    If `is_trained`, the head has trainable parameters, and each chunk is computed again in the backward pass. If not,
+    the gradient of the hidden states is computed with the loss.
     """
     if hidden_states.requires_grad and torch.is_grad_enabled() and not is_trained:
         return cast(Scores, cast(Any, GradientWithLoss).apply(function, hidden_states, labels, size))

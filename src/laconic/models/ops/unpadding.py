@@ -10,9 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 MIN_PADDING = 0.1  # share of padding from which gathering the real tokens is worthwhile
-PADDED_ACTIVATIONS = frozenset(
-    {"hidden", "q_rot", "k_rot", "k_cache", "v_cache", "context"}
-)  # these have their usual shape
+PADDED_ACTIVATIONS = frozenset({"hidden", "q_rot", "k_rot", "k_cache", "v_cache", "context"})  # of their usual shape
 
 
 class RealTokens(NamedTuple):
@@ -23,7 +21,6 @@ class RealTokens(NamedTuple):
     T: int
 
     def gather(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "1 N D"]:
-        """Return the vectors of the real tokens."""
         return x.flatten(0, 1).index_select(0, self.places)[None]
 
     def scatter(self, x: Float[Tensor, "1 N D"]) -> Float[Tensor, "B T D"]:
@@ -41,10 +38,6 @@ def find_real_tokens(mask: Bool[Tensor, "B T"], captured: frozenset[str]) -> Rea
     """Return the real tokens of a batch.
 
     None without gradients, when compiling, if few positions are padding, or if a captured activation needs the padding.
-
-    Args:
-        mask: True at real tokens.
-        captured: Names of the activations to capture in any layer.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not captured <= PADDED_ACTIVATIONS:
         return None
