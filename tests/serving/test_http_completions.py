@@ -15,7 +15,6 @@ from laconic.experiment.text_models.chat_session import ChatSession
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.prompts import PromptPrefix, build_generation_config, prepare_text
 from laconic.serving.http.schemas import CompletionRequest
 from tests.serving.conftest import NAME, StartServer
@@ -328,10 +327,10 @@ def test_min_tokens_and_ignore_eos_put_ends_off(client: TestClient, chat_model: 
 def test_requests_that_only_make_sense_with_sampling_are_sampled(
     chat_model: LanguageModel, options: dict[str, Any], temperature: float
 ) -> None:
-    served, limits = ApiModel("tiny", chat_model), ServerLimits()
-    prompt = prepare_text(served, "a", PromptPrefix(), limits)
+    served = ApiModel("tiny", chat_model)
+    prompt = prepare_text(served, "a", PromptPrefix())
     body = CompletionRequest(prompt="a", **options)
-    assert build_generation_config(served, body, prompt, 4, limits).temperature == temperature
+    assert build_generation_config(served, body, prompt, 4).temperature == temperature
 
 
 def test_text_parts_are_joined_by_line_ends_without_hints(client: TestClient) -> None:

@@ -48,7 +48,7 @@ def test_memory_is_old_or_new_or_missing_after_a_kill(chat_model: LanguageModel,
     served = ApiModel("tiny", chat_model)
 
     def open_store() -> MemoryStore:
-        return MemoryStore(served, chat_model.decoder, folder, 256, {})
+        return MemoryStore(served, chat_model.decoder, folder)
 
     def write_forever(report) -> None:
         store = open_store()

@@ -120,8 +120,8 @@ class ServeCommand:
             refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
         import laconic
         from laconic.serving.http.api_model import choose_model_name
-        from laconic.serving.http.limits import ServerLimits
-        from laconic.serving.http.server import ServerOptions, serve
+        from laconic.serving.http.limits import ServerOptions
+        from laconic.serving.http.server import serve
 
         model = self.model
 
@@ -143,10 +143,10 @@ class ServeCommand:
             api_key=key,
             allowed_origins=self.allowed_origin,
             log_requests=self.log_requests,
-            limits=ServerLimits(**limits),
             shutdown_seconds=self.shutdown_seconds,
             memory_folder=self.memory_dir,
             memory_files=memory_files,
+            **limits,
         )
         serve(self.served_model_name or choose_model_name(model), load, options)
         return 0

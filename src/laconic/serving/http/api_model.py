@@ -1,7 +1,7 @@
 """The loaded model as the routes see it: its name, kind, context, sampling defaults, and the memories it reads."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.published import PublishedSampling, read_published_sampling
 from laconic.interfaces import PromptsAnswers
 from laconic.models.decoder import Decoder
+from laconic.serving.http.limits import ServerOptions
 from laconic.serving.http.token_text import TokenTexts
 
 KIND_NAMES = {
@@ -30,15 +31,11 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class ApiModel:
-    """A loaded model under the name that requests give.
-
-    Attributes:
-        name: Name in requests.
-        model: What `laconic.load` returned.
-    """
+    """A loaded model under the name that requests give, with the server's options."""
 
     name: str
     model: LoadedModel
+    options: ServerOptions = field(default_factory=ServerOptions)
 
     @property
     def decoder(self) -> Decoder:
@@ -77,11 +74,7 @@ class ApiModel:
 
     @property
     def memory_metadata(self) -> MemoryMetadata | KVMemoryMetadata:
-        """Metadata of the memories that the model reads.
-
-        Raises:
-            UsageError: If it reads none.
-        """
+        """Metadata of the memories that the model reads; raises UsageError if it reads none."""
         if isinstance(self.model, TextCompressor):
             return self.model.metadata
         if isinstance(self.model, LanguageModel):

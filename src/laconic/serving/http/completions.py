@@ -88,7 +88,7 @@ class ApiAnswer(ABC, Generic[Body]):
         Raises:
             ApiError: For a request that does not fit the model or the limits.
         """
-        largest = self.services.limits.max_queue
+        largest = self.services.served.options.max_queue
         if self.num_choices > largest:
             param = "n" if self.num_choices // self.n <= largest else "prompt"
             raise ApiError(
@@ -164,10 +164,10 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
             raise ApiError(400, f"logprobs: the method of {served.name} has none; remove logprobs", "logprobs")
 
     def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        body, served, limits = self.body, self.services.served, self.services.limits
-        prompt = prepare_chat(served, body.messages, prefix, limits)
+        body, served = self.body, self.services.served
+        prompt = prepare_chat(served, body.messages, prefix)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        config = build_generation_config(served, body, prompt, max_tokens, limits)
+        config = build_generation_config(served, body, prompt, max_tokens)
         return build_engine_requests(body, prompt, config, num_top_logprobs=body.top_logprobs or 0)
 
     def build_choice(self, index: int, whole: AnswerPart) -> ChatChoice:
@@ -220,10 +220,10 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
 
     def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        body, served, limits = self.body, self.services.served, self.services.limits
+        body, served = self.body, self.services.served
         requests: list[EngineRequest] = []
         for text in body.prompts:
-            prompt = prepare_text(served, text, prefix, limits)
+            prompt = prepare_text(served, text, prefix)
             if self.echo and self.has_logprobs and prompt.question is not None:
                 message = f"echo: {served.name} answers questions and has no log probabilities of them; remove echo"
                 raise ApiError(400, message, "echo")
@@ -234,7 +234,7 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             requests += build_engine_requests(
                 body,
                 prompt,
-                build_generation_config(served, body, prompt, max_tokens, limits),
+                build_generation_config(served, body, prompt, max_tokens),
                 num_top_logprobs=body.logprobs or 0,
                 with_prompt_logprobs=self.echo and self.has_logprobs,
             )

@@ -61,24 +61,17 @@ class StoredMemory:
 
 
 class MemoryStore:
-    """Memories by id. Every method may be called from any thread.
+    """Memories by id: those in a folder, where what an interrupted write left is removed, and pinned `memory_files`.
 
-    Args:
-        served: The model that reads them.
-        decoder: The decoder that reads them, as the engine runs it.
-        folder: Folder of the files; what an interrupted write left there is removed.
-        max_memories: Largest number of files in the folder.
-        pinned: Further files by id, which stay where they are.
+    Every method may be called from any thread. `decoder` reads the memories, as the engine runs it.
 
     Raises:
         CorruptArtifactError: If a pinned file is damaged or belongs to another model.
         UsageError: If a pinned id is invalid, or the model reads no memories.
     """
 
-    def __init__(
-        self, served: ApiModel, decoder: Decoder, folder: Path, max_memories: int, pinned: Mapping[str, Path]
-    ) -> None:
-        self.served, self.decoder, self.folder, self.max_memories = served, decoder, folder, max_memories
+    def __init__(self, served: ApiModel, decoder: Decoder, folder: Path) -> None:
+        self.served, self.decoder, self.folder = served, decoder, folder
         self.lock, self.entries = threading.Lock(), dict[str, StoredMemory]()
         self.prefixes: OrderedDict[tuple[str, ...], ChatPrefix] = OrderedDict()
         remove_temporary(folder)
@@ -89,7 +82,7 @@ class MemoryStore:
                 self.entries[path.stem] = self.describe(path.stem, path)
             except LaconicError as error:
                 log_message(f"laconic: {path} is left out: {error}")
-        for id, path in pinned.items():
+        for id, path in served.options.memory_files.items():
             if not MEMORY_ID.fullmatch(id):
                 raise UsageError(f"--memory {id}={path}: a name has up to 64 letters, digits, - and _; choose another")
             self.load_file(path)
@@ -212,7 +205,7 @@ class MemoryStore:
             if id in self.entries:
                 return
             count = sum(not entry.is_pinned for entry in self.entries.values())
-        if count >= self.max_memories:
+        if count >= self.served.options.max_memories:
             message = f"the server stores {count} memories, its limit; delete one first"
             raise ApiError(400, message, code="too_many_memories")
 

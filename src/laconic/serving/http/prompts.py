@@ -18,7 +18,6 @@ from laconic.generation.config import GenerationConfig
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.schemas import ChatMessage, GenerationRequest
 from laconic.serving.requests import EngineRequest
 from laconic.serving.thinking import list_question_ids
@@ -57,9 +56,7 @@ class PreparedPrompt:
     prefix: PromptPrefix
 
 
-def prepare_text(
-    served: ApiModel, prompt: str | Sequence[int], prefix: PromptPrefix, limits: ServerLimits
-) -> PreparedPrompt:
+def prepare_text(served: ApiModel, prompt: str | Sequence[int], prefix: PromptPrefix) -> PreparedPrompt:
     """Encode a prompt to continue.
 
     Raises:
@@ -67,35 +64,33 @@ def prepare_text(
     """
     model, tokenizer = served.model, served.tokenizer
     if isinstance(prompt, str):
-        check_characters(served, len(prompt), limits, "prompt")
+        check_characters(served, len(prompt), "prompt")
     if isinstance(model, Reasoner):
         if not isinstance(prompt, str):
             raise ApiError(400, f"prompt: {served.name} answers questions; give texts, not token ids", "prompt")
-        return prepare_question(served, prompt, limits, "prompt")
+        return prepare_question(served, prompt, "prompt")
     if not isinstance(prompt, str):
         ids = list(prompt)
         check_token_ids(served, ids, "prompt")
     elif prefix.memory is not None and prefix.memory.opening:  # a memory of a chat is continued as a chat
         session = ChatSession(served.decoder, tokenizer, prefix=prefix.memory)
         ids = session.encode([{"role": "user", "content": prompt}])
-        return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "prompt")
+        return check_prompt(served, ids, prefix, session.eos_token_ids, "prompt")
     else:
         ids = tokenizer.encode(prompt, add_special_tokens=prefix == PromptPrefix())
     eos = model.stop_token_ids if isinstance(model, TextCompressor | NestedTextModel) else ()
-    return check_prompt(served, ids, prefix, limits, eos or find_eos_ids(served.decoder.config), "prompt")
+    return check_prompt(served, ids, prefix, eos or find_eos_ids(served.decoder.config), "prompt")
 
 
-def prepare_chat(
-    served: ApiModel, chat: Sequence[ChatMessage], prefix: PromptPrefix, limits: ServerLimits
-) -> PreparedPrompt:
+def prepare_chat(served: ApiModel, chat: Sequence[ChatMessage], prefix: PromptPrefix) -> PreparedPrompt:
     """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format.
 
     Raises:
         ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
     """
-    messages = read_messages(served, chat, limits)
+    messages = read_messages(served, chat)
     if isinstance(served.model, Reasoner):
-        return prepare_question(served, choose_question(served.name, served.model, messages), limits, "messages")
+        return prepare_question(served, choose_question(served.name, served.model, messages), "messages")
     if served.tokenizer.chat_template is None:
         message = f"{served.name} has no chat template; use /v1/completions"
         raise ApiError(400, message, "messages")
@@ -104,16 +99,16 @@ def prepare_chat(
         ids = session.encode(messages)
     except (InputError, UsageError, StopIteration) as error:
         raise ApiError(400, f"messages: {error or 'no message has role user'}", "messages") from None
-    return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "messages")
+    return check_prompt(served, ids, prefix, session.eos_token_ids, "messages")
 
 
-def read_messages(served: ApiModel, chat: Sequence[ChatMessage], limits: ServerLimits) -> list[Message]:
+def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message]:
     """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows.
 
     Raises:
         ApiError: 400 if they are too long.
     """
-    check_characters(served, sum(len(message.content) for message in chat), limits, "messages")
+    check_characters(served, sum(len(message.content) for message in chat), "messages")
     new_roles = {} if "developer" in (served.tokenizer.chat_template or "") else {"developer": "system"}
     return [{**m.model_dump(exclude_none=True), "role": new_roles.get(m.role, m.role)} for m in chat]
 
@@ -139,7 +134,7 @@ def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> 
     return messages[0]["content"]
 
 
-def prepare_question(served: ApiModel, question: Question, limits: ServerLimits, param: str) -> PreparedPrompt:
+def prepare_question(served: ApiModel, question: Question, param: str) -> PreparedPrompt:
     """Check a question for a run that answers questions.
 
     Raises:
@@ -150,7 +145,7 @@ def prepare_question(served: ApiModel, question: Question, limits: ServerLimits,
         num_tokens = len(list_question_ids(served.model, question))
     except InputError as error:
         raise ApiError(400, f"{param}: {error}", param) from None
-    room = check_length(served, num_tokens, PromptPrefix(), limits, param)
+    room = check_length(served, num_tokens, PromptPrefix(), param)
     recipe = served.model.recipe
     room -= recipe.num_latent_positions + len(answer_prefix_ids(served.tokenizer, recipe.data))
     if room < 1:
@@ -163,7 +158,6 @@ def check_prompt(
     served: ApiModel,
     ids: Sequence[int],
     prefix: PromptPrefix,
-    limits: ServerLimits,
     eos_token_ids: tuple[int, ...],
     param: str,
 ) -> PreparedPrompt:
@@ -174,7 +168,7 @@ def check_prompt(
     """
     if not ids:
         raise ApiError(400, f"{param}: empty; give text", param)
-    room = check_length(served, len(ids), prefix, limits, param)
+    room = check_length(served, len(ids), prefix, param)
     return PreparedPrompt(tuple(ids), None, len(ids), room, eos_token_ids, prefix)
 
 
@@ -186,11 +180,11 @@ def check_token_ids(served: ApiModel, ids: Sequence[int], param: str) -> None:
         raise ApiError(400, f"{param}: id {bad} is outside the vocabulary of {V:,} ids", param)
 
 
-def check_characters(served: ApiModel, num_characters: int, limits: ServerLimits, param: str) -> None:
+def check_characters(served: ApiModel, num_characters: int, param: str) -> None:
     """Raise ApiError (400) for a text that would be too long if each of its tokens were the longest; encoding takes
     seconds for megabytes.
     """
-    limit = min(limits.max_prompt_tokens or served.context_size, served.context_size)
+    limit = min(served.options.max_prompt_tokens or served.context_size, served.context_size)
     if num_characters > limit * served.longest_token:
         raise build_length_error(served, f"{param}: {num_characters:,} characters", limit, param)
 
@@ -204,12 +198,12 @@ def build_length_error(served: ApiModel, size: str, limit: int, param: str) -> A
     return ApiError(400, message, param, "context_length_exceeded")
 
 
-def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, limits: ServerLimits, param: str) -> int:
+def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, param: str) -> int:
     """Return how many tokens fit after a prompt. Raises ApiError (400) if it is too long."""
     used, context = num_tokens, served.context_size
     if prefix.memory is not None:
         used += prefix.memory.first_position or 0
-    limit = limits.max_prompt_tokens or context
+    limit = served.options.max_prompt_tokens or context
     if num_tokens > limit or used >= context:
         memory = "" if num_tokens > limit or used == num_tokens else f" with its memory of {used - num_tokens:,}"
         raise build_length_error(served, f"{param}: {num_tokens:,} tokens{memory}", limit, param)
@@ -221,7 +215,6 @@ def build_generation_config(
     body: GenerationRequest,
     prompt: PreparedPrompt,
     max_tokens: int | None,
-    limits: ServerLimits,
 ) -> GenerationConfig:
     """Return the options of generation of a request.
 
@@ -232,7 +225,6 @@ def build_generation_config(
         max_tokens: Maximum number of new tokens, lowered to the server's limit and to what fits after the prompt (in a
             session, after its attention cache, which then need not be emptied), because clients send large values for
             "until it ends". None: that limit.
-        limits: Limits of the server.
 
     Raises:
         ApiError: 400 if `min_tokens` is over `max_tokens`, or if a question comes with other ends of the answer.
@@ -242,7 +234,7 @@ def build_generation_config(
     if cache is not None and isinstance(served.model, NestedTextModel):
         left = min(room, served.model.attention_window - prompt.num_tokens) - cache.S
         room = left if left >= MIN_ANSWER_TOKENS else room
-    largest = max(1, min(room, limits.max_generated_tokens or room))
+    largest = max(1, min(room, served.options.max_generated_tokens or room))
     default = largest if prompt.question is None else ANSWER_TOKENS
     num_tokens = min(default if max_tokens is None else max_tokens, largest)
     if body.min_tokens is not None and body.min_tokens > num_tokens:

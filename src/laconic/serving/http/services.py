@@ -17,7 +17,7 @@ from laconic.serving.engine import Engine
 from laconic.serving.http.api_error import ApiError, build_error_body, to_http_error
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.guard import CLIENT_CLOSED_REQUEST
-from laconic.serving.http.limits import Deadline, ServerLimits
+from laconic.serving.http.limits import Deadline
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.prompts import PromptPrefix
@@ -37,7 +37,6 @@ class Services:
 
     served: ApiModel
     engine: Engine
-    limits: ServerLimits
     memories: MemoryStore
     sessions: SessionStore
     metrics: ServerMetrics

@@ -45,16 +45,10 @@ class Session:
 
 
 class SessionStore:
-    """Sessions by id; only the server's event loop may call its methods, except `save` and `load`.
+    """Sessions by id; only the server's event loop may call its methods, except `save` and `load`."""
 
-    Args:
-        served: The model.
-        max_sessions: Largest number of sessions.
-    """
-
-    def __init__(self, served: ApiModel, max_sessions: int) -> None:
-        self.served, self.max_sessions = served, max_sessions
-        self.sessions: dict[str, Session] = {}
+    def __init__(self, served: ApiModel) -> None:
+        self.served, self.sessions = served, dict[str, Session]()
 
     @property
     def model(self) -> NestedTextModel:
@@ -75,7 +69,7 @@ class SessionStore:
             ApiError: 400 at the largest number of sessions, or if the model does not learn.
         """
         _ = self.model
-        if len(self.sessions) >= self.max_sessions:
+        if len(self.sessions) >= self.served.options.max_sessions:
             message = f"the server has {len(self.sessions)} sessions, its limit; delete one first"
             raise ApiError(400, message, code="too_many_sessions")
         session = Session(f"ses_{secrets.token_hex(12)}")

@@ -10,7 +10,6 @@ from laconic.errors import InputError
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, read_messages
 from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody, drop_neutral
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
@@ -49,7 +48,7 @@ class DetokenizeRequest(RequestBody):
 async def tokenize(body: TokenizeRequest, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Return the ids of a prompt, or of messages under the chat template, and their number."""
     services.check_model(body.model or services.served.name)
-    ids = await run_until_deadline(request, encode, services.served, body, services.limits)
+    ids = await run_until_deadline(request, encode, services.served, body)
     return {"count": len(ids), "max_model_len": services.served.context_size, "tokens": ids}
 
 
@@ -71,7 +70,7 @@ async def run_until_deadline(request: Request, function: Callable[..., T], *args
         raise deadline.build_error("the text was not read in time; send less") from None
 
 
-def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> list[int]:
+def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
     """Return the ids of a prompt or of messages.
 
     Raises:
@@ -81,9 +80,9 @@ def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> lis
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", "prompt")
     if body.prompt is not None:
-        check_characters(served, len(body.prompt), limits, "prompt")
+        check_characters(served, len(body.prompt), "prompt")
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages = read_messages(served, body.messages or (), limits)
+    messages = read_messages(served, body.messages or ())
     if isinstance(served.model, Reasoner):
         if body.add_generation_prompt is False or body.add_special_tokens:
             message = f"add_generation_prompt and add_special_tokens: {served.name} answers questions; remove them"
