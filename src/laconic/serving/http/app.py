@@ -20,7 +20,6 @@ from laconic.serving.http.guard import RequestGuard
 from laconic.serving.http.limits import Deadlines
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
-from laconic.serving.http.schemas import ModelCard
 from laconic.serving.http.services import Services, ServicesDependency
 from laconic.serving.http.session_store import SessionStore
 from laconic.serving.http.worker import Worker
@@ -53,14 +52,15 @@ async def list_models(services: ServicesDependency) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
-async def read_model(name: str, services: ServicesDependency) -> ModelCard:
+async def read_model(name: str, services: ServicesDependency) -> dict[str, Any]:
     """Return the served model by its name."""
     services.check_model(name)
     return describe_model(services)
 
 
-def describe_model(services: Services) -> ModelCard:
-    return ModelCard(id=services.served.name, created=services.created, max_model_len=services.served.context_size)
+def describe_model(services: Services) -> dict[str, Any]:
+    card = {"id": services.served.name, "object": "model", "created": services.created, "owned_by": "laconic"}
+    return card | {"max_model_len": services.served.context_size}
 
 
 def build_app(served: ApiModel) -> FastAPI:

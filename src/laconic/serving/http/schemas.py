@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: OpenAI's chat completions and completions, and laconic's memories and sessions."""
+"""Bodies of requests: OpenAI's chat completions and completions, and laconic's memories and sessions."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -257,114 +257,6 @@ class EmptyRequest(RequestBody):
     """Body of the routes that take no parameters; it may be left out."""
 
 
-class Usage(BaseModel):
-    """Token counts of an answer; `completion_tokens_details` for models that think."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    completion_tokens_details: dict[str, int] | None = None
-
-
-class TopLogprob(BaseModel):
-    """A token that could have stood in a place, with its log probability in nats."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(TopLogprob):
-    """A generated token with the most likely ones in its place."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """Log probabilities of a chat completion."""
-
-    content: list[ChatTokenLogprob]
-    refusal: None
-
-
-class ReplyMessage(BaseModel):
-    """The message of a reply."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class Delta(BaseModel):
-    """What a chunk adds to a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-FinishReason = Literal["stop", "length"]
-
-
-class ChatChoice(BaseModel):
-    """One reply."""
-
-    index: int
-    message: ReplyMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class ChunkChoice(BaseModel):
-    """What a chunk adds to one reply."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class CompletionLogprobs(BaseModel):
-    """Log probabilities in the format of the older API; None for the first token of a prompt."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class CompletionChoice(BaseModel):
-    """One continuation, or a piece of it."""
-
-    text: str
-    index: int
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-
-
-Choice = ChatChoice | ChunkChoice | CompletionChoice
-
-
-class Completion(BaseModel):
-    """Answer of both endpoints, and a chunk of a streamed one; `object` names which."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage | None = None
-
-
-class ModelCard(BaseModel):
-    """The served model."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "laconic"
-    max_model_len: int
-
-
 class MemoryCard(BaseModel):
     """Metadata of a stored memory.
 
@@ -387,12 +279,3 @@ class MemoryCard(BaseModel):
     slots: float
     bytes: int
     is_readable: bool
-
-
-class SessionCard(BaseModel):
-    """A session of a model that learns, and how many tokens it has read."""
-
-    id: str
-    object: Literal["session"] = "session"
-    created: int
-    tokens: int

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from laconic.serving.engine import Engine, QueueFullError
 from laconic.serving.http.api_error import build_queue_full_error
 from laconic.serving.http.limits import Deadline
 from laconic.serving.http.metrics import ServerMetrics
-from laconic.serving.http.schemas import FinishReason, Usage
 from laconic.serving.requests import (
     EngineEvent,
     EngineRequest,
@@ -66,7 +66,7 @@ class AnswerPart:
     finish: FinishEvent | None = None
 
     @property
-    def finish_reason(self) -> FinishReason | None:
+    def finish_reason(self) -> str | None:
         """Why the sequence ended, in OpenAI's words."""
         return None if self.finish is None else "length" if self.finish.reason == "length" else "stop"
 
@@ -183,13 +183,14 @@ class SequenceGroup:
         self.ids.clear()
 
 
-def count_usage(finishes: Sequence[FinishEvent], num_choices: int) -> Usage:
-    """Return the token counts of an answer, each prompt counted once; `num_choices` is `n`."""
-    prompt = sum(finish.num_prompt_tokens for finish in finishes[::num_choices])
+def count_usage(finishes: Sequence[FinishEvent], n: int) -> dict[str, Any]:
+    """Return the token counts of an answer, each prompt counted once; latents for models that think."""
+    prompt = sum(finish.num_prompt_tokens for finish in finishes[::n])
     completion = sum(finish.num_tokens for finish in finishes)
-    usage = Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+    usage["total_tokens"] = prompt + completion
     passes = sum(finish.latent_passes for finish in finishes)
     positions = sum(finish.latent_positions for finish in finishes)
     if passes or positions:
-        usage.completion_tokens_details = {"latent_passes": passes, "latent_positions": positions}
+        usage["completion_tokens_details"] = {"latent_passes": passes, "latent_positions": positions}
     return usage

@@ -1,6 +1,7 @@
 """What the routes share: model, engine, stores, limits; strict bodies; waiting for clients and answering them."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from laconic.serving.http.limits import Deadline
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.prompts import PromptPrefix
-from laconic.serving.http.schemas import Completion, GenerationRequest
+from laconic.serving.http.schemas import GenerationRequest
 from laconic.serving.http.sequences import SequenceGroup
 from laconic.serving.http.session_store import SessionStore
 from laconic.serving.http.worker import Worker
@@ -122,17 +123,13 @@ async def save_body(request: Request, path: Path) -> None:
             await run_in_threadpool(file.write, chunk)
 
 
-def json_response(completion: Completion) -> Response:
-    return Response(completion.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def stream_chunks(chunks: AsyncIterator[Completion], request: Request) -> EventSourceResponse:
+def stream_chunks(chunks: AsyncIterator[dict[str, Any]], request: Request) -> EventSourceResponse:
     """Return an answer that is sent in chunks, with a final `[DONE]`; an error is the last event."""
 
     async def write_events() -> AsyncIterator[ServerSentEvent]:
         try:
             async for chunk in chunks:
-                yield ServerSentEvent(chunk.model_dump_json(exclude_unset=True), sep="\n")
+                yield ServerSentEvent(json.dumps(chunk, ensure_ascii=False, separators=(",", ":")), sep="\n")
         except Exception as error:  # the status has been sent, so that the error can only be an event
             body = build_error_body(to_http_error(error, request.state.id))
             yield ServerSentEvent(to_canonical_json(body), sep="\n")

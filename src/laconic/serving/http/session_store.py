@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -17,31 +18,22 @@ from laconic.nested.state import FastWeightState, map_tensors
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import hide_path
-from laconic.serving.http.schemas import SessionCard
 
 
 @dataclass
 class Session:
-    """One session. Its state is immutable, so that a reader keeps the state from before a write.
-
-    Attributes:
-        id: Id in requests.
-        state: Fast weights after all texts; None before the first.
-        documents: The texts.
-        created: Unix time.
-        is_writing: Whether a request changes the session now.
-    """
+    """One session. Its state is immutable, so that a reader keeps the state from before a write."""
 
     id: str
-    state: FastWeightState | None = None
+    state: FastWeightState | None = None  # after all texts
     documents: tuple[ReadDocument, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
-    is_writing: bool = False
+    is_writing: bool = False  # whether a request changes the session now
 
-    def to_card(self) -> SessionCard:
-        """Return what requests may know about the session."""
+    def to_card(self) -> dict[str, Any]:
+        """Return what requests may know about the session, with the number of tokens that it has read."""
         tokens = 0 if self.state is None else int(self.state.position.sum())
-        return SessionCard(id=self.id, created=self.created, tokens=tokens)
+        return {"id": self.id, "object": "session", "created": self.created, "tokens": tokens}
 
 
 class SessionStore:
