@@ -73,18 +73,19 @@ class ApiModel:
         return not isinstance(self.model, Reasoner) or isinstance(self.model.method, PromptsAnswers)
 
     @property
-    def memory_metadata(self) -> MemoryMetadata | KVMemoryMetadata:
-        """Metadata of the memories that the model reads; raises UsageError if it reads none."""
+    def memory_metadata(self) -> MemoryMetadata | KVMemoryMetadata | None:
+        """Metadata of the memories that the model reads; None if it reads none."""
         if isinstance(self.model, TextCompressor):
             return self.model.metadata
-        if isinstance(self.model, LanguageModel):
-            return build_metadata(self.decoder, self.tokenizer)
-        hint = "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else " over HTTP; use laconic generate"
-        raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
+        return build_metadata(self.decoder, self.tokenizer) if isinstance(self.model, LanguageModel) else None
 
     def check_reads_memories(self) -> None:
         """Raise UsageError if the model reads no memories."""
-        _ = self.memory_metadata
+        if self.memory_metadata is None:
+            hint = (
+                "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else " over HTTP; use laconic generate"
+            )
+            raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
 
 
 def choose_model_name(path_or_name: str) -> str:

@@ -90,7 +90,7 @@ async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
 @router.get("/{id}/content")
 async def read_content(id: str, services: ServicesDependency) -> StreamingResponse:
     """Return the file of a memory, which `laconic generate --memory` reads."""
-    file, size = services.memories.open(services.memories.find(id).card.id)
+    file, size = services.memories.open(services.memories.find(id))
     return StreamingResponse(read_chunks(file, size), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
 
 
