@@ -6,7 +6,6 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
-from laconic.errors import InputError
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
@@ -74,29 +73,20 @@ def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
     """Return the ids of a prompt or of messages.
 
     Raises:
-        ApiError: 400 if both or none is given, they are too long, the model has no chat template or it rejects the
-            messages, or they are no question for a run that answers questions.
+        ApiError: 400 if both or none is given, they are too long, the model has no chat template, or they are no
+            question for a run that answers questions.
+        InputError: If the template rejects the messages.
     """
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", "prompt")
     if body.prompt is not None:
         check_characters(served, len(body.prompt), "prompt")
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages = read_messages(served, body.messages or ())
+    messages, has_reply = read_messages(served, body.messages or ()), body.add_generation_prompt is not False
     if isinstance(served.model, Reasoner):
-        if body.add_generation_prompt is False or body.add_special_tokens:
+        if not has_reply or body.add_special_tokens:
             message = f"add_generation_prompt and add_special_tokens: {served.name} answers questions; remove them"
             raise ApiError(400, message, "add_generation_prompt")
-        try:
-            return list_question_ids(served.model, choose_question(served.name, served.model, messages))
-        except InputError as error:
-            raise ApiError(400, f"messages: {error}", "messages") from None
-    if served.tokenizer.chat_template is None:
-        raise ApiError(400, f"{served.name} has no chat template; give prompt", "messages")
-    try:
-        text = served.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=body.add_generation_prompt is not False
-        )
-    except InputError as error:
-        raise ApiError(400, f"messages: {error}", "messages") from None
+        return list_question_ids(served.model, choose_question(served.name, served.model, messages))
+    text = served.tokenizer.apply_chat_template(messages, add_generation_prompt=has_reply)
     return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
