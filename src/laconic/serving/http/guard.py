@@ -119,12 +119,7 @@ class RequestGuard:
 class LimitedBody:
     """The body of a request, which must keep arriving, be complete before the deadline, and not be too large.
 
-    Args:
-        source: ASGI's receive function.
-        max_bytes: Largest size.
-        deadline: When the request ends.
-        open_bodies: Those of all requests.
-        max_open: Largest number of these; one more ends the request whose body has not moved for longest.
+    If more than `max_open` bodies are open, the request whose body has not moved for longest ends.
     """
 
     def __init__(

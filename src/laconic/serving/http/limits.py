@@ -36,15 +36,10 @@ class ServerOptions:
 
 
 class Deadline:
-    """The time at which a request ends. It may move forward while the request waits for something.
-
-    Attributes:
-        time: Time of the event loop.
-        is_shutdown: Whether the request ends because the server does.
-    """
+    """The time of the event loop at which a request ends; it may move forward while the request waits."""
 
     def __init__(self, time: float) -> None:
-        self.time, self.is_shutdown = time, False
+        self.time, self.is_shutdown = time, False  # whether the request ends because the server does
         self.timeouts = set[asyncio.Timeout]()  # timeouts of the blocks that run in `limit`
 
     @asynccontextmanager
@@ -70,11 +65,7 @@ class Deadline:
 
 
 class Deadlines:
-    """The deadlines of all open requests; only the event loop may call the methods.
-
-    Args:
-        max_seconds: Time limit of a request.
-    """
+    """The deadlines of all open requests; only the event loop may call the methods."""
 
     def __init__(self, max_seconds: float) -> None:
         self.max_seconds, self.open_deadlines = max_seconds, set[Deadline]()

@@ -1,6 +1,7 @@
 """Routes of memories: compress a text, upload a file, list, download, delete."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -89,7 +90,7 @@ async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
 async def read_content(id: str, services: ServicesDependency) -> StreamingResponse:
     """Return the file of a memory, which `laconic generate --memory` reads."""
     file, size = services.memories.open(services.memories.find(id))
-    return StreamingResponse(read_chunks(file, size), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
+    return StreamingResponse(read_chunks(file), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
 
 
 @router.delete("/{id}")
@@ -158,12 +159,7 @@ def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
     return store.add(path, id)
 
 
-def read_chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+def read_chunks(file: BinaryIO) -> Iterator[bytes]:
     """Yield the content of a file and close it."""
     with file:
-        while size > 0:
-            chunk = file.read(min(CHUNK_BYTES, size))
-            size -= len(chunk)
-            if not chunk:
-                return
-            yield chunk
+        yield from iter(partial(file.read, CHUNK_BYTES), b"")

@@ -7,51 +7,22 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 # Parameters of OpenAI's and vLLM's APIs that change nothing at these values (and null). At others, a 400.
 UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
+    "add_generation_prompt": (True,), "audio": (), "best_of": (1,), "chat_template_kwargs": ({},),
+    "continue_final_message": (False,), "frequency_penalty": (0,), "function_call": ("none", "auto"),
+    "functions": ([],), "include_stop_str_in_output": (False,), "length_penalty": (1,), "logit_bias": ({},),
+    "metadata": ({},), "modalities": (["text"],), "moderation": (), "parallel_tool_calls": (True, False),
+    "prediction": (), "presence_penalty": (0,), "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"), "prompt_logprobs": (), "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},), "service_tier": ("auto", "default"), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"),
+    "tools": ([],), "truncate_prompt_tokens": (), "use_beam_search": (False,), "verbosity": ("medium",),
     "web_search_options": (),
-}
+}  # fmt: skip
+# Older versions of lm-eval send the type "text", items of OpenAI's Responses API have "message".
 NEUTRAL_MESSAGE_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "provider_specific_fields": ({},),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
-    "refusal": (),
-    "tool_calls": ([],),
-    "type": ("text", "message"),  # older versions of lm-eval send text, items of OpenAI's Responses API have message
-}
+    "annotations": ([],), "audio": (), "function_call": (), "provider_specific_fields": ({},), "reasoning": ("",),
+    "reasoning_content": ("",), "refusal": (), "tool_calls": ([],), "type": ("text", "message"),
+}  # fmt: skip
 IGNORED_FIELDS = ("cache_control", "id")  # of messages and their parts: hints to other servers, ids of earlier answers
 MAX_FIELDS = 100  # of an object; each unknown one is an error that takes time to build
 MAX_TOP_LOGPROBS = 20
@@ -258,16 +229,7 @@ class EmptyRequest(RequestBody):
 
 
 class MemoryCard(BaseModel):
-    """Metadata of a stored memory.
-
-    Attributes:
-        kind: "kv" for keys and values, "summary" for summary vectors.
-        method: How it was computed, for example kvzip.
-        tokens: Tokens of the text.
-        slots: Summary vectors, or slots per KV head on average.
-        bytes: Size of its file.
-        is_readable: Whether the served model may read it.
-    """
+    """Metadata of a stored memory; `slots` are summary vectors, or slots per KV head on average."""
 
     id: str
     object: Literal["memory"] = "memory"

@@ -26,15 +26,12 @@ from laconic.serving.requests import (
 
 @dataclass
 class TextTokens:
-    """The tokens of an answer's text, without those of a stop string and the one that ends the sequence.
+    """The tokens of an answer's text, without those of a stop string and the one that ends the sequence."""
 
-    Attributes:
-        length: Characters of the text so far.
-        waiting: Tokens after that text; a stop string or the end of the sequence may still remove them.
-    """
-
-    length: int = 0
-    waiting: list[TokenEvent] = field(default_factory=list[TokenEvent])
+    length: int = 0  # characters of the text so far
+    waiting: list[TokenEvent] = field(
+        default_factory=list[TokenEvent]
+    )  # a stop string or the end may still remove them
 
     def add(self, event: TokenEvent | FinishEvent) -> list[TokenLogprob]:
         """Return the tokens that are now known to belong to the text, in order."""
@@ -51,17 +48,10 @@ class TextTokens:
 
 @dataclass
 class AnswerPart:
-    """What an event, or all events, of a sequence add to its answer.
-
-    Attributes:
-        text: Text of new tokens.
-        tokens: Tokens that are now known to belong to the text.
-        prompt: That the prompt has been read.
-        finish: That the sequence has ended.
-    """
+    """What an event, or all events, of a sequence add to its answer."""
 
     text: str = ""
-    tokens: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    tokens: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # now known to belong to the text
     prompt: PromptEvent | None = None
     finish: FinishEvent | None = None
 
@@ -78,13 +68,7 @@ class AnswerPart:
 
 
 class SequenceGroup:
-    """The sequences of one request. `close` cancels those that still run.
-
-    Args:
-        engine: The engine.
-        metrics: Receives token counts and times.
-        deadline: When the sequences are cancelled; they end with reason "length".
-    """
+    """The sequences of one request; `close`, and the deadline, cancel those that still run."""
 
     def __init__(self, engine: Engine, metrics: ServerMetrics, deadline: Deadline) -> None:
         self.engine, self.metrics, self.deadline = engine, metrics, deadline
@@ -95,12 +79,7 @@ class SequenceGroup:
         self.is_late = False
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Hand sequences to the engine; after an error, `close` cancels those that it has taken.
-
-        Raises:
-            ApiError: 429 if the engine's queue is full.
-            UsageError: If a request does not fit the model.
-        """
+        """Hand sequences to the engine; after an error (429: full queue), `close` cancels those that it has taken."""
         try:
             for index, request in enumerate(requests):
                 self.ids[index] = self.engine.submit(request, partial(self.on_event, index))

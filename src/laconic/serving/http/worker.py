@@ -23,8 +23,7 @@ class JobCancelledError(LaconicError):
 class Job:
     """A job of a worker, which runs in a thread of its own."""
 
-    def __init__(self) -> None:
-        self.is_cancelled = False
+    is_cancelled = False
 
 
 class Worker:
