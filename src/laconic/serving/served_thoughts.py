@@ -26,13 +26,7 @@ CONTROL_VECTORS = "vectors"  # in thoughts.safetensors; not loaded, since the em
 class ServedThoughts(nn.Module):
     """Latent thoughts of an exported run, for a model that holds the control vectors as embeddings.
 
-    Args:
-        config: Value of `laconic` in config.json.
-        hidden_size: Width of the model, D.
-        vocab_size: Number of its embeddings, V.
-
-    Raises:
-        InputError: If the value is missing, invalid, or does not fit the model.
+    Raises InputError if `config`, the value of `laconic` in config.json, is invalid or does not fit the model.
     """
 
     def __init__(self, config: Any, hidden_size: int, vocab_size: int) -> None:
@@ -52,22 +46,14 @@ class ServedThoughts(nn.Module):
         self.eval().requires_grad_(False)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors of thoughts.safetensors.
-
-        Raises:
-            InputError: If one is missing, unexpected or of another shape.
-        """
+        """Copy the tensors of thoughts.safetensors. Raises InputError if they are not those of the settings."""
         state = {name: tensor for name, tensor in tensors.items() if name != CONTROL_VECTORS}
-        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
-        expected = {name: list(tensor.shape) for name, tensor in self.state_dict().items()}
-        names = sorted(shapes.keys() | expected.keys())
-        odd = next((name for name in names if shapes.get(name) != expected.get(name)), None)
-        if odd is not None:
-            raise InputError(
-                f"thoughts.safetensors: {odd} is {shapes.get(odd, 'missing')}, config.json: laconic asks for "
-                f"{expected.get(odd, 'nothing')}; write the folder with laconic export --to vllm"
-            )
-        self.load_state_dict(state)
+        try:
+            self.load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            message = f"thoughts.safetensors does not fit config.json: {reason}; write the folder with laconic export"
+            raise InputError(message) from None
 
     def project(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """Return the vectors to read after these hidden states, in their dtype; computed in float32 as in training."""
@@ -91,15 +77,8 @@ class ServedThoughts(nn.Module):
     ) -> Float[Tensor, "N D"]:
         """Read the placeholders, update all latents from the hidden states to their left, and repeat.
 
-        Rows before the latents are computed again, unchanged, in every call.
-
-        Args:
-            run_model: Runs the model on all rows, and overwrites their keys and values.
-            inputs_embeds: Embeddings, with placeholders in the rows of latents.
-            latent_rows: What `find_rows` returned.
-
-        Returns:
-            The hidden states of the last call.
+        `run_model` runs the model on all rows, and overwrites their keys and values. Rows before the latents are
+        computed again, unchanged, in every call. Returns the hidden states of the last one.
         """
         hidden_states = run_model(inputs_embeds)
         for _ in range(self.config.num_updates):

@@ -12,33 +12,19 @@ CONFIG_KEY = "laconic"
 
 
 class ThoughtsConfig(ConfigModel):
-    """Settings of the latent rollout, and the ids of the tokens whose embeddings are its control vectors.
-
-    Attributes:
-        method: Method of the run.
-        step: Step that was exported.
-        num_latents: M, the number of latents.
-        schedule: "jacobi" or "sequential".
-        num_iterations: Jacobi iterations T; None for the sequential schedule.
-        projection: Map from a hidden state to the next vector.
-        projection_width: Inner width of CODI's map.
-        begin_token_id: Id of the begin vector (bot).
-        latent_token_id: Id of the placeholder.
-        end_token_id: Id of the end vector (eot).
-        suppress_token_ids: Further ids that are never generated.
-    """
+    """Settings of the latent rollout, and the ids of the tokens whose embeddings are its control vectors."""
 
     method: str
-    step: NonNegativeInt
-    num_latents: Annotated[int, Field(ge=0, le=4096)]
+    step: NonNegativeInt  # that was exported
+    num_latents: Annotated[int, Field(ge=0, le=4096)]  # M
     schedule: Literal["jacobi", "sequential"]
-    num_iterations: NonNegativeInt | None = None
-    projection: Literal["pccot", "codi", "none"]
-    projection_width: PositiveInt
-    begin_token_id: NonNegativeInt
-    latent_token_id: NonNegativeInt
-    end_token_id: NonNegativeInt
-    suppress_token_ids: tuple[NonNegativeInt, ...] = ()
+    num_iterations: NonNegativeInt | None = None  # T; None for the sequential schedule
+    projection: Literal["pccot", "codi", "none"]  # from a hidden state to the next vector
+    projection_width: PositiveInt  # inner width of CODI's map
+    begin_token_id: NonNegativeInt  # bot
+    latent_token_id: NonNegativeInt  # placeholder
+    end_token_id: NonNegativeInt  # eot
+    suppress_token_ids: tuple[NonNegativeInt, ...] = ()  # further ids that are never generated
 
     @model_validator(mode="after")
     def check_combination(self) -> "ThoughtsConfig":
@@ -60,18 +46,12 @@ class ThoughtsConfig(ConfigModel):
 
 
 def parse_thoughts_config(value: Any) -> ThoughtsConfig:
-    """Validate the value of `laconic` in config.json.
-
-    Raises:
-        InputError: If a key is missing or has an invalid value.
-    """
-    try:
-        return ThoughtsConfig.model_validate_json(
-            json.dumps(value)
-        )  # strict validation accepts arrays as tuples only in JSON
+    """Validate the value of `laconic` in config.json. Raises InputError if it is invalid."""
+    try:  # strict validation accepts arrays as tuples only in JSON
+        return ThoughtsConfig.model_validate_json(json.dumps(value))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join([CONFIG_KEY, *map(str, first["loc"])])
         reason = first["msg"].removeprefix("Value error, ")
-        reason = reason[:1].lower() + reason[1:]
-        raise InputError(f"config.json: {place}: {reason}; write the folder with laconic export --to vllm") from None
+        message = f"config.json: {place}: {reason}; write the folder with laconic export --to vllm"
+        raise InputError(message) from None

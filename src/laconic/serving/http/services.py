@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from laconic.errors import InputError, translate_os_errors
@@ -91,11 +91,7 @@ GroupDependency = Annotated[SequenceGroup, Depends(open_group)]
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for a result, and cancel the work if the client disconnects.
-
-    Raises:
-        ApiError: 499 if it does.
-    """
+    """Wait for a result; if the client disconnects, cancel the work and raise ApiError (499)."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -113,11 +109,7 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 async def save_body(request: Request, path: Path) -> None:
-    """Write the body of a request to a file.
-
-    Raises:
-        DiskError: If the disk is full.
-    """
+    """Write the body of a request to a file. Raises DiskError if the disk is full."""
     with translate_os_errors(path), path.open("wb") as file:
         async for chunk in request.stream():
             await run_in_threadpool(file.write, chunk)
@@ -126,15 +118,13 @@ async def save_body(request: Request, path: Path) -> None:
 def stream_chunks(chunks: AsyncIterator[dict[str, Any]], request: Request) -> EventSourceResponse:
     """Return an answer that is sent in chunks, with a final `[DONE]`; an error is the last event."""
 
-    async def write_events() -> AsyncIterator[ServerSentEvent]:
+    async def write_events() -> AsyncIterator[str]:
         try:
             async for chunk in chunks:
-                yield ServerSentEvent(json.dumps(chunk, ensure_ascii=False, separators=(",", ":")), sep="\n")
+                yield json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+            yield "[DONE]"
         except Exception as error:  # the status has been sent, so that the error can only be an event
-            body = build_error_body(to_http_error(error, request.state.id))
-            yield ServerSentEvent(to_canonical_json(body), sep="\n")
-            return
-        yield ServerSentEvent("[DONE]", sep="\n")
+            yield to_canonical_json(build_error_body(to_http_error(error, request.state.id)))
 
     return EventSourceResponse(write_events(), sep="\n")
 

@@ -44,22 +44,14 @@ class SessionStore:
 
     @property
     def model(self) -> NestedTextModel:
-        """The model that learns.
-
-        Raises:
-            ApiError: 400 for other models.
-        """
+        """The model that learns. Raises ApiError (400) for other models."""
         if not isinstance(self.served.model, NestedTextModel):
             message = f"{self.served.name} is {self.served.kind_name}; only models that learn have sessions"
             raise ApiError(400, message, "session")
         return self.served.model
 
     def create(self, source: Session | None = None) -> Session:
-        """Create a session that has learned nothing, or what another one has.
-
-        Raises:
-            ApiError: 400 at the largest number of sessions, or if the model does not learn.
-        """
+        """Create a session that has learned nothing, or what another one has. Raises ApiError (400) at the limit."""
         _ = self.model
         if len(self.sessions) >= self.served.options.max_sessions:
             message = f"the server has {len(self.sessions)} sessions, its limit; delete one first"
@@ -71,11 +63,7 @@ class SessionStore:
         return session
 
     def get(self, id: str) -> Session:
-        """Return a session.
-
-        Raises:
-            ApiError: 404 if there is none, 400 if the model does not learn.
-        """
+        """Return a session. Raises ApiError: 404 if there is none, 400 if the model does not learn."""
         _ = self.model
         if id not in self.sessions:
             message = f"session {id[:80]!r} does not exist; POST /v1/sessions creates one"
