@@ -125,7 +125,6 @@ class ChatCommand(SamplingFlags):
         import laconic
         from laconic.experiment.text_models.chat_session import ChatSession
 
-        system = self.system
         dtype = parse_dtype(self.dtype)
         model = laconic.load(
             self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
@@ -138,33 +137,29 @@ class ChatCommand(SamplingFlags):
                 "generate, or the model's instruction-tuned version"
             )
         prefix = read_memories(model, self.memory) if self.memory else None
-        return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
+        return ChatSession(model.decoder, model.tokenizer, system=self.system, prefix=prefix)
 
 
 def read_memories(model: "TextCompressor | LanguageModel", paths: Sequence[Path]) -> "ChatPrefix | None":
     """Return the joined memories of one text as the beginning of a conversation."""
     import laconic
-    from laconic.compression.memory import SummaryMemory
     from laconic.experiment.text_models.chat_session import ChatPrefix
     from laconic.experiment.text_models.kv_compressor import load_kv_memories
 
     if isinstance(model, laconic.LanguageModel):
         memory = load_kv_memories(paths, model.decoder, model.tokenizer)
-        check_single_text(memory.B, paths)
+    else:
+        memory = model.join_memories(paths)
+    if memory.B != 1:
+        raise UsageError(f"--memory: {memory.B} texts in {paths[0]}; a conversation takes a memory of one text")
+    if isinstance(memory, laconic.KVMemory):
         return ChatPrefix.from_kv_memory(memory, model.tokenizer)
-    memory = SummaryMemory.concat_segments(*(model.load_memory(path) for path in paths))
-    check_single_text(memory.B, paths)
+    assert isinstance(model, laconic.TextCompressor)
     prompt = model.prepare_prompts(["a"], memory)
     if prompt.cache is None:
         return None
     position = None if prompt.positions is None else int(prompt.positions[0])
     return ChatPrefix(prompt.cache, position, reading_mode=model.reading_mode)
-
-
-def check_single_text(num_texts: int, paths: Sequence[Path]) -> None:
-    """Raise `UsageError` (2) for a memory of several texts."""
-    if num_texts != 1:
-        raise UsageError(f"--memory: {num_texts} texts in {paths[0]}; a conversation takes a memory of one text")
 
 
 def read_turns(is_terminal: bool) -> Iterator[str]:

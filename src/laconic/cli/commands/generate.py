@@ -198,10 +198,7 @@ class GenerateCommand(SamplingFlags):
         return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
     def read_plain_prompts(self, question_column: str | None = None) -> list[PromptRow]:
-        """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints.
-
-        Rows of a file are read if `question_column` names the field that may take the place of `prompt`.
-        """
+        """Return the prompts of a run, which are texts, or rows of a file if their `question_column` is given."""
         if question_column is None:
             refuse_flags({"chat": self.chat}, f"not available for a run; laconic chat {self.model} replies in a chat")
         names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
