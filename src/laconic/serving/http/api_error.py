@@ -14,7 +14,7 @@ from starlette.routing import Match
 
 from laconic.console import log_message
 from laconic.errors import DiskError, InputError, LaconicError, UnsafeFileError, UsageError
-from laconic.serving.engine import EngineClosedError
+from laconic.serving.engine import EngineClosedError, QueueFullError
 from laconic.serving.http.schemas import NEUTRAL_MESSAGE_FIELDS, UNSUPPORTED_PARAMETERS
 
 ERROR_TYPES = {
@@ -49,11 +49,6 @@ class ApiError(HTTPException):
         self.param, self.code = param, code
 
 
-def build_queue_full_error(message: str) -> ApiError:
-    """Return the 429 error for a request that does not fit into the queue."""
-    return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
-
-
 def build_shutdown_error() -> ApiError:
     """Return the 503 error for a request that the server's shutdown ends."""
     message = "the server is shutting down; send the request again"
@@ -70,6 +65,8 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
             return error
         case UsageError() | InputError() | UnsafeFileError():
             return ApiError(400, str(error))
+        case QueueFullError():
+            return ApiError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
         case EngineClosedError():
             return build_shutdown_error()
         case DiskError():

@@ -1,7 +1,7 @@
 """Bodies of requests: OpenAI's chat completions and completions, and laconic's memories and sessions."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -30,62 +30,48 @@ MAX_STOP_STRINGS = 32
 MAX_ROWS = 1024  # prompts, messages or memories of one request
 
 
-def drop_ignored(data: Any) -> Any:
-    """Leave out fields that change nothing, whatever their value."""
-    return {name: data[name] for name in data if name not in IGNORED_FIELDS} if isinstance(data, dict) else data
-
-
-def drop_neutral(data: Any, neutral: Mapping[str, tuple[Any, ...]]) -> Any:
-    """Leave out unsupported parameters whose value is null or changes nothing."""
-    if not isinstance(data, dict):
-        return data
-    return {
-        name: value
-        for name, value in data.items()
-        if name not in neutral or not (value is None or any(value == other for other in neutral[name]))
-    }
-
-
 class RequestBody(BaseModel):
-    """A JSON object without unknown fields, conversions between types, NaN or infinity."""
+    """A JSON object without unknown fields, conversions between types, NaN or infinity.
+
+    Fields that are `ignored`, or have one of their `neutral` values or null, are left out.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    ignored: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def check_num_fields(cls, data: Any) -> Any:
-        """Refuse an object with more fields than any client sends."""
-        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+    def drop_neutral(cls, data: Any) -> Any:
+        """Leave out what changes nothing, and refuse an object with more fields than any client sends."""
+        if not isinstance(data, dict):
+            return data
+        if len(data) > MAX_FIELDS:
             raise ValueError(f"an object has {len(data):,} fields; send at most {MAX_FIELDS}")
-        return data
+        return {
+            name: value
+            for name, value in data.items()
+            if name not in cls.ignored
+            and not (name in cls.neutral and (value is None or any(value == other for other in cls.neutral[name])))
+        }
 
 
 class TextPart(RequestBody):
     """A part of a message's content."""
 
+    ignored = IGNORED_FIELDS
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def drop_ignored_fields(cls, data: Any) -> Any:
-        """Leave out hints to other servers."""
-        return drop_ignored(data)
-
 
 class ChatMessage(RequestBody):
-    """A message of a conversation."""
+    """A message of a conversation, without fields of answers that clients send back."""
 
+    neutral, ignored = NEUTRAL_MESSAGE_FIELDS, IGNORED_FIELDS
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
     name: str | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_neutral_fields(cls, data: Any) -> Any:
-        """Leave out fields of answers that clients send back."""
-        return drop_neutral(drop_ignored(data), NEUTRAL_MESSAGE_FIELDS)
 
     @field_validator("content", mode="before")
     @classmethod
@@ -111,6 +97,7 @@ class StreamOptions(RequestBody):
 class GenerationRequest(RequestBody):
     """Parameters that chat completions and completions share."""
 
+    neutral = UNSUPPORTED_PARAMETERS
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -130,12 +117,6 @@ class GenerationRequest(RequestBody):
     prompt_cache_key: str | None = None
     memory: Annotated[list[str], Field(max_length=MAX_ROWS)] | str | None = None
     session: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_neutral_parameters(cls, data: Any) -> Any:
-        """Leave out unsupported parameters at values that change nothing."""
-        return drop_neutral(data, UNSUPPORTED_PARAMETERS)
 
     @field_validator("stop")
     @classmethod

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from laconic.serving.engine import Engine, QueueFullError
-from laconic.serving.http.api_error import build_queue_full_error
+from laconic.serving.engine import Engine
 from laconic.serving.http.limits import Deadline
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.requests import (
@@ -79,12 +78,9 @@ class SequenceGroup:
         self.is_late = False
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Hand sequences to the engine; after an error (429: full queue), `close` cancels those that it has taken."""
-        try:
-            for index, request in enumerate(requests):
-                self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
-        except QueueFullError as error:
-            raise build_queue_full_error(str(error)) from None
+        """Hand sequences to the engine; after an error, `close` cancels those that it has taken."""
+        for index, request in enumerate(requests):
+            self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
 
     def on_event(self, index: int, event: EngineEvent) -> None:
         """Hand an event over to the event loop; the engine calls this on its thread."""

@@ -115,20 +115,15 @@ def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
         )
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError, OverflowError) as error:
-        raise UsageError(f"--host {host} --port {port}: not an address of this machine: {error}") from None
-    family, kind, protocol, _, address = addresses[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen()
+        family, _, _, _, address = addresses[0]
+        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, dualstack_ipv6=is_dual)
     except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--host {host}: not an address of this machine") from None
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--host {host}: not an address of this machine: {error.strerror}") from None
         raise BusyError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
-    return listener
+    except UnicodeError:
+        raise UsageError(f"--host {host}: not a host name; give an address of this machine") from None
 
 
 def format_address(listener: socket.socket) -> str:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, read_messages
-from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody, drop_neutral
+from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
 from laconic.serving.thinking import list_question_ids
 from laconic.serving.threads import run_in_thread
@@ -23,17 +23,12 @@ router = APIRouter(route_class=StrictRoute)
 class TokenizeRequest(RequestBody):
     """Body of POST /tokenize, as in vLLM: a prompt or messages."""
 
+    neutral = NEUTRAL_PARAMETERS
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_neutral_parameters(cls, data: Any) -> Any:
-        """Leave out unsupported parameters at values that change nothing."""
-        return drop_neutral(data, NEUTRAL_PARAMETERS)
 
 
 class DetokenizeRequest(RequestBody):
