@@ -80,8 +80,7 @@ def test_train_writes_recipe_environment_and_steps(run: RunCli, tmp_path: Path) 
     assert again[0] == 0
     assert weights("runs/again", 4) == weights("runs/tiny", 4)
     assert (
-        run("chat", "runs/tiny").err
-        == "laconic: runs/tiny is a run of kava, which does not chat; use laconic generate\n"
+        run("chat", "runs/tiny").err == "laconic: runs/tiny is a Reasoner, which does not chat; use laconic generate\n"
     )
     refused = run("train", run_dir / "recipe.toml")
     assert (refused.code, "pass --out" in refused.err) == (2, True)
