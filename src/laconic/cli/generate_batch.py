@@ -126,9 +126,7 @@ def hash_memory_files(paths: Sequence[Path]) -> list[str]:
 class PartialOutput:
     """OUTPUT.part: a line with the key of the command, then the rows that are done, each after a hash of all so far.
 
-    Raises:
-        CorruptArtifactError: If a row was changed.
-        UsageError: If it was begun with another key.
+    Raises CorruptArtifactError if a row was changed; UsageError if it was begun with another key.
     """
 
     def __init__(self, path: Path, key: str) -> None:

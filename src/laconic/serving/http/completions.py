@@ -67,8 +67,7 @@ class ApiAnswer(ABC, Generic[Body]):
     async def respond(self, request: Request, group: SequenceGroup) -> Response:
         """Start the sequences, and return the answer or the stream of its chunks.
 
-        Raises:
-            ApiError: For a request that does not fit the model or the limits.
+        Raises ApiError for a request that does not fit the model or the limits.
         """
         largest = self.services.served.options.max_queue
         if self.num_choices > largest:

@@ -141,8 +141,7 @@ class LimitedBody:
     async def receive(self) -> Message:
         """Return the next message.
 
-        Raises:
-            ApiError: 413 if the body is too large; 408 if the next piece does not arrive in time; 503 at shutdown.
+        Raises ApiError: 413 if the body is too large; 408 if the next piece does not arrive in time; 503 at shutdown.
         """
         if self.is_complete:
             return await self.source()

@@ -145,8 +145,7 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
 def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
     """Add an uploaded file to the store.
 
-    Raises:
-        ApiError: 409 if it was written for another model; 400 if it is not a memory of one text, or damaged.
+    Raises ApiError: 409 if it was written for another model; 400 if it is not a memory of one text, or damaged.
     """
     try:
         card = store.describe(id, path).card

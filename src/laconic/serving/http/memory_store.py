@@ -55,11 +55,9 @@ class StoredMemory:
 class MemoryStore:
     """Memories by id: those in a folder, where what an interrupted write left is removed, and pinned `memory_files`.
 
-    Every method may be called from any thread. `decoder` reads the memories, as the engine runs it.
-
-    Raises:
-        CorruptArtifactError: If a pinned file is damaged or belongs to another model.
-        UsageError: If a pinned id is invalid, or the model reads no memories.
+    Every method may be called from any thread. `decoder` reads the memories, as the engine runs it. Raises
+    CorruptArtifactError if a pinned file is damaged or belongs to another model; UsageError if a pinned id is invalid,
+    or the model reads no memories.
     """
 
     def __init__(self, served: ApiModel, decoder: Decoder, folder: Path) -> None:
@@ -116,8 +114,7 @@ class MemoryStore:
     def find(self, name: str) -> StoredMemory:
         """Return a memory by its id, or by its name if only one memory that the served model may read has it.
 
-        Raises:
-            ApiError: 404 if there is none, 409 if several of these memories have the name.
+        Raises ApiError: 404 if there is none, 409 if several of these memories have the name.
         """
         with self.lock:
             named = [entry for entry in self.entries.values() if entry.card.name == name]
@@ -195,10 +192,8 @@ class MemoryStore:
     def load_prefix(self, names: tuple[str, ...]) -> ChatPrefix:
         """Return the KV cache of memories, by id or name and in order, as a beginning of prompts.
 
-        Raises:
-            ApiError: 404 for an unknown memory, 409 for a name of several or a memory of another model, 400 if they
-                cannot be joined.
-            UsageError: If the model reads no memories.
+        Raises ApiError: 404 for an unknown memory, 409 for a name of several or a memory of another model, 400 if they
+        cannot be joined; UsageError if the model reads no memories.
         """
         self.served.check_reads_memories()
         entries = [self.find(name) for name in names]
@@ -226,8 +221,7 @@ class MemoryStore:
     def load_entry(self, entry: StoredMemory) -> KVMemory | SummaryMemory:
         """Load the file of a memory.
 
-        Raises:
-            ApiError: 404 if it was deleted meanwhile, 409 if it has changed or is of another model.
+        Raises ApiError: 404 if it was deleted meanwhile, 409 if it has changed or is of another model.
         """
         id = entry.card.id
         if not entry.card.is_readable:
@@ -248,9 +242,8 @@ class MemoryStore:
     def load_file(self, path: Path) -> KVMemory | SummaryMemory:
         """Load a memory of one text that the served model reads, on its device.
 
-        Raises:
-            CorruptArtifactError: If the file is damaged or belongs to another model.
-            UsageError: If it holds several texts, or the model reads no memories.
+        Raises CorruptArtifactError if the file is damaged or belongs to another model; UsageError if it holds several
+        texts, or the model reads no memories.
         """
         self.served.check_reads_memories()
         model: Any = self.served.model

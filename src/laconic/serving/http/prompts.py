@@ -71,8 +71,7 @@ def prepare_text(served: ApiModel, prompt: str | Sequence[int], prefix: PromptPr
 def prepare_chat(served: ApiModel, chat: Sequence[ChatMessage], prefix: PromptPrefix) -> PreparedPrompt:
     """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format.
 
-    Raises:
-        ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
+    Raises ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
     """
     messages = read_messages(served, chat)
     if isinstance(served.model, Reasoner):
@@ -88,8 +87,7 @@ def prepare_chat(served: ApiModel, chat: Sequence[ChatMessage], prefix: PromptPr
 def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message]:
     """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows.
 
-    Raises:
-        ApiError: 400 if they are too long, or if the model has no template.
+    Raises ApiError: 400 if they are too long, or if the model has no template.
     """
     template = served.tokenizer.chat_template
     if template is None and not isinstance(served.model, Reasoner):
@@ -102,8 +100,7 @@ def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message
 def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:
     """Return what a run was trained to answer: a whole conversation, or the text of its only message.
 
-    Raises:
-        ApiError: 400 if the last message is not the user's, or for a history where the recipe's format has none.
+    Raises ApiError: 400 if the last message is not the user's, or for a history where the recipe's format has none.
     """
     role, row_format = messages[-1]["role"], model.recipe.data.format
     if role != "user":
@@ -184,9 +181,7 @@ def build_generation_config(
 
     `max_tokens` is lowered to the server's limit and to what fits after the prompt (in a session, after its attention
     cache, which then need not be emptied), because clients send large values for "until it ends". None: that limit.
-
-    Raises:
-        ApiError: 400 if `min_tokens` is over `max_tokens`, or if a question comes with other ends of the answer.
+    Raises ApiError: 400 if `min_tokens` is over `max_tokens`, or if a question comes with other ends of the answer.
     """
     room, fast_weights = prompt.room, prompt.prefix.fast_weights
     cache = None if fast_weights is None else fast_weights.attention_cache

@@ -53,8 +53,7 @@ class Services:
     async def resolve_prefix(self, body: GenerationRequest) -> PromptPrefix:
         """Return what a request's prompt continues: its memories or its session.
 
-        Raises:
-            ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if the model has no such thing.
+        Raises ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if the model has no such thing.
         """
         if body.model is not None:
             self.check_model(body.model)

@@ -67,10 +67,8 @@ async def run_until_deadline(request: Request, function: Callable[..., T], *args
 def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
     """Return the ids of a prompt or of messages.
 
-    Raises:
-        ApiError: 400 if both or none is given, they are too long, the model has no chat template, or they are no
-            question for a run that answers questions.
-        InputError: If the template rejects the messages.
+    Raises ApiError: 400 if both or none is given, they are too long, the model has no chat template, or they are no
+    question for a run that answers questions; InputError if the template rejects the messages.
     """
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", "prompt")
