@@ -222,7 +222,6 @@ def prefill(
     first_chunks = FIRST_PASS_CHUNKS if needs_no_mask and on_prefill is None else 1
     ends = [*range(first_chunks * chunk_size, T, chunk_size), T]
     chunks = [slice(start, stop) for start, stop in pairwise([0, *ends])]
-    read_chunk = prefill_state if isinstance(decoder, StatefulLM) else prefill_cache
     if on_prefill is not None:
         on_prefill(0, T)
     for columns in chunks:
@@ -237,16 +236,26 @@ def prefill(
     return last_hidden, state, len(chunks)
 
 
-def prefill_cache(
+def read_chunk(
     decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
 ) -> DecoderOutput:
-    """Read some columns of the prompt into a KV cache."""
-    position_ids = prompt.position_ids
+    """Read some columns of the prompt into a KV cache, or fast weights: of embeddings without next-token targets."""
+    model: Any = decoder
+    is_stateful, update_weights = isinstance(decoder, StatefulLM), prompt.update_flags[0]
+    if is_stateful and prompt.input_ids is not None:
+        ids = prompt.input_ids[:, columns]
+        output = model.read_tokens(ids, state, attention_mask=attention_mask, update_weights=update_weights)
+        if update_weights and isinstance(model, ChecksFiniteState):
+            model.check_finite_state(output.cache)
+        return output
     if prompt.input_ids is not None:
         embeds = decoder.embed(prompt.input_ids[:, columns])
     else:
         assert prompt.inputs_embeds is not None
         embeds = prompt.inputs_embeds[:, columns]
+    if is_stateful:
+        return model(embeds, state, attention_mask=attention_mask, update_weights=update_weights)
+    position_ids = prompt.position_ids
     return decoder(
         embeds,
         state,
@@ -254,20 +263,3 @@ def prefill_cache(
         position_ids=None if position_ids is None else position_ids[:, columns],
         num_outputs=1 if attention_mask is None else None,
     )
-
-
-def prefill_state(
-    decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
-) -> DecoderOutput:
-    """Read some columns of the prompt into fast weights. Embeddings have no ids, so no next-token targets."""
-    model: Any = decoder
-    update_weights = prompt.update_flags[0]
-    if prompt.input_ids is None:
-        assert prompt.inputs_embeds is not None
-        embeds = prompt.inputs_embeds[:, columns]
-        return model(embeds, state, attention_mask=attention_mask, update_weights=update_weights)
-    ids = prompt.input_ids[:, columns]
-    output = model.read_tokens(ids, state, attention_mask=attention_mask, update_weights=update_weights)
-    if update_weights and isinstance(model, ChecksFiniteState):
-        model.check_finite_state(output.cache)
-    return output
