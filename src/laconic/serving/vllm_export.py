@@ -23,7 +23,7 @@ from laconic.latent.answering import AnswerDecoding, count_expected_eos
 from laconic.latent.coconut import Coconut
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
-from laconic.serving.thoughts_config import CONFIG_KEY, ThoughtsConfig
+from laconic.serving.served_thoughts import CONFIG_KEY, ThoughtsConfig
 from laconic.serving.vllm_plugin import SERVER_CONFIG_FILE, VLLM_CLASSES
 
 CONTROL_TOKENS = ("<|laconic:begin|>", "<|laconic:latent|>", "<|laconic:end|>")

@@ -11,13 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from laconic.serving.http.api_error import ApiError
-from laconic.serving.http.prompts import (
-    PromptPrefix,
-    build_engine_requests,
-    build_generation_config,
-    prepare_chat,
-    prepare_text,
-)
+from laconic.serving.http.prompts import PromptPrefix, build_engine_requests, prepare_chat, prepare_text
 from laconic.serving.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from laconic.serving.http.sequences import AnswerPart, SequenceGroup, count_usage
 from laconic.serving.http.services import (
@@ -138,8 +132,7 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
             raise ApiError(400, f"logprobs: the method of {served.name} has none; remove logprobs", "logprobs")
         prompt = prepare_chat(served, body.messages, prefix)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        config = build_generation_config(served, body, prompt, max_tokens)
-        return build_engine_requests(body, prompt, config, num_top_logprobs=body.top_logprobs or 0)
+        return build_engine_requests(served, body, prompt, max_tokens, num_top_logprobs=body.top_logprobs or 0)
 
     def build_choice(self, index: int, whole: AnswerPart) -> Json:
         message = {"role": "assistant", "content": whole.text, "refusal": None}
@@ -194,9 +187,10 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
                 raise ApiError(400, message, "echo")
             max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(
+                served,
                 body,
                 prompt,
-                build_generation_config(served, body, prompt, max_tokens),
+                max_tokens,
                 num_top_logprobs=body.logprobs or 0,
                 with_prompt_logprobs=self.echo and self.has_logprobs,
             )

@@ -209,14 +209,16 @@ def build_generation_config(
 
 
 def build_engine_requests(
+    served: ApiModel,
     body: GenerationRequest,
     prompt: PreparedPrompt,
-    config: GenerationConfig,
+    max_tokens: int | None,
     *,
     num_top_logprobs: int = 0,
     with_prompt_logprobs: bool = False,
 ) -> list[EngineRequest]:
     """Return the `n` sequences of a prompt; sequence i samples with `seed` + i, or with a random seed."""
+    config = build_generation_config(served, body, prompt, max_tokens)
     seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
     state, first_position = prompt.prefix.fast_weights, None
     if prompt.prefix.memory is not None:
