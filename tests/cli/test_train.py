@@ -509,7 +509,7 @@ def test_generate_refuses_an_empty_question_before_the_run_is_loaded(
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     monkeypatch.setattr(laconic, "load", None)
     code, _, err = run("generate", "runs/a", "1 + 1 =", "")
-    assert (code, err) == (2, "laconic: prompt 2 is empty; give a question\n")
+    assert (code, err) == (2, "laconic: prompt 2 is empty or chat messages; give a question\n")
 
 
 def test_generate_answers_with_a_checkpoint(run: RunCli) -> None:

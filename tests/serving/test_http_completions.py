@@ -395,11 +395,8 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"typical_p": 0.9}, 400, "typical_p", "unknown parameter 'typical_p'"),
         ({"top_k": -2}, 400, "top_k", "greater than or equal to -1"),
         ({"tools": [{"type": "function"}]}, 400, "tools", "tools is not supported"),
-        ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "not supported"),
         ({"temperature": "hot"}, 400, "temperature", "valid number"),
-        ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
         ({"max_tokens": 1.5}, 400, "max_tokens", "valid integer"),
-        ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ({"n": 65}, 400, "n", "at most 64"),
         ({"stop": ["a", ""]}, 400, "stop", "empty string"),
         ({"stop": 3}, 400, "stop", "expected a text or a list of texts"),
@@ -428,7 +425,6 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "a prompt may have at most 511"),
         ({"session": "ses_1"}, 400, "session", "only models that learn"),
-        ({"memory": ["mem_1"]}, 404, "memory", "'mem_1' does not exist"),
     ],
 )
 def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], status: int, param: str, text: str) -> None:
@@ -447,7 +443,6 @@ def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], stat
         ({"prompt": []}, "a text, a list of texts"),
         ({"prompt": ""}, "prompt: empty"),
         ({"prompt": [300]}, "id 300 is outside the vocabulary of 257 ids"),
-        ({"prompt": [-1]}, "id -1 is outside"),
         ({"prompt": ["a", 1]}, "a text, a list of texts"),
         ({"prompt": "a", "max_tokens": 0}, "0 needs echo"),
         ({"prompt": ["a"] * 65}, "65 sequences in one request; give at most 64"),

@@ -199,14 +199,10 @@ class GenerateCommand(SamplingFlags):
 
     def read_plain_prompts(self, question_column: str | None = None) -> list[PromptRow]:
         """Return the prompts of a run, which are texts, or rows of a file if their `question_column` is given."""
-        if question_column is None:
-            refuse_flags({"chat": self.chat}, f"not available for a run; laconic chat {self.model} replies in a chat")
         names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
-        refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
-        if question_column is None:
-            refuse_flags({"input": self.input}, "not available for a run of autocompressor")
-            return read_texts(self.prompts, self.file)
-        return self.read_prompts(question_column)
+        names += ("input",) if question_column is None else ()
+        refuse_flags({name: getattr(self, name) for name in names}, "not available for a run of this method")
+        return self.read_prompts(question_column or "question")
 
     def generation_config(self, folder: Path | None = None) -> "GenerationConfig":
         """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""

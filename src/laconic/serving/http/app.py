@@ -70,14 +70,6 @@ def build_app(served: ApiModel) -> FastAPI:
         CorruptArtifactError: If a memory file is damaged or belongs to another model.
         InputError: If generation_config.json has an invalid sampling option.
         UsageError: If a name of a memory file is invalid, or the model reads no memories.
-
-    Examples:
-        >>> import laconic
-        >>> from laconic.serving.http.api_model import ApiModel
-        >>> from laconic.serving.http.app import build_app
-        >>> app = build_app(ApiModel("stories", laconic.load("stories260k")))
-        >>> app.title
-        'laconic'
     """
     _ = served.published_sampling  # read now: an error in it is not the client's, and its message has a path
     options = served.options

@@ -64,12 +64,7 @@ class GracefulServer(uvicorn.Server):
 
 
 def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions) -> None:
-    """Serve a model until SIGTERM or SIGINT; then finish what runs.
-
-    Args:
-        name: Name of the model in requests.
-        load: Returns the model; called once the address is bound.
-        options: Address, key, limits and memories.
+    """Serve a model under a name until SIGTERM or SIGINT, then finish what runs; load it once the address is bound.
 
     Raises:
         UnprotectedAddressError: Without a key, if the host is not loopback.
