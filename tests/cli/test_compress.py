@@ -346,7 +346,7 @@ def test_generate_refuses_foreign_and_damaged_memories(run: RunCli, book: str) -
 
 def test_generate_memory_requires_a_compressor(run: RunCli, book: str, tmp_path: Path) -> None:
     refused(run, 66, "nothing", "generate", "nothing", "x", "--memory", book)
-    refused(run, 2, "run replies in a chat", "generate", "run", "x", "--memory", book, "--chat")
+    refused(run, 2, "--chat: not available for a run", "generate", "run", "x", "--memory", book, "--chat")
 
 
 def test_compress_keeps_keys_and_values_for_a_run_that_answers(run: RunCli, tmp_path: Path) -> None:

@@ -80,8 +80,7 @@ def test_train_writes_recipe_environment_and_steps(run: RunCli, tmp_path: Path) 
     assert again[0] == 0
     assert weights("runs/again", 4) == weights("runs/tiny", 4)
     assert (
-        run("chat", "runs/tiny").err
-        == "laconic: runs/tiny is a run of kava, which does not chat; use laconic generate\n"
+        run("chat", "runs/tiny").err == "laconic: runs/tiny is a Reasoner, which does not chat; use laconic generate\n"
     )
     refused = run("train", run_dir / "recipe.toml")
     assert (refused.code, "pass --out" in refused.err) == (2, True)
@@ -510,7 +509,7 @@ def test_generate_refuses_an_empty_question_before_the_run_is_loaded(
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     monkeypatch.setattr(laconic, "load", None)
     code, _, err = run("generate", "runs/a", "1 + 1 =", "")
-    assert (code, err) == (2, "laconic: prompt 2 is empty; give a question\n")
+    assert (code, err) == (2, "laconic: prompt 2 is empty or chat messages; give a question\n")
 
 
 def test_generate_answers_with_a_checkpoint(run: RunCli) -> None:

@@ -13,6 +13,7 @@ from laconic.experiment.load_model import LoadedModel
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
+from laconic.serving.http.limits import ServerOptions
 from tests.cli.conftest import TEMPLATE
 
 StartServer = Callable[..., TestClient]
@@ -22,7 +23,7 @@ NAME = "tiny"
 
 def start_client(stack: ExitStack, model: LoadedModel, **options: Any) -> TestClient:
     """Start a server on a model and return a client of it."""
-    app = build_app(ApiModel(NAME, model), **options)
+    app = build_app(ApiModel(NAME, model, ServerOptions(**options)))
     return stack.enter_context(TestClient(app, base_url=BASE_URL, raise_server_exceptions=False))
 
 

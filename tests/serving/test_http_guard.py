@@ -20,7 +20,7 @@ from laconic.serving.engine import EngineStats
 from laconic.serving.http import guard as guard_module
 from laconic.serving.http import worker
 from laconic.serving.http.guard import RequestGuard, is_local_host
-from laconic.serving.http.limits import Deadlines, ServerLimits
+from laconic.serving.http.limits import Deadlines, ServerOptions
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.sequence import RunningSequence
@@ -150,8 +150,7 @@ def test_unknown_routes_and_methods_name_what_the_server_has(client: TestClient)
 
 
 def test_limits_of_sizes(chat_model: LanguageModel, start_server: StartServer) -> None:
-    limits = ServerLimits(max_body_bytes=200, max_prompt_tokens=20, max_generated_tokens=5)
-    server = start_server(chat_model, limits=limits)
+    server = start_server(chat_model, max_body_bytes=200, max_prompt_tokens=20, max_generated_tokens=5)
     assert error_of(server.post("/v1/completions", json={"prompt": "a" * 300}))["code"] == "body_too_large"
     parts = (b'{"prompt": "', b"a" * 300, b'"}')
     response = server.post("/v1/completions", content=iter(parts), headers={"Content-Type": "application/json"})
@@ -167,7 +166,7 @@ def test_limits_of_sizes(chat_model: LanguageModel, start_server: StartServer) -
 def test_deadline_ends_an_answer_with_length(
     chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server(chat_model, limits=ServerLimits(max_seconds=1))
+    server = start_server(chat_model, max_seconds=1)
     choose = RunningSequence.choose_next
     second = threading.Event()
 
@@ -193,7 +192,7 @@ def test_deadline_ends_an_answer_with_length(
 def test_deadline_refuses_a_request_with_texts_that_have_not_begun(
     chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server(chat_model, limits=ServerLimits(max_seconds=1, max_batch_size=1))
+    server = start_server(chat_model, max_seconds=1, max_batch_size=1)
     choose, second = RunningSequence.choose_next, threading.Event()
 
     def choose_slowly(self: RunningSequence, logits: Any) -> None:
@@ -234,8 +233,8 @@ def test_body_that_does_not_arrive_ends_its_request(monkeypatch: pytest.MonkeyPa
         body = await Request(scope, receive).body()
         await Response(str(len(body)))(scope, receive, send)
 
-    limits = ServerLimits(max_batch_size=1, max_queue=1)
-    guard = RequestGuard(read_body, limits, Deadlines(600), ServerMetrics(EngineStats), None)
+    options = ServerOptions(max_batch_size=1, max_queue=1)
+    guard = RequestGuard(read_body, options, Deadlines(600), ServerMetrics(EngineStats))
 
     async def post(*pieces: bytes) -> tuple[int, bytes | None]:
         messages = iter([{"type": "http.request", "body": piece, "more_body": True} for piece in pieces])
@@ -271,7 +270,7 @@ def test_body_that_does_not_arrive_ends_its_request(monkeypatch: pytest.MonkeyPa
 def test_full_queue_is_a_429(
     chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server(chat_model, limits=ServerLimits(max_batch_size=1, max_queue=2))
+    server = start_server(chat_model, max_batch_size=1, max_queue=2)
     may_go_on, choose = threading.Event(), RunningSequence.choose_next
 
     def wait_and_choose(self: RunningSequence, logits: Any) -> None:

@@ -48,7 +48,7 @@ def test_memory_is_old_or_new_or_missing_after_a_kill(chat_model: LanguageModel,
     served = ApiModel("tiny", chat_model)
 
     def open_store() -> MemoryStore:
-        return MemoryStore(served, chat_model.decoder, folder, 256, {})
+        return MemoryStore(served, chat_model.decoder, folder)
 
     def write_forever(report) -> None:
         store = open_store()
@@ -70,7 +70,7 @@ def test_memory_is_old_or_new_or_missing_after_a_kill(chat_model: LanguageModel,
         assert child.end() == 128 + signal.SIGKILL
         store = open_store()
         for card in store.list():
-            path = store.get(card.id).path
+            path = store.find(card.id).path
             assert path.read_bytes() in contents
             store.load_prefix((card.id,))
         num_memories = max(num_memories, len(store.list()))

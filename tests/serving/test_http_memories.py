@@ -17,7 +17,6 @@ from laconic.experiment.text_models.kv_compressor import MARK, compress_text, sp
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.prompts import PromptPrefix, prepare_text
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer
@@ -121,7 +120,7 @@ def test_memory_of_a_chat_opens_the_conversation(client: TestClient, chat_model:
 def test_limit_of_prompts_does_not_count_the_text_of_a_memory(
     chat_model: LanguageModel, start_server: StartServer
 ) -> None:
-    server = start_server(chat_model, limits=ServerLimits(max_prompt_tokens=20))
+    server = start_server(chat_model, max_prompt_tokens=20)
     memory = create(server, keep=0.5)
     assert memory["tokens"] > 20
     assert complete(server, memory["id"])
@@ -142,7 +141,7 @@ def test_completion_after_a_memory_of_a_chat_ends_with_the_turn(chat_model: Lang
     memory = compress(chat_model, chat=True)
     opening = split_template(tokenizer, MARK)[0]
     prefix = PromptPrefix(ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening))
-    prompt = prepare_text(served, "When?", prefix, ServerLimits())
+    prompt = prepare_text(served, "When?", prefix)
     assert prompt.eos_token_ids == (*config.eos_token_ids, 65)
 
 
@@ -294,7 +293,7 @@ def test_memory_names_what_is_wrong(client: TestClient, body: dict[str, Any], pa
 def test_memory_store_has_a_limit_and_refuses_damage(
     chat_model: LanguageModel, start_server: StartServer, tmp_path: Path
 ) -> None:
-    server = start_server(chat_model, limits=ServerLimits(max_memories=1, max_memory_bytes=100_000))
+    server = start_server(chat_model, max_memories=1, max_memory_bytes=100_000)
     memory = create(server, keep=0.5)
     assert "delete one first" in error_of(server.post("/v1/memories", json={"text": TEXT}))[1]
     content = bytearray(server.get(f"/v1/memories/{memory['id']}/content").content)

@@ -18,7 +18,6 @@ from laconic.generation.config import GenerationConfig
 from laconic.nested import state_file
 from laconic.nested.state import states_equal
 from laconic.serving.http import prompts
-from laconic.serving.http.limits import ServerLimits
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer, start_client
 from tests.serving.interleaving import check_no_leaks
@@ -39,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> NestedTextModel:
 def learner(model: NestedTextModel) -> Iterator[TestClient]:
     """A client of a server on a model that learns."""
     with ExitStack() as stack:
-        yield start_client(stack, model, limits=ServerLimits(max_sessions=6, max_body_bytes=1500))
+        yield start_client(stack, model, max_sessions=6, max_body_bytes=1500)
 
 
 def post(client: TestClient, route: str, **body: Any) -> dict[str, Any]:

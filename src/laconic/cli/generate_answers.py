@@ -28,7 +28,9 @@ def answer_prompts(command: "GenerateCommand") -> int:
     assert recipe is not None
     columns = recipe.data.columns
     rows = command.read_plain_prompts(question_column=columns.get("question", "question"))
-    check_are_questions(rows)
+    for row in rows:
+        if not row.text:
+            raise UsageError(f"{row.name} is empty or chat messages; give a question")
     flags = {"stop_string": command.stop_string, "min_tokens": command.min_tokens or None, "logprobs": command.logprobs}
     refuse_flags(flags, "not available for a run that answers questions")
     command.refuse_checkpoint_flags()
@@ -57,15 +59,6 @@ def answer_prompts(command: "GenerateCommand") -> int:
     return 0
 
 
-def check_are_questions(rows: Sequence[PromptRow]) -> None:
-    """Raise `UsageError` (2) for chat messages, which a run does not reply to, and for an empty question."""
-    for number, row in enumerate(rows, 1):
-        if row.text is None:
-            raise UsageError(f'--input: row {number} has "messages"; a run answers a "question" or "prompt"')
-        if not row.text:
-            raise UsageError(f"{row.name} is empty; give a question")
-
-
 def check_have_no_documents(rows: Sequence[PromptRow], column: str) -> None:
     """Raise `UsageError` (2) for rows with a document, in a field `column`, which the run would answer without it."""
     number = next((number for number, row in enumerate(rows, 1) if column in row.source), None)
@@ -91,7 +84,7 @@ def load_reasoner(command: "GenerateCommand") -> Reasoner:
 
 def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[PromptRow]) -> tuple[int, int]:
     """Answer the rows of a JSONL file in batches and write them; return the numbers of new tokens and of passes."""
-    config = command.generation_config()
+    config, questions = command.generation_config(), [row.text or "" for row in rows]
     num_tokens = num_passes = 0
 
     def key() -> str:
@@ -102,7 +95,7 @@ def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[P
     def results(first: int) -> Iterator[dict[str, Any]]:
         nonlocal num_tokens, num_passes
         for answer in reasoner.stream_answers(
-            [row.text or "" for row in rows],
+            questions,
             config,
             with_cot=command.with_cot,
             memory=command.memory[0] if command.memory else None,
@@ -112,7 +105,6 @@ def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[P
             num_tokens, num_passes = num_tokens + len(answer.token_ids), num_passes + answer.passes.total
             yield answer_to_json(answer)
 
-    questions = [row.text or "" for row in rows]
     encode_questions(reasoner.tokenizer, reasoner.recipe.data, questions)  # fails before OUTPUT.part
     write_rows(rows, command.output, key, results)
     return num_tokens, num_passes

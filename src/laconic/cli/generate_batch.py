@@ -17,8 +17,6 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
 from laconic.experiment.text_models.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
-from laconic.generation.generate import Generation
-from laconic.models.decoder import Decoder
 from laconic.storage.atomic import write_file_atomically, write_text_atomically
 from laconic.storage.manifest import hash_file, hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
@@ -38,21 +36,39 @@ def generate_rows(
 ) -> None:
     """Generate for all rows and write them, as `write_rows` does. Row i samples with seed + i.
 
-    `memory` has one text for all prompts, or one for each.
+    `memory` has one text for all prompts, or one for each. The rows of a batch end with the same ids: where texts
+    follow chat messages, a new batch begins.
     """
-    timer, num_ended = GenerationTimer(shows_progress=False), 0
+    timer, num_ended, seed = GenerationTimer(shows_progress=False), 0, config.seed
+    assert isinstance(seed, int)
+    stop_ids = [find_row_stop_ids(row, limit.decoder, tokenizer) for row in rows]
 
     def key() -> str:
-        flags = [command.logprobs, limit.may_exceed, *filter(None, [command.quantize])]
-        return batch_key(limit.decoder, rows, ids, config, [*flags, *hash_memory_files(command.memory)])
+        model = [limit.decoder.fingerprint, str(limit.decoder.config.dtype), command.quantize]
+        flags = [list_options(config), command.logprobs, limit.may_exceed, *hash_memory_files(command.memory)]
+        return hash_json([*model, *flags, [row.source for row in rows], ids])
 
     def results(first: int) -> Iterator[dict[str, Any]]:
         nonlocal num_ended
-        for generation in generate_batches(
-            limit, tokenizer, rows, ids, config, command.batch_size, first, timer, memory
-        ):
-            num_ended += limit.has_ended(generation, config.max_tokens)
-            yield generation_to_json(generation, command.logprobs)
+        stop = first
+        while stop < len(ids):
+            start = stop
+            while stop < min(start + command.batch_size, len(ids)) and stop_ids[stop] == stop_ids[start]:
+                stop += 1
+            options = replace(
+                config,
+                seed=[seed + i for i in range(start, stop)],
+                eos_token_ids=stop_ids[start],
+                return_state=False,
+                on_prefill=timer.on_prefill,
+                on_token=lambda *_: timer.on_token(),
+            )
+            state = None if memory is None else build_row_caches(memory, range(start, stop))
+            generations = limit.generate(tokenizer, ids[start:stop], state, options)
+            timer.add(generations)
+            for generation in generations:
+                num_ended += limit.has_ended(generation, config.max_tokens)
+                yield generation_to_json(generation, command.logprobs)
 
     write_rows(rows, command.output, key, results)
     log_message(timer.describe())
@@ -68,17 +84,8 @@ def write_rows(
     """Write each row as JSON, with its fields and a field `generation`.
 
     Without `output`, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
-    end and which the same command continues after an interruption.
-
-    Args:
-        rows: The rows that were read.
-        output: File to write.
-        key: Returns a hash of all that determines the output.
-        results: Returns the generations of the rows from an index on.
-
-    Raises:
-        UsageError: OUTPUT.part was begun with another key.
-        CorruptArtifactError: OUTPUT.part was changed.
+    end and which the same command continues after an interruption: `results` returns the generations of the rows from
+    an index on, and `key` a hash of all that determines the output. The errors are those of `PartialOutput`.
     """
     part, first = None, 0
     if output is not None:
@@ -105,54 +112,6 @@ def write_rows(
         log_message(f"wrote {output}, {len(rows):,} rows")
 
 
-def generate_batches(
-    limit: ContextLimit,
-    tokenizer: Tokenizer,
-    rows: Sequence[PromptRow],
-    ids: Sequence[list[int]],
-    config: GenerationConfig,
-    batch_size: int,
-    first: int,
-    timer: GenerationTimer,
-    memory: KVMemory | None,
-) -> Iterator[Generation]:
-    """Yield the result of each row from `first` on, generating up to `batch_size` rows at a time.
-
-    The rows of a batch end with the same ids: where texts follow chat messages, a new batch begins.
-    """
-    seed, stop = config.seed, first
-    assert isinstance(seed, int)
-    stop_ids = [find_row_stop_ids(row, limit.decoder, tokenizer) for row in rows]
-    while stop < len(ids):
-        start = stop
-        while stop < min(start + batch_size, len(ids)) and stop_ids[stop] == stop_ids[start]:
-            stop += 1
-        options = replace(
-            config,
-            seed=[seed + i for i in range(start, stop)],
-            eos_token_ids=stop_ids[start],
-            return_state=False,
-            on_prefill=timer.on_prefill,
-            on_token=lambda *_: timer.on_token(),
-        )
-        state = None if memory is None else build_row_caches(memory, range(start, stop))
-        generations = limit.generate(tokenizer, ids[start:stop], state, options)
-        timer.add(generations)
-        yield from generations
-
-
-def batch_key(
-    decoder: Decoder,
-    rows: Sequence[PromptRow],
-    ids: Sequence[list[int]],
-    config: GenerationConfig,
-    more: Sequence[object],
-) -> str:
-    """Return a hash of all that determines the output: `more` are flags and the hashes of memories."""
-    prompts = [row.to_json() | {"source": row.source} for row in rows]
-    return hash_json([decoder.fingerprint, str(decoder.config.dtype), list_options(config), prompts, ids, *more])
-
-
 def list_options(config: GenerationConfig) -> dict[str, Any]:
     """Return the options that determine an output: all but the callbacks."""
     return {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
@@ -167,9 +126,7 @@ def hash_memory_files(paths: Sequence[Path]) -> list[str]:
 class PartialOutput:
     """OUTPUT.part: a line with the key of the command, then the rows that are done, each after a hash of all so far.
 
-    Raises:
-        CorruptArtifactError: If a row was changed.
-        UsageError: If it was begun with another key.
+    Raises CorruptArtifactError if a row was changed; UsageError if it was begun with another key.
     """
 
     def __init__(self, path: Path, key: str) -> None:

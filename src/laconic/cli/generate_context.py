@@ -18,13 +18,7 @@ from laconic.models.decoder import Decoder
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """A model with the context that its prompts and answers share.
-
-    Args:
-        decoder: Model.
-        name: Its name, for messages.
-        may_exceed: Whether prompts and answers may be longer than the context.
-    """
+    """A model, with its name for messages, and the context that its prompts and answers share."""
 
     decoder: Decoder
     name: str
@@ -42,23 +36,14 @@ class ContextLimit:
         before = [0] if memory is None else memory.num_tokens.tolist()
         before = before * len(rows) if len(before) == 1 else before
         for row, row_ids, num_before in zip(rows, ids, before, strict=True):
-            self.check_prompt(row, len(row_ids), num_before)
-
-    def check_prompt(self, row: PromptRow, num_tokens: int, num_before: int) -> None:
-        """Raise `UsageError` (2) if a prompt, after a memory of `num_before` positions, leaves no room."""
-        excess = num_before + num_tokens + 1 - self.num_positions
-        if excess <= 0 or self.may_exceed:
-            return
-        what = f"{row.name} has {num_tokens:,} tokens, the context of {self.name} {self.num_positions:,}"
-        hint = f"shorten it by {excess:,} tokens or more"
-        if num_before:
-            what = (
-                f"the memory ({num_before:,} positions) and {row.name} ({num_tokens:,} tokens) take "
-                f"{num_before + num_tokens:,} positions, and {self.name} has {self.num_positions:,}, answer included"
-            )
-            hint = f"shorten the prompt by {excess:,} tokens or more"
-            hint = hint if excess < num_tokens else "compress a shorter text, or keep less of it"
-        raise UsageError(f"{what}; {hint}, or go on with --allow-long-prompt")
+            excess = num_before + len(row_ids) + 1 - self.num_positions
+            if excess > 0 and not self.may_exceed:
+                after = f" after a memory of {num_before:,} positions" if num_before else ""
+                raise UsageError(
+                    f"{row.name} has {len(row_ids):,} tokens{after}, the context of {self.name} "
+                    f"{self.num_positions:,}; shorten {'one of them' if after else 'it'} by {excess:,} tokens or more, "
+                    "or go on with --allow-long-prompt"
+                )
 
     def generate(
         self, tokenizer: Tokenizer, ids: Sequence[list[int]], state: KVCache | None, config: GenerationConfig

@@ -35,14 +35,7 @@ class PromptRow:
     title: str = ""
 
     def encode(self, tokenizer: "Tokenizer", is_continuation: bool = False) -> list[int]:
-        """Return the ids of the text, or of the messages in the chat template.
-
-        A text that continues another one gets no special tokens such as BOS.
-
-        Raises:
-            UsageError: The prompt has no tokens.
-            InputError: The tokenizer has no chat template, or the template rejects the messages.
-        """
+        """Return the ids of the text, or of the messages in the chat template; a continuation gets no BOS."""
         if self.text is None:
             text = tokenizer.apply_chat_template(self.messages, tools=self.tools)
             return tokenizer.encode(text, add_special_tokens=False)
@@ -74,12 +67,7 @@ def read_text(path: Path) -> str:
 
 
 def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
-    """Return the prompts of the command line; "-" is standard input.
-
-    Raises:
-        UsageError: No prompt, or an argument that is not UTF-8.
-        InputError: A file is missing or not UTF-8.
-    """
+    """Return the prompts of the command line; "-" is standard input. Raises `UsageError` (2) if there is none."""
     if file is not None:
         return [PromptRow(str(file), read_text(file))]
     if not prompts:
@@ -133,11 +121,7 @@ def read_prompt_rows(
     """Return the rows of a JSONL file, or of standard input for "-", with `prompt` or `messages`.
 
     Where a row has neither, its `question_column` is the prompt, as in files of training rows. Other fields are copied
-    to the output.
-
-    Raises:
-        InputError: The file does not exist, or has invalid rows; they are listed with their lines.
-        UsageError: A system message is given, but no row is chat messages.
+    to the output. Raises `InputError` (66) for invalid rows, which are listed with their lines.
     """
     from laconic.data.messages import check_messages
     from laconic.data.reasoning.chat import parse_tools

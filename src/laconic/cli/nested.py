@@ -13,6 +13,7 @@ import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
+from laconic.cli.commands.serve import ServeCommand
 from laconic.cli.files import check_memories, check_output_path, check_replaceable
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
@@ -29,7 +30,7 @@ MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
 
 
 def load_model(
-    command: CompressCommand | GenerateCommand,
+    command: CompressCommand | GenerateCommand | ServeCommand,
     memory: Path | None,
     dtype: str | None = None,
     revision: str | None = None,

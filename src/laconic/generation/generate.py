@@ -292,16 +292,8 @@ def decode_loop(
 ) -> list[Generation]:
     """Prefill, then decode until every row has ended.
 
-    Rows that have ended leave the batch once they are more than half of it.
-
-    Args:
-        decoder: A decoder or a model with fast weights.
-        prompt: The validated prompt.
-        state: State that the prompt follows.
-        sequences: One per row of the prompt.
-        sampler: Sampler of all rows.
-        config: Length, stop conditions and callbacks.
-        first_new_position: Position of the first new token of the longest row, for the warning beyond the context.
+    Rows that have ended leave the batch once they are more than half of it. `first_new_position` is that of the longest
+    row, for the warning beyond the context.
     """
     model, Pmax = decoder.config, decoder.config.max_position_embeddings
     # New tokens that can be generated without reading position Pmax; the last new token is not read.

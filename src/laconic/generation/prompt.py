@@ -54,14 +54,6 @@ class Prompt(NamedTuple):
         return (self.first_positions[:, None] + self.attention_mask.cumsum(1) - 1) * self.attention_mask
 
 
-class PrefillResult(NamedTuple):
-    """Hidden state of each row's last token, the new state, and the number of forward passes."""
-
-    last_hidden: Float[Tensor, "B D"]
-    state: KVCache | RecurrentState
-    num_passes: int
-
-
 def build_prompt(
     decoder: Decoder,
     tokenizer: TokenizerLike | None,
@@ -213,8 +205,10 @@ def prefill(
     chunk_size: int,
     on_prefill: OnPrefill | None = None,
     first_new_position: int = 0,
-) -> PrefillResult:
+) -> tuple[Float[Tensor, "B D"], KVCache | RecurrentState, int]:
     """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only.
+
+    Returns the hidden state of each row's last token, the new state, and the number of forward passes.
 
     A first pass on an empty cache reads more, unless `on_prefill` is to follow the progress. If RoPE's frequencies
     change before `first_new_position`, that of the longest row, one pass reads all: the keys of a pass are rotated for
@@ -226,8 +220,8 @@ def prefill(
         chunk_size = T
     needs_no_mask = all_valid and state is None and not isinstance(decoder, StatefulLM)
     first_chunks = FIRST_PASS_CHUNKS if needs_no_mask and on_prefill is None else 1
-    chunks = split_prompt(T, chunk_size, first_chunks * chunk_size)
-    read_chunk = prefill_state if isinstance(decoder, StatefulLM) else prefill_cache
+    ends = [*range(first_chunks * chunk_size, T, chunk_size), T]
+    chunks = [slice(start, stop) for start, stop in pairwise([0, *ends])]
     if on_prefill is not None:
         on_prefill(0, T)
     for columns in chunks:
@@ -239,24 +233,29 @@ def prefill(
             on_prefill(columns.stop, T)
     assert last_hidden is not None
     assert state is not None
-    return PrefillResult(last_hidden, state, len(chunks))
+    return last_hidden, state, len(chunks)
 
 
-def split_prompt(T: int, chunk_size: int, first_size: int) -> list[slice]:
-    """Return the columns of each pass over T positions."""
-    return [slice(start, stop) for start, stop in pairwise([0, *range(first_size, T, chunk_size), T])]
-
-
-def prefill_cache(
+def read_chunk(
     decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
 ) -> DecoderOutput:
-    """Read some columns of the prompt into a KV cache."""
-    position_ids = prompt.position_ids
+    """Read some columns of the prompt into a KV cache, or fast weights: of embeddings without next-token targets."""
+    model: Any = decoder
+    is_stateful, update_weights = isinstance(decoder, StatefulLM), prompt.update_flags[0]
+    if is_stateful and prompt.input_ids is not None:
+        ids = prompt.input_ids[:, columns]
+        output = model.read_tokens(ids, state, attention_mask=attention_mask, update_weights=update_weights)
+        if update_weights and isinstance(model, ChecksFiniteState):
+            model.check_finite_state(output.cache)
+        return output
     if prompt.input_ids is not None:
         embeds = decoder.embed(prompt.input_ids[:, columns])
     else:
         assert prompt.inputs_embeds is not None
         embeds = prompt.inputs_embeds[:, columns]
+    if is_stateful:
+        return model(embeds, state, attention_mask=attention_mask, update_weights=update_weights)
+    position_ids = prompt.position_ids
     return decoder(
         embeds,
         state,
@@ -264,20 +263,3 @@ def prefill_cache(
         position_ids=None if position_ids is None else position_ids[:, columns],
         num_outputs=1 if attention_mask is None else None,
     )
-
-
-def prefill_state(
-    decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
-) -> DecoderOutput:
-    """Read some columns of the prompt into fast weights. Embeddings have no ids, so no next-token targets."""
-    model: Any = decoder
-    update_weights = prompt.update_flags[0]
-    if prompt.input_ids is None:
-        assert prompt.inputs_embeds is not None
-        embeds = prompt.inputs_embeds[:, columns]
-        return model(embeds, state, attention_mask=attention_mask, update_weights=update_weights)
-    ids = prompt.input_ids[:, columns]
-    output = model.read_tokens(ids, state, attention_mask=attention_mask, update_weights=update_weights)
-    if update_weights and isinstance(model, ChecksFiniteState):
-        model.check_finite_state(output.cache)
-    return output

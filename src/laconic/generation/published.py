@@ -55,11 +55,8 @@ class PublishedSampling(NamedTuple):
 def read_published_sampling(folder: Path | None) -> PublishedSampling:
     """Read temperature, top_p, top_k, min_p, repetition_penalty and do_sample of a checkpoint, and no others.
 
-    A `top_p` of 0 leaves only the most likely token, at any temperature, as in transformers.
-
-    Args:
-        folder: Checkpoint folder, or None for a model without one. Without generation_config.json, or without an option
-            in it, the model's own distribution is sampled: temperature 1 and no filters.
+    A `top_p` of 0 leaves only the most likely token, at any temperature, as in transformers. Without a folder, without
+    generation_config.json, or without an option in it, the model's own distribution is sampled.
 
     Raises:
         InputError: The file is not JSON, or an option is not a number or out of range.

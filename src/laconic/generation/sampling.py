@@ -74,12 +74,7 @@ def sample_from_uniform(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 
 class Sampler:
     """Choose one id per row and call. Each row has its own random generator and its own set of previous ids.
 
-    Args:
-        config: Sampling options.
-        seeds: One seed per row.
-        prompt_ids: Prompt ids per row, for the repetition penalty.
-        eos_token_ids: Ids not taken while `block_eos` is set.
-        suppress_token_ids: Ids that are never taken.
+    `eos_token_ids` are not taken while `block_eos` is set, `suppress_token_ids` never.
     """
 
     def __init__(

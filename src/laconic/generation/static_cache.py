@@ -60,31 +60,18 @@ def is_stock_decoder(decoder: Decoder) -> bool:
 
 
 class FusedLayer(NamedTuple):
-    """One block as functions of [B, …] tensors, one row per sequence.
-
-    Attributes:
-        norm1: Norm before attention.
-        qkv: Queries, keys and values, concatenated.
-        q_norm: Norm of the queries, if the model has one.
-        k_norm: Norm of the keys, if the model has one.
-        add_o: Residual stream plus the output projection of attention.
-        norm2: Norm before the MLP.
-        mlp_hidden: Input of the MLP's output projection.
-        add_down: Residual stream plus the output projection of the MLP.
-        scale: Attention scale.
-        window: Sliding window; None for full attention.
-    """
+    """One block as functions of [B, …] tensors, one row per sequence."""
 
     norm1: TensorFn
-    qkv: TensorFn
+    qkv: TensorFn  # queries, keys and values, concatenated
     q_norm: TensorFn | None
     k_norm: TensorFn | None
-    add_o: ResidualFn
+    add_o: ResidualFn  # residual stream plus the output projection of attention
     norm2: TensorFn
-    mlp_hidden: TensorFn
-    add_down: ResidualFn
+    mlp_hidden: TensorFn  # input of the MLP's output projection
+    add_down: ResidualFn  # residual stream plus that projection
     scale: float
-    window: int | None
+    window: int | None  # None for full attention
 
 
 class FusedWeights(NamedTuple):
@@ -99,12 +86,10 @@ class FusedWeights(NamedTuple):
 
 
 def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_rows: int = 1) -> FusedWeights:
-    """Fuse the linear layers that share an input.
+    """Fuse the linear layers of a stock decoder that share an input.
 
-    Args:
-        decoder: A stock decoder.
-        max_copy_bytes: Bytes of weights to copy into a faster layout, the head first; the rest is used in place.
-        num_rows: Batch size of the steps, which decides the layout of the copies.
+    `max_copy_bytes` of weights are copied into the layout that is faster for `num_rows`, the head first; the rest is
+    used in place.
     """
     config, names = decoder.config, decoder.weight_names
     token_embedding = decoder.token_embedding.weight
@@ -183,12 +168,7 @@ def concat_layers(layers: Sequence[TensorFn]) -> TensorFn:
 
 
 def fuse_mlp(layers: Sequence[TensorFn], config: DecoderConfig) -> TensorFn:
-    """Return a function that computes the input of the MLP's output projection.
-
-    Args:
-        layers: The up projection, or gate and up, as one fused layer or two.
-        config: Configuration with the activation.
-    """
+    """Return a function that computes the input of the MLP's output projection from up, or from gate and up."""
 
     def hidden(x: Float[Tensor, "B D"]) -> Float[Tensor, "B F"]:
         outputs = [layer(x) for layer in layers]
@@ -242,13 +222,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> TensorFn:
 
 
 class StaticCacheDecoder:
-    """A preallocated KV cache and the decoding step that fills it.
-
-    Args:
-        weights: The decoder's weights.
-        cache: The cache after prefill.
-        steps: Number of steps to come; no more slots than these are allocated.
-    """
+    """A preallocated KV cache, which continues that of prefill by at most `steps`, and the step that fills it."""
 
     def __init__(self, weights: FusedWeights, cache: KVCache, steps: int) -> None:
         config, self.weights, self.remaining_steps = weights.config, weights, steps

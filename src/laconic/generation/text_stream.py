@@ -9,13 +9,8 @@ class IncrementalDetokenizer:
     """Text of one continuation, emitted in pieces that concatenate to `text`.
 
     Each step decodes only the ids of the last two pieces. The earlier piece is needed because some tokenizers remove
-    the space at the beginning of a decoded text.
-
-    Args:
-        decode: Tokenizer's decode function.
-        prompt_ids: Ids of the prompt, which may end within a character.
-        stop_strings: The text ends before the first of these.
-        min_tokens: Stop strings in the text of so many tokens do not count.
+    the space at the beginning of a decoded text. The prompt may end within a character. The text ends before the first
+    stop string that is not in the text of the first `min_tokens` tokens.
     """
 
     def __init__(

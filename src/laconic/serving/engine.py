@@ -34,14 +34,7 @@ class EngineClosedError(LaconicError):
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters of an engine.
-
-    Attributes:
-        num_running: Requests whose prompt is read or whose text is generated.
-        num_waiting: Requests in the queue.
-        kv_bytes: Size of the keys and values, or fast weights, of all running requests.
-        num_steps: Forward passes over running rows.
-    """
+    """Counters of an engine; `kv_bytes` are those of the keys and values, or fast weights, of all running requests."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -54,12 +47,8 @@ class Engine:
 
     Rows do not depend on one another: each request gets the tokens that it would get alone.
 
-    Args:
-        model: What `laconic.load` returned. Its weights are never written, so other threads may read texts with it.
-        max_batch_size: Requests that run at a time.
-        max_queue: Requests that wait for a place.
-        prefill_chunk_size: Largest number of prompt positions per step. It is lowered to what the running requests
-            can wait for.
+    The model's weights are never written, so other threads may read texts with it. A step reads at most
+    `prefill_chunk_size` prompt positions, and no more than the running requests can wait for.
 
     Examples:
         >>> import queue, laconic
@@ -101,15 +90,10 @@ class Engine:
         self.thread.start()
 
     def submit(self, request: EngineRequest, on_event: OnEvent) -> int:
-        """Queue a request.
+        """Queue a request, and return its id, for `cancel`.
 
-        Args:
-            request: What to generate.
-            on_event: Called with each event, on the engine's thread; it must return quickly. A request whose
-                `on_event` raises is dropped.
-
-        Returns:
-            The request's id, for `cancel`.
+        The engine's thread calls `on_event` with each event; it must return quickly, and if it raises, the request is
+        dropped.
 
         Raises:
             QueueFullError: `max_queue` requests are waiting.

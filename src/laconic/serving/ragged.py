@@ -26,13 +26,9 @@ MIN_FREE_SLOTS = 256  # a full buffer is replaced by one of twice the size, with
 
 
 class CacheRow:
-    """Keys and values of one row in a buffer that is filled in place.
+    """Keys and values of one row in a buffer that is filled in place, with room for `num_tokens` positions for now.
 
-    Args:
-        decoder: The model.
-        cache: What the row continues, with one row. Slots that are not valid are left out.
-        first_position: Position of the next id; None: the one after the last cached position.
-        num_tokens: Positions to allocate for now.
+    It continues the valid slots of `cache`, at `first_position` or else after the last cached position.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache | None, first_position: int | None, num_tokens: int) -> None:
@@ -89,11 +85,7 @@ class AttentionSpan(NamedTuple):
 
 
 class RaggedDecoder:
-    """A decoder that reads segments of several rows in one pass.
-
-    Args:
-        decoder: A stock decoder (`static_cache.is_stock_decoder`); its weights are not modified.
-    """
+    """A stock decoder (`static_cache.is_stock_decoder`) that reads segments of several rows in one pass."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.config = decoder, decoder.config
@@ -102,10 +94,7 @@ class RaggedDecoder:
         self.windows = tuple(dict.fromkeys(self.config.sliding_windows))
 
     def forward(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[Float[Tensor, "n D"]]:
-        """Read a segment of ids [n] or embeddings [n, D] per row; return the hidden states after the final norm.
-
-        The rows' buffers are filled in place.
-        """
+        """Read a segment of ids [n] or embeddings [n, D] per row; return the hidden states after the final norm."""
         config, lengths = self.config, [len(inputs) for _, inputs in segments]
         weights = self.choose_weights(sum(lengths))
         H, G, E = config.num_attention_heads, config.num_key_value_heads, config.head_dim

@@ -12,23 +12,13 @@ from laconic.models.cache import KVCache
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One sequence to generate; a request with `n=3` is three of these.
+    """One sequence to generate; a request with `n=3` is three of these."""
 
-    Args:
-        token_ids: Prompt ids, with the chat template and special tokens already applied; empty for `question`.
-        question: For runs that answer questions: the question, or a conversation up to it, in place of `token_ids`.
-        config: Length, sampling and stop strings. Its callbacks are not called.
-        state: What the prompt continues: the KV cache of a memory or a fast-weight state, with one row.
-        first_position: Position of the first prompt id; None: the one after the last cached position.
-        num_top_logprobs: Number of most likely ids reported with each token.
-        with_prompt_logprobs: Whether to report the log probabilities of the prompt's ids too.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    question: Question | None = None
-    config: GenerationConfig = GREEDY
-    state: KVCache | DecodeState | RecurrentState | None = None
-    first_position: int | None = None
+    token_ids: tuple[int, ...] = ()  # with the chat template and special tokens already applied
+    question: Question | None = None  # in place of ids, for runs that answer questions; or a conversation up to it
+    config: GenerationConfig = GREEDY  # its callbacks are not called
+    state: KVCache | DecodeState | RecurrentState | None = None  # what the prompt continues, with one row
+    first_position: int | None = None  # of the first prompt id; None: the one after the last cached position
     num_top_logprobs: int = 0
     with_prompt_logprobs: bool = False
 

@@ -16,19 +16,12 @@ from laconic.models.decoder import Decoder
 
 @dataclass
 class StateRow:
-    """A row with its current state. A state is immutable; reading a segment replaces it by a new one.
-
-    Attributes:
-        state: KV cache or fast weights; None for an empty cache.
-        next_position: Position of the decoder's next prompt id; None: the one after the last cached position.
-        update_weights: Whether reading updates fast weights.
-        update_on_output: Whether reading after the prompt updates fast weights.
-    """
+    """A row with its current state. A state is immutable; reading a segment replaces it by a new one."""
 
     state: KVCache | RecurrentState | None
-    next_position: int | None = None
-    update_weights: bool = False
-    update_on_output: bool = False
+    next_position: int | None = None  # of the decoder's next prompt id; None: the one after the last cached position
+    update_weights: bool = False  # whether reading updates fast weights
+    update_on_output: bool = False  # whether reading after the prompt does
 
     @property
     def num_bytes(self) -> int:
@@ -52,11 +45,7 @@ class RowByRowModel:
         self.decoder = decoder
 
     def forward(self, segments: Sequence[tuple[StateRow, Tensor]]) -> list[Float[Tensor, "n D"] | Exception]:
-        """Read a segment of ids [n] or embeddings [n, D] per row.
-
-        Returns:
-            The hidden states of each row after the final norm, or its error.
-        """
+        """Read a segment of ids [n] or embeddings [n, D] per row; return hidden states after the norm, or the error."""
         results = list[Tensor | Exception]()
         for row, inputs in segments:
             try:

@@ -17,9 +17,6 @@ class ChunkSizer:
     Times are wall-clock times, so the target holds on a slow or busy machine too. The cost of a chunk has a part that
     does not depend on its length, because the keys of its row are read once. The time per position ignores this, but
     chunk sizes still converge to the target within a few steps.
-
-    Args:
-        max_size: Largest number of positions.
     """
 
     def __init__(self, max_size: int) -> None:

@@ -35,52 +35,33 @@ OnEvent = Callable[[EngineEvent], None]
 
 @dataclass
 class RunningSequence:
-    """A request from its submission to its last event.
-
-    Attributes:
-        id: Number of the request.
-        request: As submitted.
-        on_event: Receives its events, on the engine's thread.
-        prompt: Ids [T] or embeddings [T, D] to read; those of the next read while a question is thought about.
-        question: The batch of a question alone.
-        thinking: The reads of a question and its latents, until the last one is done.
-        num_outputs: Number of hidden states that the current one of these reads sends back.
-        hidden_states: Those of its chunks so far.
-        is_read_at_once: Whether the prompt is read in one step, since the length at a step's end changes its keys.
-        num_state_ids: How many of the first prompt ids belong to the state that is continued.
-        num_prompt_tokens: Tokens of the prompt as they are counted for the user.
-        state: What the prompt continues.
-        row: State of the sequence in the model, once it runs.
-        num_read: Prompt positions read so far.
-        num_tokens: Tokens generated so far.
-        next_id: The id chosen last, which the next step reads; None while the prompt is read.
-        top: The most likely ids in its place.
-        offset: Number of characters decoded before it.
-    """
+    """A request from its submission to its last event."""
 
     id: int
     request: EngineRequest
-    on_event: OnEvent
-    prompt: Tensor | None = None
-    is_read_at_once: bool = False
-    num_state_ids: int = 0
-    num_prompt_tokens: int = 0
-    state: KVCache | RecurrentState | None = None
-    row: CacheRow | StateRow | None = None
+    on_event: OnEvent  # called on the engine's thread
+    prompt: Tensor | None = (
+        None  # ids [T] or embeddings [T, D] to read; while a question is thought about, its next read
+    )
+    is_read_at_once: bool = False  # in one step, since the length at a step's end changes the keys of the prompt
+    num_state_ids: int = 0  # first prompt ids that belong to the state that is continued
+    num_prompt_tokens: int = 0  # as they are counted for the user
+    state: KVCache | RecurrentState | None = None  # what the prompt continues
+    row: CacheRow | StateRow | None = None  # state in the model, once the sequence runs
     num_read: int = 0
     num_tokens: int = 0
-    next_id: int | None = None
-    question: ReasoningBatch | None = None
-    thinking: RolloutReads | None = None
-    num_outputs: int = 1
-    hidden_states: Tensor | None = None
+    next_id: int | None = None  # chosen last, and read by the next step; None while the prompt is read
+    question: ReasoningBatch | None = None  # alone
+    thinking: RolloutReads | None = None  # the reads of a question and its latents, until the last one is done
+    num_outputs: int = 1  # hidden states that the current one of these reads sends back
+    hidden_states: Tensor | None = None  # those of its chunks so far
     latent_passes: int = 0
     latent_positions: int = 0
     has_ended: bool = False
     update_flags: tuple[bool, bool] = (False, False)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    top: tuple[tuple[int, float], ...] = ()
-    offset: int = 0
+    top: tuple[tuple[int, float], ...] = ()  # the most likely ids in the place of `next_id`
+    offset: int = 0  # characters decoded before it
 
     def start_decoding(
         self,
@@ -132,11 +113,7 @@ class RunningSequence:
             self.thinking = self.hidden_states = None
 
     def choose_next(self, logits: Float[Tensor, "1 V"]) -> None:
-        """Choose an id from the logits of the last position, and send its event, and the last one if it ends.
-
-        Raises:
-            NonFiniteError: The logits are not finite.
-        """
+        """Choose an id from the logits of the last position, and send its event, and the last one if it ends."""
         count = self.request.num_top_logprobs
         self.top = find_top_logprobs(logits, count)[0] if count else ()
         ids, logprobs = self.sampler(logits, block_eos=self.num_tokens < self.config.min_tokens)

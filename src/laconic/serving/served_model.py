@@ -33,17 +33,13 @@ from laconic.serving.ragged import MIN_FREE_SLOTS, CacheRow, RaggedDecoder
 from laconic.serving.requests import EngineRequest
 from laconic.serving.row_by_row import RowByRowModel, StateRow
 from laconic.serving.sequence import RunningSequence
-from laconic.serving.thinking import check_question, start_answer
+from laconic.serving.thinking import check_length, check_question, start_answer
 
 ServableModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
 
 
 class ServedModel:
-    """A loaded model as the engine runs it.
-
-    Args:
-        model: What `laconic.load` returned.
-    """
+    """A loaded model as the engine runs it."""
 
     def __init__(self, model: ServableModel) -> None:
         self.model, self.tokenizer = model, model.tokenizer
@@ -58,12 +54,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def prepare(self, sequence: RunningSequence) -> None:
-        """Check a request of token ids and set its prompt and sampler.
-
-        Raises:
-            UsageError: The request does not fit the model: its length, options or state.
-            InputError: An id is outside the vocabulary.
-        """
+        """Check a request and set its prompt and sampler; the errors are those of `Engine.submit`."""
         request = sequence.request
         if isinstance(self.model, Reasoner):
             return check_question(self.model, sequence)
@@ -84,7 +75,7 @@ class ServedModel:
                 update_flags=resolve_update_flags(self.decoder, cache, prompt.first_positions, config)
             )
             end = find_first_new_position(self.decoder, prompt, cache)
-            self.check_length(end, config.max_tokens)
+            check_length(self.decoder, f"prompt of {end:,} positions", end, config.max_tokens)
             sampler = build_sampler(self.decoder, prompt, config)
         except ValueError as error:
             raise UsageError(str(error)) from error
@@ -105,15 +96,6 @@ class ServedModel:
         if isinstance(model, NestedTextModel) and not model.update_weights:
             config = replace(config, update_on_prompt=False, update_on_output=False)
         return config
-
-    def check_length(self, end: int, max_tokens: int) -> None:
-        """Raise UsageError if a prompt up to `end` and new tokens exceed the context that the model was trained on."""
-        limit = self.decoder.config.max_position_embeddings
-        if end + max_tokens > limit:
-            raise UsageError(
-                f"prompt of {end:,} positions + max_tokens={max_tokens:,} exceeds the context of {limit:,}; "
-                f"shorten by {end + max_tokens - limit:,}"
-            )
 
     def start(self, sequences: Sequence[RunningSequence]) -> None:
         for sequence in sequences:

@@ -8,31 +8,74 @@ M of them give the sequential rollout of M latents (CODI arXiv:2502.21074).
 Symbols: N rows of all requests, D width, V vocabulary.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 from torch import Tensor, nn
 
+from laconic.config.config_model import ConfigModel, PositiveInt
 from laconic.errors import InputError
 from laconic.latent.thoughts import Projection
-from laconic.serving.thoughts_config import ThoughtsConfig, parse_thoughts_config
 
+CONFIG_KEY = "laconic"  # the object in config.json
 ModelFn = Callable[[Tensor], Tensor]  # embeddings [N, D] -> hidden states after the final norm
 CONTROL_VECTORS = "vectors"  # in thoughts.safetensors; not loaded, since the embedding table has them too
+
+
+class ThoughtsConfig(ConfigModel):
+    """Settings of the latent rollout, and the ids of the tokens whose embeddings are its control vectors."""
+
+    method: str
+    step: NonNegativeInt  # that was exported
+    num_latents: Annotated[int, Field(ge=0, le=4096)]  # M
+    schedule: Literal["jacobi", "sequential"]
+    num_iterations: NonNegativeInt | None = None  # T; None for the sequential schedule
+    projection: Literal["pccot", "codi", "none"]  # from a hidden state to the next vector
+    projection_width: PositiveInt  # inner width of CODI's map
+    begin_token_id: NonNegativeInt  # bot
+    latent_token_id: NonNegativeInt  # placeholder
+    end_token_id: NonNegativeInt  # eot
+    suppress_token_ids: tuple[NonNegativeInt, ...] = ()  # further ids that are never generated
+
+    @model_validator(mode="after")
+    def check_combination(self) -> "ThoughtsConfig":
+        if (self.num_iterations is None) != (self.schedule == "sequential"):
+            raise ValueError(f"num_iterations={self.num_iterations}: a number for jacobi, null for sequential")
+        if len(set(self.control_ids)) < 3:
+            raise ValueError(f"token ids {self.control_ids}: expected three different ids")
+        return self
+
+    @property
+    def control_ids(self) -> tuple[int, int, int]:
+        """Ids of begin, latent and end."""
+        return self.begin_token_id, self.latent_token_id, self.end_token_id
+
+    @property
+    def num_updates(self) -> int:
+        """Number of Jacobi iterations; M of them compute the same as the sequential rollout."""
+        return self.num_latents if self.num_iterations is None else self.num_iterations
+
+
+def parse_thoughts_config(value: Any) -> ThoughtsConfig:
+    """Validate the value of `laconic` in config.json. Raises InputError if it is invalid."""
+    try:  # strict validation accepts arrays as tuples only in JSON
+        return ThoughtsConfig.model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join([CONFIG_KEY, *map(str, first["loc"])])
+        reason = first["msg"].removeprefix("Value error, ")
+        message = f"config.json: {place}: {reason}; write the folder with laconic export --to vllm"
+        raise InputError(message) from None
 
 
 class ServedThoughts(nn.Module):
     """Latent thoughts of an exported run, for a model that holds the control vectors as embeddings.
 
-    Args:
-        config: Value of `laconic` in config.json.
-        hidden_size: Width of the model, D.
-        vocab_size: Number of its embeddings, V.
-
-    Raises:
-        InputError: If the value is missing, invalid, or does not fit the model.
+    Raises InputError if `config`, the value of `laconic` in config.json, is invalid or does not fit the model.
     """
 
     def __init__(self, config: Any, hidden_size: int, vocab_size: int) -> None:
@@ -52,22 +95,14 @@ class ServedThoughts(nn.Module):
         self.eval().requires_grad_(False)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors of thoughts.safetensors.
-
-        Raises:
-            InputError: If one is missing, unexpected or of another shape.
-        """
+        """Copy the tensors of thoughts.safetensors. Raises InputError if they are not those of the settings."""
         state = {name: tensor for name, tensor in tensors.items() if name != CONTROL_VECTORS}
-        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
-        expected = {name: list(tensor.shape) for name, tensor in self.state_dict().items()}
-        names = sorted(shapes.keys() | expected.keys())
-        odd = next((name for name in names if shapes.get(name) != expected.get(name)), None)
-        if odd is not None:
-            raise InputError(
-                f"thoughts.safetensors: {odd} is {shapes.get(odd, 'missing')}, config.json: laconic asks for "
-                f"{expected.get(odd, 'nothing')}; write the folder with laconic export --to vllm"
-            )
-        self.load_state_dict(state)
+        try:
+            self.load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            message = f"thoughts.safetensors does not fit config.json: {reason}; write the folder with laconic export"
+            raise InputError(message) from None
 
     def project(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """Return the vectors to read after these hidden states, in their dtype; computed in float32 as in training."""
@@ -91,15 +126,8 @@ class ServedThoughts(nn.Module):
     ) -> Float[Tensor, "N D"]:
         """Read the placeholders, update all latents from the hidden states to their left, and repeat.
 
-        Rows before the latents are computed again, unchanged, in every call.
-
-        Args:
-            run_model: Runs the model on all rows, and overwrites their keys and values.
-            inputs_embeds: Embeddings, with placeholders in the rows of latents.
-            latent_rows: What `find_rows` returned.
-
-        Returns:
-            The hidden states of the last call.
+        `run_model` runs the model on all rows, and overwrites their keys and values. Rows before the latents are
+        computed again, unchanged, in every call. Returns the hidden states of the last one.
         """
         hidden_states = run_model(inputs_embeds)
         for _ in range(self.config.num_updates):

@@ -21,11 +21,7 @@ from laconic.serving.sequence import RunningSequence
 
 
 def check_question(model: Reasoner, sequence: RunningSequence) -> None:
-    """Check a request to a run that answers questions, and set its question.
-
-    Raises:
-        UsageError: The request does not fit the run: no question, too long a one, or options without effect.
-    """
+    """Check a request to a run that answers questions, and set its question; the errors are UsageErrors."""
     request, config = sequence.request, sequence.request.config
     if request.question is None or request.token_ids or request.state is not None:
         raise UsageError("this run answers questions; give a question without token_ids and state")
@@ -40,12 +36,15 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
         raise UsageError(f"top log probabilities: {name} has no method `prompt_answers`; do not request them")
     sequence.question = build_question(model, request.question)
     sequence.num_prompt_tokens = int(sequence.question.question_mask.sum())
-    limit, required = model.decoder.config.max_position_embeddings, sequence.num_prompt_tokens + config.max_tokens
-    if required > limit:
-        raise UsageError(
-            f"question of {sequence.num_prompt_tokens:,} tokens + max_tokens={config.max_tokens:,} exceeds the context "
-            f"of {limit:,}; shorten by {required - limit:,}"
-        )
+    num_tokens = sequence.num_prompt_tokens
+    check_length(model.decoder, f"question of {num_tokens:,} tokens", num_tokens, config.max_tokens)
+
+
+def check_length(decoder: Decoder, what: str, end: int, max_tokens: int) -> None:
+    """Raise UsageError if a prompt up to `end` and new tokens exceed the context that the model was trained on."""
+    excess, limit = end + max_tokens - decoder.config.max_position_embeddings, decoder.config.max_position_embeddings
+    if excess > 0:
+        raise UsageError(f"{what} + max_tokens={max_tokens:,} exceeds the context of {limit:,}; shorten by {excess:,}")
 
 
 def list_question_ids(model: Reasoner, question: Question) -> list[int]:
@@ -61,16 +60,7 @@ def build_question(model: Reasoner, question: Question) -> ReasoningBatch:
 
 
 def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -> None:
-    """Set the prompt of the answer to a request, and how the answer is decoded.
-
-    Args:
-        model: The run.
-        decoder: The decoder that reads the answers.
-        sequence: The request. It has ended afterwards if the method does not return the prompts of its answers.
-
-    Raises:
-        UsageError: Question, latents and answer exceed a learned position table.
-    """
+    """Set the prompt of the answer, and how `decoder` decodes it; answer at once if the method returns no prompts."""
     method, question, decoding = model.method, sequence.question, model.build_decoding(sequence.request.config)
     assert question is not None
     if isinstance(method, PromptsAnswersStepwise):
@@ -95,11 +85,7 @@ def start_decoding(
     num_positions: int,
     eos_count: int,
 ) -> None:
-    """Set how to decode an answer after a cache and `num_positions` further positions.
-
-    Raises:
-        UsageError: They exceed a learned position table.
-    """
+    """Set how to decode an answer after a cache and `num_positions` further positions."""
     alone = torch.zeros(1, dtype=torch.long)  # a row's samples depend on its index, which is 0 for a request
     config = build_answer_config(decoder, alone, decoding, num_positions, eos_count)
     prompt = Prompt(None, None, torch.ones(1, num_positions, dtype=torch.bool), [[]])

@@ -23,7 +23,7 @@ from laconic.latent.answering import AnswerDecoding, count_expected_eos
 from laconic.latent.coconut import Coconut
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
-from laconic.serving.thoughts_config import CONFIG_KEY, ThoughtsConfig
+from laconic.serving.served_thoughts import CONFIG_KEY, ThoughtsConfig
 from laconic.serving.vllm_plugin import SERVER_CONFIG_FILE, VLLM_CLASSES
 
 CONTROL_TOKENS = ("<|laconic:begin|>", "<|laconic:latent|>", "<|laconic:end|>")
@@ -46,12 +46,8 @@ def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | 
     """Write a run that answers questions as a folder for `vllm serve`, which `laconic.load` opens too.
 
     A run that thinks gets three more tokens, whose embeddings are its control vectors; the plug-in of laconic computes
-    the latents. A run that writes its chain, or none, is a plain checkpoint with a chat template.
-
-    Args:
-        run: The run; its decoder is merged in place.
-        folder: Folder to create; it may exist only if it is empty.
-        dtype: Convert the decoder's weights; control vectors and projection stay float32.
+    the latents. A run that writes its chain, or none, is a plain checkpoint with a chat template. The run's decoder is
+    merged in place; `dtype` converts its weights, but not control vectors and projection.
 
     Raises:
         UsageError: If the method answers no questions, the plug-in has no class for the model's family, or an answer
@@ -217,11 +213,9 @@ def check_prompts(served: Tokenizer, run: LoadedRun, encoder: ReasoningEncoder, 
         rendered = served.apply_chat_template([{"role": "user", "content": question}])
         actual, expected = served.encode(rendered, False), [*row.question_ids, *control, *prompt]
         if actual != expected:
-            ids = zip(actual, expected, strict=False)
-            at = next((i for i, (a, b) in enumerate(ids) if a != b), min(len(actual), len(expected)))
             raise InputError(
-                f"the tokenizer encodes question {question!r} within a prompt as {actual}, alone as {expected}, "
-                f"which differ at position {at}; vLLM would read another question, so serve it with laconic serve"
+                f"the tokenizer encodes question {question!r} within a prompt as {actual}, alone as {expected}; vLLM "
+                "would read another question, so serve it with laconic serve"
             )
 
 

@@ -15,8 +15,7 @@ from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
-from laconic.serving.served_thoughts import ServedThoughts
-from laconic.serving.thoughts_config import CONFIG_KEY
+from laconic.serving.served_thoughts import CONFIG_KEY, ServedThoughts
 from laconic.serving.vllm_plugin import check_engine
 
 PREFIX = "thoughts."  # begins the names of the projection's weights

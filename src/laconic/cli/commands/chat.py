@@ -78,7 +78,7 @@ class ChatCommand(SamplingFlags):
 
     def run(self) -> int:
         check_minimum(1, max_tokens=self.max_tokens)
-        self.check_chats()
+        self.check_chat_memories()
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
@@ -104,11 +104,9 @@ class ChatCommand(SamplingFlags):
                 log_message(f"laconic: {error}")
         return exit_code
 
-    def check_chats(self) -> None:
-        """Raise `UsageError` (2) for a run whose method does not chat, before anything is loaded."""
-        from laconic.config.recipe import METHOD_TABLES
+    def check_chat_memories(self) -> None:
+        """Raise `UsageError` (2) for memories that do not begin a chat, before anything is loaded."""
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
-        from laconic.experiment.load_run import read_run_method
 
         check_memories(self.memory)
         if self.system is not None:
@@ -116,16 +114,12 @@ class ChatCommand(SamplingFlags):
         state = next(filter(is_state_file, self.memory), None)
         if state is not None:
             raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
-        method = read_run_method(self.model)
-        if method in METHOD_TABLES and method not in ("lm", "autocompressor"):
-            raise UsageError(f"{self.model} is a run of {method}, which does not chat; use laconic generate")
 
     def open_session(self) -> "ChatSession":
         """Load model, tokenizer and memories. Raises `UsageError` (2) for models that do not chat."""
         import laconic
         from laconic.experiment.text_models.chat_session import ChatSession
 
-        system = self.system
         dtype = parse_dtype(self.dtype)
         model = laconic.load(
             self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
@@ -133,38 +127,32 @@ class ChatCommand(SamplingFlags):
         if not isinstance(model, laconic.TextCompressor | laconic.LanguageModel):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
         if model.tokenizer.chat_template is None:
-            raise InputError(
-                f"{self.model} has no chat template (base models have none), so it does not chat; use laconic "
-                "generate, or the model's instruction-tuned version"
-            )
+            message = f"{self.model} has no chat template (base models have none), so it does not chat"
+            raise InputError(f"{message}; use laconic generate, or the model's instruction-tuned version")
         prefix = read_memories(model, self.memory) if self.memory else None
-        return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
+        return ChatSession(model.decoder, model.tokenizer, system=self.system, prefix=prefix)
 
 
 def read_memories(model: "TextCompressor | LanguageModel", paths: Sequence[Path]) -> "ChatPrefix | None":
     """Return the joined memories of one text as the beginning of a conversation."""
     import laconic
-    from laconic.compression.memory import SummaryMemory
     from laconic.experiment.text_models.chat_session import ChatPrefix
     from laconic.experiment.text_models.kv_compressor import load_kv_memories
 
     if isinstance(model, laconic.LanguageModel):
         memory = load_kv_memories(paths, model.decoder, model.tokenizer)
-        check_single_text(memory.B, paths)
+    else:
+        memory = model.join_memories(paths)
+    if memory.B != 1:
+        raise UsageError(f"--memory: {memory.B} texts in {paths[0]}; a conversation takes a memory of one text")
+    if isinstance(memory, laconic.KVMemory):
         return ChatPrefix.from_kv_memory(memory, model.tokenizer)
-    memory = SummaryMemory.concat_segments(*(model.load_memory(path) for path in paths))
-    check_single_text(memory.B, paths)
+    assert isinstance(model, laconic.TextCompressor)
     prompt = model.prepare_prompts(["a"], memory)
     if prompt.cache is None:
         return None
     position = None if prompt.positions is None else int(prompt.positions[0])
     return ChatPrefix(prompt.cache, position, reading_mode=model.reading_mode)
-
-
-def check_single_text(num_texts: int, paths: Sequence[Path]) -> None:
-    """Raise `UsageError` (2) for a memory of several texts."""
-    if num_texts != 1:
-        raise UsageError(f"--memory: {num_texts} texts in {paths[0]}; a conversation takes a memory of one text")
 
 
 def read_turns(is_terminal: bool) -> Iterator[str]:

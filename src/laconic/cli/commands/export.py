@@ -93,12 +93,7 @@ class ExportCommand:
         return 0
 
     def read_memory_kind(self) -> str | None:
-        """Return the kind of a memory's file, by its content; None for a GGUF file, a folder or a name.
-
-        Raises:
-            InputError: If there is no such file.
-            CorruptArtifactError: If laconic did not write the file, or it is damaged.
-        """
+        """Return the kind of a memory's file, by its content; None for a GGUF file, a folder or a name."""
         from laconic.storage.atomic import read_artifact_kind
 
         path = Path(self.model)

@@ -198,18 +198,11 @@ class GenerateCommand(SamplingFlags):
         return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
     def read_plain_prompts(self, question_column: str | None = None) -> list[PromptRow]:
-        """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints.
-
-        Rows of a file are read if `question_column` names the field that may take the place of `prompt`.
-        """
-        if question_column is None:
-            refuse_flags({"chat": self.chat}, f"not available for a run; laconic chat {self.model} replies in a chat")
+        """Return the prompts of a run, which are texts, or rows of a file if their `question_column` is given."""
         names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
-        refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
-        if question_column is None:
-            refuse_flags({"input": self.input}, "not available for a run of autocompressor")
-            return read_texts(self.prompts, self.file)
-        return self.read_prompts(question_column)
+        names += ("input",) if question_column is None else ()
+        refuse_flags({name: getattr(self, name) for name in names}, "not available for a run of this method")
+        return self.read_prompts(question_column or "question")
 
     def generation_config(self, folder: Path | None = None) -> "GenerationConfig":
         """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""

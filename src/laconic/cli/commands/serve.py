@@ -26,7 +26,6 @@ from laconic.errors import UsageError
 if TYPE_CHECKING:
     from laconic.experiment.load_model import LoadedModel
 
-MAX_PORT = 65535
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 
 
@@ -100,8 +99,8 @@ class ServeCommand:
         key = os.environ.get("LACONIC_API_KEY") or None if self.api_key is None else self.api_key
         if key is not None and not key.strip():
             raise UsageError("--api-key is empty; give a key, or remove --api-key")
-        if not 0 <= self.port <= MAX_PORT:
-            raise UsageError(f"--port {self.port}: must be 0 to {MAX_PORT}")
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"--port {self.port}: must be 0 to 65535")
         limits = {name: value for name, value in vars(self).items() if name.startswith("max_")}
         for name, value in limits.items():
             if value is not None and not value > 0:
@@ -120,16 +119,16 @@ class ServeCommand:
             refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
         import laconic
         from laconic.serving.http.api_model import choose_model_name
-        from laconic.serving.http.limits import ServerLimits
-        from laconic.serving.http.server import ServerOptions, serve
-
-        model = self.model
+        from laconic.serving.http.limits import ServerOptions
+        from laconic.serving.http.server import serve
 
         def load() -> "LoadedModel":
             if self.learn:
-                return self.load_learner(model)
+                from laconic.cli.nested import load_model
+
+                return load_model(self, None, self.dtype, self.revision)
             loaded = laconic.load(
-                model,
+                self.model,
                 device=self.device,
                 dtype=parse_dtype(self.dtype),
                 revision=self.revision,
@@ -143,30 +142,13 @@ class ServeCommand:
             api_key=key,
             allowed_origins=self.allowed_origin,
             log_requests=self.log_requests,
-            limits=ServerLimits(**limits),
             shutdown_seconds=self.shutdown_seconds,
             memory_folder=self.memory_dir,
             memory_files=memory_files,
+            **limits,
         )
-        serve(self.served_model_name or choose_model_name(model), load, options)
+        serve(self.served_model_name or choose_model_name(self.model), load, options)
         return 0
-
-    def load_learner(self, model: str) -> "LoadedModel":
-        """Load a plain checkpoint whose MLPs learn; raise `UsageError` (2) for other models."""
-        import laconic
-        from laconic.cli.commands.compress import is_plain_model
-        from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR
-        from laconic.experiment.text_models.nested_model import is_nested
-
-        if is_nested(model) or not is_plain_model(model):
-            raise UsageError(f"--learn: {model} is not a plain model; remove --learn")
-        return laconic.NestedTextModel.from_pretrained(
-            model,
-            inner_lr=UNTRAINED_INNER_LR if self.inner_lr is None else self.inner_lr,
-            device=self.device,
-            dtype=parse_dtype(self.dtype),
-            revision=self.revision,
-        )
 
 
 def set_tolerance(model: "LoadedModel", tolerance: float) -> "LoadedModel":

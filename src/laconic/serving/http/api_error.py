@@ -14,7 +14,7 @@ from starlette.routing import Match
 
 from laconic.console import log_message
 from laconic.errors import DiskError, InputError, LaconicError, UnsafeFileError, UsageError
-from laconic.serving.engine import EngineClosedError
+from laconic.serving.engine import EngineClosedError, QueueFullError
 from laconic.serving.http.schemas import NEUTRAL_MESSAGE_FIELDS, UNSUPPORTED_PARAMETERS
 
 ERROR_TYPES = {
@@ -29,21 +29,12 @@ EXPECTED_TYPES = {  # parameters of several types, for which pydantic would repo
     "stop": "a text or a list of texts",
     "memory": "the id or name of a memory, or a list of these",
 }
-FIELD_ERRORS = ("extra_forbidden", "missing")  # pydantic's error types whose messages below name the field
 # OpenAI's clients retry after 408 and 409 on their own, but would get the same answer again.
 NO_RETRY_HEADER = {"x-should-retry": "false"}
 
 
 class ApiError(HTTPException):
-    """An error of a request.
-
-    Args:
-        status: HTTP status.
-        message: One line: what was given, what is expected, what to do.
-        param: Name of the parameter at fault.
-        code: A code that clients can test.
-        headers: Further headers of the answer.
-    """
+    """An error of a request, with the parameter at fault and a code that clients can test."""
 
     def __init__(
         self,
@@ -56,11 +47,6 @@ class ApiError(HTTPException):
         extra = NO_RETRY_HEADER if status in (408, 409) else {}
         super().__init__(status, message, {**extra, **(headers or {})})
         self.param, self.code = param, code
-
-
-def build_queue_full_error(message: str) -> ApiError:
-    """Return the 429 error for a request that does not fit into the queue."""
-    return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
 
 def build_shutdown_error() -> ApiError:
@@ -79,6 +65,8 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
             return error
         case UsageError() | InputError() | UnsafeFileError():
             return ApiError(400, str(error))
+        case QueueFullError():
+            return ApiError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
         case EngineClosedError():
             return build_shutdown_error()
         case DiskError():
@@ -105,12 +93,9 @@ def build_error_response(error: HTTPException) -> JSONResponse:
 
 
 def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return the 400 error that names the first invalid parameter.
+    """Return the 400 error that names the first invalid parameter of pydantic's errors.
 
     A field that is not supported comes first: beside `tool_calls`, for example, messages have no `content`.
-
-    Args:
-        errors: Errors as pydantic lists them.
     """
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     path: Sequence[Any] = first["loc"][1:]
@@ -119,26 +104,20 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if not path:
         message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
         return ApiError(400, message)
-    param = str(path[0])
+    kind, param, field = first["type"], str(path[0]), str(path[-1])[:80]
     name = param
     if len(path) > 1 and isinstance(path[1], int):  # path[1] may also be a member of a union
-        name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if first["type"] not in FIELD_ERRORS)
-    match first["type"]:
-        case "extra_forbidden" if len(path) > 1 and path[-1] in NEUTRAL_MESSAGE_FIELDS:
-            message, code = f"{name}: {path[-1]} is not supported; leave it out", "unsupported_parameter"
-        case "extra_forbidden" if len(path) > 1:
-            message, code = f"{name}: unknown field {str(path[-1])[:80]!r}; remove it", "unknown_parameter"
-        case "extra_forbidden" if param in UNSUPPORTED_PARAMETERS:
-            message, code = f"{param} is not supported; remove it", "unsupported_parameter"
+        name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if kind not in ("extra_forbidden", "missing"))
+    place = "" if len(path) == 1 else f"{name}: "
+    unsupported = UNSUPPORTED_PARAMETERS if len(path) == 1 else NEUTRAL_MESSAGE_FIELDS
+    match kind:
+        case "extra_forbidden" | "literal_error" if field in unsupported or param == "stream_options":
+            message, code = f"{place}{field} is not supported; remove it", "unsupported_parameter"
         case "extra_forbidden":
-            message, code = f"unknown parameter {param[:80]!r}; remove it", "unknown_parameter"
-        case "missing" if len(path) == 1:
-            message, code = f"missing parameter {param!r}; give it", "missing_parameter"
+            message, code = f"{place}unknown parameter {field!r}; remove it", "unknown_parameter"
         case "missing":
-            message, code = f"{name}: missing {path[-1]}; give it", "missing_parameter"
-        case "literal_error" if param == "stream_options":
-            message, code = f"{param}.{path[-1]} is not supported; remove it", "unsupported_parameter"
-        case _ if len(path) > 1 and param in EXPECTED_TYPES and not str(first["type"]).startswith(("value", "too_")):
+            message, code = f"{place}missing parameter {field!r}; give it", "missing_parameter"
+        case _ if len(path) > 1 and param in EXPECTED_TYPES and not str(kind).startswith(("value", "too_")):
             message, code = f"{name}: expected {EXPECTED_TYPES[param]}", "invalid_value"
         case _:
             reason = str(first["msg"]).removeprefix("Value error, ")
@@ -158,12 +137,7 @@ def build_route_error(request: Request, routes: Sequence[APIRoute]) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI, routes: Sequence[APIRoute]) -> None:
-    """Answer all errors in OpenAI's format.
-
-    Args:
-        app: The application.
-        routes: Its routes, for the message about an unknown path.
-    """
+    """Answer all errors in OpenAI's format; the message about an unknown path lists the routes."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):

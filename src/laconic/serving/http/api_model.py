@@ -1,7 +1,7 @@
 """The loaded model as the routes see it: its name, kind, context, sampling defaults, and the memories it reads."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.published import PublishedSampling, read_published_sampling
 from laconic.interfaces import PromptsAnswers
 from laconic.models.decoder import Decoder
+from laconic.serving.http.limits import ServerOptions
 from laconic.serving.http.token_text import TokenTexts
 
 KIND_NAMES = {
@@ -30,15 +31,11 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class ApiModel:
-    """A loaded model under the name that requests give.
-
-    Attributes:
-        name: Name in requests.
-        model: What `laconic.load` returned.
-    """
+    """A loaded model under the name that requests give, with the server's options."""
 
     name: str
     model: LoadedModel
+    options: ServerOptions = field(default_factory=ServerOptions)
 
     @property
     def decoder(self) -> Decoder:
@@ -76,22 +73,19 @@ class ApiModel:
         return not isinstance(self.model, Reasoner) or isinstance(self.model.method, PromptsAnswers)
 
     @property
-    def memory_metadata(self) -> MemoryMetadata | KVMemoryMetadata:
-        """Metadata of the memories that the model reads.
-
-        Raises:
-            UsageError: If it reads none.
-        """
+    def memory_metadata(self) -> MemoryMetadata | KVMemoryMetadata | None:
+        """Metadata of the memories that the model reads; None if it reads none."""
         if isinstance(self.model, TextCompressor):
             return self.model.metadata
-        if isinstance(self.model, LanguageModel):
-            return build_metadata(self.decoder, self.tokenizer)
-        hint = "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else " over HTTP; use laconic generate"
-        raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
+        return build_metadata(self.decoder, self.tokenizer) if isinstance(self.model, LanguageModel) else None
 
     def check_reads_memories(self) -> None:
         """Raise UsageError if the model reads no memories."""
-        _ = self.memory_metadata
+        if self.memory_metadata is None:
+            hint = (
+                "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else " over HTTP; use laconic generate"
+            )
+            raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
 
 
 def choose_model_name(path_or_name: str) -> str:

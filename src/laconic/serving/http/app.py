@@ -1,7 +1,7 @@
 """The FastAPI application of the server: routes, error handlers, middleware, and the engine's life."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,10 +17,9 @@ from laconic.serving.http import completions, memories, sessions, tokenization
 from laconic.serving.http.api_error import ApiError, install_error_handlers
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.guard import RequestGuard
-from laconic.serving.http.limits import Deadlines, ServerLimits
+from laconic.serving.http.limits import Deadlines
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
-from laconic.serving.http.schemas import ModelCard
 from laconic.serving.http.services import Services, ServicesDependency
 from laconic.serving.http.session_store import SessionStore
 from laconic.serving.http.worker import Worker
@@ -53,90 +52,54 @@ async def list_models(services: ServicesDependency) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
-async def read_model(name: str, services: ServicesDependency) -> ModelCard:
+async def read_model(name: str, services: ServicesDependency) -> dict[str, Any]:
     """Return the served model by its name."""
     services.check_model(name)
     return describe_model(services)
 
 
-def describe_model(services: Services) -> ModelCard:
-    return ModelCard(id=services.served.name, created=services.created, max_model_len=services.served.context_size)
+def describe_model(services: Services) -> dict[str, Any]:
+    card = {"id": services.served.name, "object": "model", "created": services.created, "owned_by": "laconic"}
+    return card | {"max_model_len": services.served.context_size}
 
 
-def build_app(
-    served: ApiModel,
-    *,
-    limits: ServerLimits | None = None,
-    api_key: str | None = None,
-    allowed_origins: Sequence[str] = (),
-    log_requests: bool = False,
-    memory_folder: Path | None = None,
-    memory_files: Mapping[str, Path] | None = None,
-) -> FastAPI:
+def build_app(served: ApiModel) -> FastAPI:
     """Build the application. Its engine runs between start-up and shutdown.
-
-    Args:
-        served: The model.
-        limits: Limits of requests.
-        api_key: Key that requests must have.
-        allowed_origins: Origins whose web pages may send requests; "*": all.
-        log_requests: Whether to log a line for each request.
-        memory_folder: Folder of the memories; by default they are lost when the server ends.
-        memory_files: Memory files that requests may name, by name.
 
     Raises:
         CorruptArtifactError: If a memory file is damaged or belongs to another model.
         InputError: If generation_config.json has an invalid sampling option.
         UsageError: If a name of a memory file is invalid, or the model reads no memories.
-
-    Examples:
-        >>> import laconic
-        >>> from laconic.serving.http.api_model import ApiModel
-        >>> from laconic.serving.http.app import build_app
-        >>> app = build_app(ApiModel("stories", laconic.load("stories260k")))
-        >>> app.title
-        'laconic'
     """
     _ = served.published_sampling  # read now: an error in it is not the client's, and its message has a path
-    limits = limits or ServerLimits()
-    engine = Engine(served.model, max_batch_size=limits.max_batch_size, max_queue=limits.max_queue)
-    metrics, worker = ServerMetrics(engine.stats), Worker()
-    temporary = TemporaryDirectory(prefix="laconic-memories-") if memory_folder is None else None
-    folder = Path(temporary.name) if temporary is not None else memory_folder
-    assert folder is not None
-    store = MemoryStore(served, engine.served.decoder, folder, limits.max_memories, memory_files or {})
+    options = served.options
+    engine = Engine(served.model, max_batch_size=options.max_batch_size, max_queue=options.max_queue)
+    metrics, worker, temporary = ServerMetrics(engine.stats), Worker(), nullcontext()
+    if (folder := options.memory_folder) is None:
+        temporary = TemporaryDirectory(prefix="laconic-memories-")
+        folder = Path(temporary.name)
+    store = MemoryStore(served, engine.served.decoder, folder)
 
     @asynccontextmanager
     async def run_engine(app: FastAPI) -> AsyncIterator[None]:
-        engine.start()
-        yield
-        worker.close()
-        engine.close()
-        if temporary is not None:
-            temporary.cleanup()
+        with temporary:
+            engine.start()
+            yield
+            worker.close()
+            engine.close()
 
     app = FastAPI(
         title="laconic", lifespan=run_engine, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.state.services = Services(
-        served, engine, limits, store, SessionStore(served, limits.max_sessions), metrics, worker
-    )
-    deadlines = app.state.deadlines = Deadlines(limits.max_seconds)
+    app.state.services = Services(served, engine, store, SessionStore(served), metrics, worker)
+    deadlines = app.state.deadlines = Deadlines(options.max_seconds)
     routers = (router, completions.router, memories.router, sessions.router, tokenization.router)
     install_error_handlers(app, [route for r in routers for route in r.routes if isinstance(route, APIRoute)])
-    app.add_middleware(  # pyright: ignore
-        RequestGuard,
-        limits=limits,
-        deadlines=deadlines,
-        metrics=metrics,
-        api_key=api_key,
-        allowed_origins=allowed_origins,
-        log_requests=log_requests,
-    )
-    if allowed_origins:
+    app.add_middleware(RequestGuard, options=options, deadlines=deadlines, metrics=metrics)  # pyright: ignore
+    if options.allowed_origins:
         app.add_middleware(  # around the guard, because browsers send no key with a preflight request
             CORSMiddleware,
-            allow_origins=allowed_origins,
+            allow_origins=options.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["x-request-id"],

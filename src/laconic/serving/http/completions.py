@@ -5,39 +5,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from laconic.serving.http.api_error import ApiError
-from laconic.serving.http.prompts import (
-    PromptPrefix,
-    build_engine_requests,
-    build_generation_config,
-    prepare_chat,
-    prepare_text,
-)
-from laconic.serving.http.schemas import (
-    ChatChoice,
-    ChatLogprobs,
-    ChatRequest,
-    Choice,
-    ChunkChoice,
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-    Delta,
-    GenerationRequest,
-    ReplyMessage,
-    Usage,
-)
+from laconic.serving.http.prompts import PromptPrefix, build_engine_requests, prepare_chat, prepare_text
+from laconic.serving.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from laconic.serving.http.sequences import AnswerPart, SequenceGroup, count_usage
 from laconic.serving.http.services import (
     GroupDependency,
     Services,
     ServicesDependency,
     StrictRoute,
-    json_response,
     run_while_connected,
     stream_chunks,
 )
@@ -46,6 +27,7 @@ from laconic.serving.requests import EngineRequest, FinishEvent, TokenLogprob
 from laconic.serving.threads import run_in_thread
 
 Body = TypeVar("Body", bound=GenerationRequest)
+Json = dict[str, Any]
 router = APIRouter(route_class=StrictRoute)
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 
@@ -65,13 +47,7 @@ async def create_completion(
 
 
 class ApiAnswer(ABC, Generic[Body]):
-    """The answer to one request: choices `i * n` to `i * n + n - 1` continue prompt i.
-
-    Args:
-        services: The server's services.
-        body: The request.
-        num_prompts: Number of its prompts.
-    """
+    """The answer to one request: choices `i * n` to `i * n + n - 1` continue prompt i."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -85,70 +61,62 @@ class ApiAnswer(ABC, Generic[Body]):
     async def respond(self, request: Request, group: SequenceGroup) -> Response:
         """Start the sequences, and return the answer or the stream of its chunks.
 
-        Raises:
-            ApiError: For a request that does not fit the model or the limits.
+        Raises ApiError for a request that does not fit the model or the limits.
         """
-        largest = self.services.limits.max_queue
+        largest = self.services.served.options.max_queue
         if self.num_choices > largest:
             param = "n" if self.num_choices // self.n <= largest else "prompt"
-            raise ApiError(
-                400, f"{param}: {self.num_choices:,} sequences in one request; give at most {largest:,}", param
-            )
-        self.check_options()
+            message = f"{param}: {self.num_choices:,} sequences in one request; give at most {largest:,}"
+            raise ApiError(400, message, param)
         prefix = await self.services.resolve_prefix(self.body)
         group.submit(await run_in_thread(self.build_requests, prefix))
         if self.body.stream:
             return stream_chunks(self.stream(group), request)
-        return json_response(await run_while_connected(request, self.collect(group)))
-
-    @abstractmethod
-    def check_options(self) -> None:
-        """Raise ApiError (400) for options that do not fit one another or the model."""
+        return JSONResponse(await run_while_connected(request, self.collect(group)))
 
     @abstractmethod
     def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        """Encode the prompts; the errors are those of `respond`."""
+        """Check the options and encode the prompts; the errors are those of `respond`."""
 
     @abstractmethod
-    def build_choice(self, index: int, whole: AnswerPart) -> Choice: ...
+    def build_choice(self, index: int, whole: AnswerPart) -> Json: ...
 
     @abstractmethod
-    def build_chunk(self, index: int, part: AnswerPart) -> Choice | None:
+    def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
         """Return what a part adds to a choice; None if that is nothing."""
 
-    def begin(self) -> list[Choice]:
+    def begin(self) -> list[Json]:
         """Return the chunks that a stream begins with."""
         return []
 
-    def count_usage(self, finishes: Sequence[FinishEvent]) -> Usage:
+    def count_usage(self, finishes: Sequence[FinishEvent]) -> Json:
         return count_usage(finishes, self.n)
 
-    async def collect(self, group: SequenceGroup) -> Completion:
+    async def collect(self, group: SequenceGroup) -> Json:
         wholes = [AnswerPart() for _ in range(self.num_choices)]
         async for index, part in group.parts():
             wholes[index].extend(part)
         choices = [self.build_choice(index, whole) for index, whole in enumerate(wholes)]
         finishes = [whole.finish for whole in wholes if whole.finish is not None]
-        return self.build(self.kind, choices, usage=self.count_usage(finishes))
+        return self.build(self.kind, choices) | {"usage": self.count_usage(finishes)}
 
-    async def stream(self, group: SequenceGroup) -> AsyncIterator[Completion]:
+    async def stream(self, group: SequenceGroup) -> AsyncIterator[Json]:
+        usage = {"usage": None} if self.body.should_include_usage else {}
         for choice in self.begin():
-            yield self.build(self.chunk_kind, [choice])
+            yield self.build(self.chunk_kind, [choice]) | usage
         finishes: dict[int, FinishEvent] = {}
         async for index, part in group.parts():
             if part.finish is not None:
                 finishes[index] = part.finish
             if (choice := self.build_chunk(index, part)) is not None:
-                yield self.build(self.chunk_kind, [choice])
-        if self.body.should_include_usage:
-            usage = self.count_usage([finishes[index] for index in sorted(finishes)])
-            yield self.build(self.chunk_kind, [], usage=usage)
+                yield self.build(self.chunk_kind, [choice]) | usage
+        if usage:
+            counts = self.count_usage([finishes[index] for index in sorted(finishes)])
+            yield self.build(self.chunk_kind, []) | {"usage": counts}
 
-    def build(self, kind: str, choices: list[Choice], **usage: Usage | None) -> Completion:
-        if self.body.should_include_usage:
-            usage = {"usage": None} | usage
+    def build(self, kind: str, choices: list[Json]) -> Json:
         name = self.services.served.name
-        return Completion(id=self.id, object=kind, created=self.created, model=name, choices=choices, **usage)
+        return {"id": self.id, "object": kind, "created": self.created, "model": name, "choices": choices}
 
 
 class ChatAnswer(ApiAnswer[ChatRequest]):
@@ -156,47 +124,36 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def check_options(self) -> None:
+    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
         body, served = self.body, self.services.served
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         if body.logprobs and not served.has_logprobs:
             raise ApiError(400, f"logprobs: the method of {served.name} has none; remove logprobs", "logprobs")
-
-    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        body, served, limits = self.body, self.services.served, self.services.limits
-        prompt = prepare_chat(served, body.messages, prefix, limits)
+        prompt = prepare_chat(served, body.messages, prefix)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        config = build_generation_config(served, body, prompt, max_tokens, limits)
-        return build_engine_requests(body, prompt, config, num_top_logprobs=body.top_logprobs or 0)
+        return build_engine_requests(served, body, prompt, max_tokens, num_top_logprobs=body.top_logprobs or 0)
 
-    def build_choice(self, index: int, whole: AnswerPart) -> ChatChoice:
-        assert whole.finish_reason is not None
-        return ChatChoice(
-            index=index,
-            message=ReplyMessage(role="assistant", content=whole.text, refusal=None),
-            logprobs=self.build_logprobs(whole.tokens),
-            finish_reason=whole.finish_reason,
-        )
+    def build_choice(self, index: int, whole: AnswerPart) -> Json:
+        message = {"role": "assistant", "content": whole.text, "refusal": None}
+        logprobs = self.build_logprobs(whole.tokens)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
-    def begin(self) -> list[Choice]:
-        delta = Delta(role="assistant", content="")
+    def begin(self) -> list[Json]:
+        delta = {"role": "assistant", "content": ""}
         return [
-            ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             for index in range(self.num_choices)
         ]
 
-    def build_chunk(self, index: int, part: AnswerPart) -> ChunkChoice | None:
+    def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
         if not part.text and part.finish is None:
             return None
-        return ChunkChoice(
-            index=index,
-            delta=Delta(content=part.text) if part.text else Delta(),
-            logprobs=self.build_logprobs(part.tokens) if part.tokens else None,
-            finish_reason=part.finish_reason,
-        )
+        delta = {"content": part.text} if part.text else {}
+        logprobs = self.build_logprobs(part.tokens) if part.tokens else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish_reason}
 
-    def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+    def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         """Return the log probabilities of tokens, if they were requested."""
         if not self.body.logprobs:
             return None
@@ -215,15 +172,13 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
         self.echoes: list[str] = []  # text that each choice begins with
         self.builders: list[CompletionLogprobsBuilder] = []  # of each choice, if `logprobs` is given
 
-    def check_options(self) -> None:
+    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
+        body, served = self.body, self.services.served
         if self.is_score_only and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
-
-    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        body, served, limits = self.body, self.services.served, self.services.limits
         requests: list[EngineRequest] = []
         for text in body.prompts:
-            prompt = prepare_text(served, text, prefix, limits)
+            prompt = prepare_text(served, text, prefix)
             if self.echo and self.has_logprobs and prompt.question is not None:
                 message = f"echo: {served.name} answers questions and has no log probabilities of them; remove echo"
                 raise ApiError(400, message, "echo")
@@ -232,9 +187,10 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
                 raise ApiError(400, message, "echo")
             max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(
+                served,
                 body,
                 prompt,
-                build_generation_config(served, body, prompt, max_tokens, limits),
+                max_tokens,
                 num_top_logprobs=body.logprobs or 0,
                 with_prompt_logprobs=self.echo and self.has_logprobs,
             )
@@ -245,7 +201,7 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             self.builders = [CompletionLogprobsBuilder(texts, body.logprobs, echo) for echo in self.echoes]
         return requests
 
-    def build_choice(self, index: int, whole: AnswerPart) -> CompletionChoice:
+    def build_choice(self, index: int, whole: AnswerPart) -> Json:
         """Return a choice, or what a part of it adds."""
         text, tokens = ("", ()) if self.is_score_only else (whole.text, whole.tokens)
         logprobs = None
@@ -253,14 +209,14 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             logprobs = self.builders[index].build(tokens, () if whole.prompt is None else whole.prompt.logprobs)
         if whole.prompt is not None:
             text = self.echoes[index] + text
-        return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=whole.finish_reason)
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
-    def build_chunk(self, index: int, part: AnswerPart) -> CompletionChoice | None:
+    def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
         choice = self.build_choice(index, part)
-        has_tokens = choice.logprobs is not None and choice.logprobs.tokens
-        return choice if choice.text or has_tokens or choice.finish_reason else None
+        has_tokens = choice["logprobs"] is not None and choice["logprobs"]["tokens"]
+        return choice if choice["text"] or has_tokens or choice["finish_reason"] else None
 
-    def count_usage(self, finishes: Sequence[FinishEvent]) -> Usage:
+    def count_usage(self, finishes: Sequence[FinishEvent]) -> Json:
         """Return the token counts, without the token that nobody asked for."""
         if self.is_score_only:
             finishes = [replace(finish, num_tokens=0) for finish in finishes]

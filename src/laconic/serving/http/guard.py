@@ -6,7 +6,6 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from laconic.console import log_message
 from laconic.serving.http.api_error import ApiError, build_error_response, to_http_error
-from laconic.serving.http.limits import Deadline, Deadlines, ServerLimits
+from laconic.serving.http.limits import Deadline, Deadlines, ServerOptions
 from laconic.serving.http.metrics import ServerMetrics
 
 OPEN_ROUTES = ("/health",)
@@ -31,26 +30,15 @@ OpenBodies = dict["LimitedBody", asyncio.Timeout]  # in the order in which they 
 class RequestGuard:
     """Check requests before they reach the routes, and turn errors that the routes do not catch into answers.
 
-    Args:
-        app: The application that gets the checked requests.
-        limits: Limits of the server.
-        deadlines: When open requests end.
-        metrics: Counts requests by route and status.
-        api_key: Key that requests must have. With None, the headers Host and Origin must name this machine instead, so
-            that no web page can reach the server, not even by DNS rebinding.
-        allowed_origins: Origins of web pages that may reach it nevertheless; "*": all.
-        log_requests: Whether to log a line for each request.
-        open_bodies: Bodies whose next piece has not arrived.
+    Without a key, the headers Host and Origin must name this machine instead, so that no web page can reach the server,
+    not even by DNS rebinding, except from the allowed origins.
     """
 
     app: ASGIApp
-    limits: ServerLimits
+    options: ServerOptions
     deadlines: Deadlines
     metrics: ServerMetrics
-    api_key: str | None
-    allowed_origins: Sequence[str] = ()
-    log_requests: bool = False
-    open_bodies: "OpenBodies" = field(default_factory=lambda: OpenBodies())
+    open_bodies: "OpenBodies" = field(default_factory=lambda: OpenBodies())  # whose next piece has not arrived
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; connections other than HTTP are passed on."""
@@ -63,11 +51,11 @@ class RequestGuard:
             await self.handle(scope, receive, send, deadline)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
-        headers, limits, start = Headers(scope=scope), self.limits, time.perf_counter()
+        headers, options, start = Headers(scope=scope), self.options, time.perf_counter()
         given_id, status, is_complete = headers.get("x-request-id", ""), 0, False
         request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
         body = LimitedBody(
-            receive, self.max_bytes(scope), deadline, self.open_bodies, limits.max_batch_size + limits.max_queue
+            receive, self.max_bytes(scope), deadline, self.open_bodies, options.max_batch_size + options.max_queue
         )
         scope.setdefault("state", {}).update(id=request_id, deadline=deadline)
 
@@ -97,7 +85,7 @@ class RequestGuard:
             route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
             status = status if is_complete else CLIENT_CLOSED_REQUEST
             self.metrics.requests.labels(route, status).inc()
-            if self.log_requests:
+            if self.options.log_requests:
                 client, seconds = (scope.get("client") or ("",))[0], time.perf_counter() - start
                 path = repr(scope["path"][:200])[1:-1]  # it may contain line ends
                 log_message(f"{request_id} {client} {scope['method']} {path} {status} {seconds:.3f} s")
@@ -106,9 +94,9 @@ class RequestGuard:
         """Raise ApiError: 401 without the key, 403 for a foreign host."""
         if path in OPEN_ROUTES:
             return
-        if self.api_key is None:
+        if self.options.api_key is None:
             origin = headers.get("origin", "http://localhost")  # web pages send it, programs do not
-            host, is_allowed = headers.get("host", "localhost"), {"*", origin} & {*self.allowed_origins}
+            host, is_allowed = headers.get("host", "localhost"), {"*", origin} & {*self.options.allowed_origins}
             if not is_local_host(host):
                 advice = "start the server with --api-key, or let the proxy in front of it send 'Host: localhost'"
                 raise ApiError(403, f"host {host[:80]!r} is not this machine; {advice}")
@@ -117,24 +105,21 @@ class RequestGuard:
                 raise ApiError(403, f"origin {origin[:80]!r} is not this machine; {advice}")
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self.api_key.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            key.strip().encode("latin-1"), self.options.api_key.encode()
+        ):
             message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def max_bytes(self, scope: Scope) -> int:
         """Return the largest body of a request: files of memories and states come by PUT, everything else is JSON."""
-        return self.limits.max_memory_bytes if scope["method"] == "PUT" else self.limits.max_body_bytes
+        return self.options.max_memory_bytes if scope["method"] == "PUT" else self.options.max_body_bytes
 
 
 class LimitedBody:
     """The body of a request, which must keep arriving, be complete before the deadline, and not be too large.
 
-    Args:
-        source: ASGI's receive function.
-        max_bytes: Largest size.
-        deadline: When the request ends.
-        open_bodies: Those of all requests.
-        max_open: Largest number of these; one more ends the request whose body has not moved for longest.
+    If more than `max_open` bodies are open, the request whose body has not moved for longest ends.
     """
 
     def __init__(
@@ -156,8 +141,7 @@ class LimitedBody:
     async def receive(self) -> Message:
         """Return the next message.
 
-        Raises:
-            ApiError: 413 if the body is too large; 408 if the next piece does not arrive in time; 503 at shutdown.
+        Raises ApiError: 413 if the body is too large; 408 if the next piece does not arrive in time; 503 at shutdown.
         """
         if self.is_complete:
             return await self.source()

@@ -1,53 +1,45 @@
-"""Limits of requests: sizes, counts, and when a request ends. One that exceeds a limit is refused with a 4xx status."""
+"""Options of the server, and when a request ends. One that exceeds a limit is refused with a 4xx status."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from laconic.serving.http.api_error import ApiError, build_shutdown_error
 
-MEBIBYTE = 2**20
-
 
 @dataclass(frozen=True)
-class ServerLimits:
-    """Limits of requests; the status of the error is in parentheses.
+class ServerOptions:
+    """Where a server listens, who may send requests, and what these may use, as the flags of `laconic serve` say.
 
-    Args:
-        max_body_bytes: Bytes of a JSON body (413).
-        max_memory_bytes: Bytes of an uploaded memory or state (413).
-        max_prompt_tokens: Tokens of a prompt (400); None: the context of the model.
-        max_generated_tokens: New tokens of a sequence, to which `max_tokens` is lowered; None: as many as the context
-            of the model has room for.
-        max_batch_size: Number of sequences that are decoded together; further ones wait.
-        max_queue: Number of sequences that may wait, and that one request may ask for (429).
-        max_seconds: Time limit of a request; generation then ends with `finish_reason` "length", other work with 408.
-        max_memories: Number of stored memories (400).
-        max_sessions: Number of sessions of a model that learns (400).
+    `port` 0 chooses a free one, an origin "*" allows all, and memories are lost at the end without a `memory_folder`.
     """
 
-    max_body_bytes: int = 8 * MEBIBYTE
-    max_memory_bytes: int = 512 * MEBIBYTE
-    max_prompt_tokens: int | None = None
-    max_generated_tokens: int | None = None
-    max_batch_size: int = 16
-    max_queue: int = 64
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    allowed_origins: Sequence[str] = ()
+    log_requests: bool = False
+    shutdown_seconds: float = 30.0
+    memory_folder: Path | None = None
+    memory_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    max_body_bytes: int = 8 * 2**20
+    max_memory_bytes: int = 512 * 2**20
+    max_prompt_tokens: int | None = None  # of a prompt; None: the context
+    max_generated_tokens: int | None = None  # of a sequence; None: what fits into the context
+    max_batch_size: int = 16  # sequences that are decoded together
+    max_queue: int = 64  # sequences that wait, and those of one request
     max_seconds: float = 600.0
     max_memories: int = 256
     max_sessions: int = 64
 
 
 class Deadline:
-    """The time at which a request ends. It may move forward while the request waits for something.
-
-    Attributes:
-        time: Time of the event loop.
-        is_shutdown: Whether the request ends because the server does.
-    """
+    """The time of the event loop at which a request ends; it may move forward while the request waits."""
 
     def __init__(self, time: float) -> None:
-        self.time, self.is_shutdown = time, False
+        self.time, self.is_shutdown = time, False  # whether the request ends because the server does
         self.timeouts = set[asyncio.Timeout]()  # timeouts of the blocks that run in `limit`
 
     @asynccontextmanager
@@ -73,11 +65,7 @@ class Deadline:
 
 
 class Deadlines:
-    """The deadlines of all open requests; only the event loop may call the methods.
-
-    Args:
-        max_seconds: Time limit of a request.
-    """
+    """The deadlines of all open requests; only the event loop may call the methods."""
 
     def __init__(self, max_seconds: float) -> None:
         self.max_seconds, self.open_deadlines = max_seconds, set[Deadline]()

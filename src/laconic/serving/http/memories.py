@@ -1,15 +1,15 @@
 """Routes of memories: compress a text, upload a file, list, download, delete."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, get_args
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 
 from laconic.compression.kv.compress import KVCompressionConfig
-from laconic.compression.kv.selection import KVMethod
 from laconic.errors import LaconicError, UsageError
 from laconic.experiment.compress import CompressionJob
 from laconic.experiment.text_models.compressor import TextCompressor
@@ -24,7 +24,6 @@ from laconic.serving.threads import run_in_thread
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
 FILE_TYPE = "application/octet-stream"
 CHUNK_BYTES = 2**20
-SELECTION_FIELDS = ("chat", "method", "keep", "slots", "max_loss")
 
 
 class MemoryRequest(RequestBody):
@@ -33,7 +32,7 @@ class MemoryRequest(RequestBody):
     text: Annotated[str, AfterValidator(check_text)]
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     chat: bool | None = None
-    method: str | None = None
+    method: Annotated[str, Field(max_length=40)] | None = None
     keep: float | None = None
     slots: int | None = None
     max_loss: float | None = None
@@ -90,8 +89,8 @@ async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
 @router.get("/{id}/content")
 async def read_content(id: str, services: ServicesDependency) -> StreamingResponse:
     """Return the file of a memory, which `laconic generate --memory` reads."""
-    file, size = services.memories.open(services.memories.find(id).card.id)
-    return StreamingResponse(read_chunks(file, size), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
+    file, size = services.memories.open(services.memories.find(id))
+    return StreamingResponse(read_chunks(file), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
 
 
 @router.delete("/{id}")
@@ -105,14 +104,14 @@ async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]
 def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Callable[[], None]], None]:
     """Return a function that compresses the text into a file, and calls its second argument often.
 
-    Raises:
-        ApiError: 400 for options that do not fit the model.
+    Raises ApiError (400) for options that do not fit the model.
     """
     name, model = body.name or "text", served.model
-    present = {field: getattr(body, field) for field in SELECTION_FIELDS if getattr(body, field) is not None}
+    fields = ("chat", "method", "keep", "slots", "max_loss")
+    options = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
     if isinstance(model, TextCompressor):
-        if present:
-            field = next(iter(present))
+        if options:
+            field = next(iter(options))
             raise ApiError(400, f"{field}: {served.name} is trained to compress; remove {field}", field)
 
         def write_summaries(path: Path, check: Callable[[], None]) -> None:
@@ -122,29 +121,22 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
             model.with_metadata(job).save(path)
 
         return write_summaries
-    chat = bool(present.pop("chat", False))
+    chat = bool(options.pop("chat", False))
     if chat and served.tokenizer.chat_template is None:
         raise ApiError(400, f"chat: {served.name} has no chat template; remove chat", "chat")
-    if body.method is not None and body.method not in get_args(KVMethod):
-        message = f"method: {body.method[:40]!r} is not known; give one of {', '.join(get_args(KVMethod))}"
-        raise ApiError(400, message, "method")
     try:
-        config = KVCompressionConfig(**present)
+        config = KVCompressionConfig(**options)
     except UsageError as error:
-        raise ApiError(400, str(error), next(iter(present))) from None
+        raise ApiError(400, str(error), next(iter(options))) from None
     if not body.text.strip():
         raise ApiError(400, "text: only white space; give text", "text")
 
     def write_selection(path: Path, check: Callable[[], None]) -> None:
-        result = compress_text(
-            served.decoder,
-            served.tokenizer,
-            body.text,
-            config,
-            name=name,
-            chat=chat,
-            on_progress=lambda step, done, total: check(),
-        )
+        def on_progress(step: str, done: int, total: int) -> None:
+            check()
+
+        decoder, tokenizer, text = served.decoder, served.tokenizer, body.text
+        result = compress_text(decoder, tokenizer, text, config, name=name, chat=chat, on_progress=on_progress)
         result.memory.save(path)
 
     return write_selection
@@ -153,8 +145,7 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
 def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
     """Add an uploaded file to the store.
 
-    Raises:
-        ApiError: 409 if it was written for another model; 400 if it is not a memory of one text, or damaged.
+    Raises ApiError: 409 if it was written for another model; 400 if it is not a memory of one text, or damaged.
     """
     try:
         card = store.describe(id, path).card
@@ -167,12 +158,7 @@ def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
     return store.add(path, id)
 
 
-def read_chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+def read_chunks(file: BinaryIO) -> Iterator[bytes]:
     """Yield the content of a file and close it."""
     with file:
-        while size > 0:
-            chunk = file.read(min(CHUNK_BYTES, size))
-            size -= len(chunk)
-            if not chunk:
-                return
-            yield chunk
+        yield from iter(partial(file.read, CHUNK_BYTES), b"")

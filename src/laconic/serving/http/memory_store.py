@@ -6,7 +6,7 @@ import secrets
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,6 @@ from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.memory_file import FILE_KIND as KV_KIND
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import FILE_KIND as SUMMARY_KIND
-from laconic.compression.memory_file import MemoryMetadata
 from laconic.compression.segment import build_memory_prompt
 from laconic.console import log_message
 from laconic.errors import (
@@ -30,7 +29,7 @@ from laconic.errors import (
 )
 from laconic.experiment.text_models.chat_session import ChatPrefix
 from laconic.experiment.text_models.compressor import TextCompressor
-from laconic.experiment.text_models.kv_compressor import is_chat_memory
+from laconic.experiment.text_models.kv_compressor import load_kv_memories
 from laconic.models.decoder import Decoder
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
@@ -45,40 +44,24 @@ MAX_PREFIXES = 8  # KV caches of recently used memories that stay in RAM
 
 @dataclass(frozen=True)
 class StoredMemory:
-    """A memory file with what requests may know about it.
-
-    Attributes:
-        path: The file.
-        digest: Digest in its header, which changes with its content.
-        card: Its metadata.
-        is_pinned: Whether it was given on the command line, and so cannot be replaced or deleted.
-    """
+    """A memory file with what requests may know about it. The digest in its header changes with its content."""
 
     path: Path
     digest: str
     card: MemoryCard
-    is_pinned: bool = False
+    is_pinned: bool = False  # given on the command line, and so cannot be replaced or deleted
 
 
 class MemoryStore:
-    """Memories by id. Every method may be called from any thread.
+    """Memories by id: those in a folder, where what an interrupted write left is removed, and pinned `memory_files`.
 
-    Args:
-        served: The model that reads them.
-        decoder: The decoder that reads them, as the engine runs it.
-        folder: Folder of the files; what an interrupted write left there is removed.
-        max_memories: Largest number of files in the folder.
-        pinned: Further files by id, which stay where they are.
-
-    Raises:
-        CorruptArtifactError: If a pinned file is damaged or belongs to another model.
-        UsageError: If a pinned id is invalid, or the model reads no memories.
+    Every method may be called from any thread. `decoder` reads the memories, as the engine runs it. Raises
+    CorruptArtifactError if a pinned file is damaged or belongs to another model; UsageError if a pinned id is invalid,
+    or the model reads no memories.
     """
 
-    def __init__(
-        self, served: ApiModel, decoder: Decoder, folder: Path, max_memories: int, pinned: Mapping[str, Path]
-    ) -> None:
-        self.served, self.decoder, self.folder, self.max_memories = served, decoder, folder, max_memories
+    def __init__(self, served: ApiModel, decoder: Decoder, folder: Path) -> None:
+        self.served, self.decoder, self.folder = served, decoder, folder
         self.lock, self.entries = threading.Lock(), dict[str, StoredMemory]()
         self.prefixes: OrderedDict[tuple[str, ...], ChatPrefix] = OrderedDict()
         remove_temporary(folder)
@@ -89,30 +72,25 @@ class MemoryStore:
                 self.entries[path.stem] = self.describe(path.stem, path)
             except LaconicError as error:
                 log_message(f"laconic: {path} is left out: {error}")
-        for id, path in pinned.items():
+        for id, path in served.options.memory_files.items():
             if not MEMORY_ID.fullmatch(id):
                 raise UsageError(f"--memory {id}={path}: a name has up to 64 letters, digits, - and _; choose another")
             self.load_file(path)
             self.entries[id] = replace(self.describe(id, path), is_pinned=True)
 
     def describe(self, id: str, path: Path) -> StoredMemory:
-        """Read the header of a file.
-
-        Raises:
-            CorruptArtifactError: If it is not a memory.
-        """
+        """Read the header of a file. Raises CorruptArtifactError if it is not a memory."""
         header, data = read_artifact_header(path)
-        kind = data.get("kind")
+        kind, reader = data.get("kind"), self.served.memory_metadata
         if kind not in (KV_KIND, SUMMARY_KIND):
             raise CorruptArtifactError(f"{path.name} is not a memory; give a file that laconic compress wrote")
         try:
             documents = [document for row in data["documents"] for document in row]
             if kind == KV_KIND:
                 slots = header.tensors["positions"].shape[0] / max(1, data["layers"] * data["kv_heads"])
-                method, is_readable = str(data["method"]), self.is_reader(KV_KIND, data)
+                method, model_key = str(data["method"]), "model"
             else:
-                slots = header.tensors["vectors"].shape[0]
-                method, is_readable = "autocompressor", self.is_reader(SUMMARY_KIND, data)
+                slots, method, model_key = header.tensors["vectors"].shape[0], "autocompressor", "reader"
             card = MemoryCard(
                 id=id,
                 created=int(datetime.fromisoformat(data["created"]).timestamp()),
@@ -122,71 +100,45 @@ class MemoryStore:
                 tokens=sum(int(document["tokens"]) for document in documents),
                 slots=round(slots, 1),
                 bytes=path.stat().st_size,
-                is_readable=is_readable,
+                is_readable=all(data[key] == getattr(reader, key, None) for key in (model_key, "tokenizer")),
             )
         except (KeyError, TypeError, ValueError, IndexError):
             raise CorruptArtifactError(f"{path.name} has invalid metadata; use an intact copy") from None
         return StoredMemory(path, header.metadata.get("digest", ""), card)
-
-    def is_reader(self, kind: str, data: Mapping[str, Any]) -> bool:
-        """Return whether the served model wrote such a file, or may read it."""
-        try:
-            reader = self.served.memory_metadata
-        except UsageError:
-            return False
-        if isinstance(reader, MemoryMetadata):
-            return kind == SUMMARY_KIND and (data["reader"], data["tokenizer"]) == (reader.reader, reader.tokenizer)
-        return kind == KV_KIND and (data["model"], data["tokenizer"]) == (reader.model, reader.tokenizer)
 
     def list(self) -> list[MemoryCard]:
         """Return the metadata of all memories, the oldest first."""
         with self.lock:
             return sorted((entry.card for entry in self.entries.values()), key=lambda card: (card.created, card.id))
 
-    def get(self, id: str) -> StoredMemory:
-        """Return a memory.
-
-        Raises:
-            ApiError: 404 if there is none.
-        """
-        with self.lock:
-            entry = self.entries.get(id)
-        if entry is None:
-            raise ApiError(404, f"memory {id[:80]!r} does not exist; GET /v1/memories lists all", "memory", "not_found")
-        return entry
-
     def find(self, name: str) -> StoredMemory:
         """Return a memory by its id, or by its name if only one memory that the served model may read has it.
 
-        Raises:
-            ApiError: 404 if there is none, 409 if several of these memories have the name.
+        Raises ApiError: 404 if there is none, 409 if several of these memories have the name.
         """
         with self.lock:
             named = [entry for entry in self.entries.values() if entry.card.name == name]
             entries = [self.entries[name]] if name in self.entries else named
         entries = [entry for entry in entries if entry.card.is_readable] or entries
+        if not entries:
+            message = f"memory {name[:80]!r} does not exist; GET /v1/memories lists all"
+            raise ApiError(404, message, "memory", "not_found")
         if len(entries) > 1:
-            ids = ", ".join(entry.card.id for entry in entries[:4]) + (", …" if len(entries) > 4 else "")
+            ids = ", ".join(entry.card.id for entry in entries[:4])
             message = f"{len(entries)} memories have the name {name[:80]!r}; give the id of one: {ids}"
             raise ApiError(409, message, "memory", "ambiguous_name")
-        return entries[0] if entries else self.get(name)
+        return entries[0]
 
-    def open(self, id: str) -> tuple[BinaryIO, int]:
+    def open(self, entry: StoredMemory) -> tuple[BinaryIO, int]:
         """Open the file of a memory, and return its size. The file stays readable if the memory is deleted."""
         try:
-            file = self.get(id).path.open("rb")
+            file = entry.path.open("rb")
         except FileNotFoundError:
-            raise ApiError(404, f"memory {id} has been deleted", "memory", "not_found") from None
+            raise build_deleted_error(entry) from None
         return file, os.fstat(file.fileno()).st_size
 
     def new_path(self) -> Path:
-        """Return a path in the folder for a file that is not a memory yet; a restart removes it.
-
-        A folder that has been removed is created again.
-
-        Raises:
-            DiskError: If it cannot be created.
-        """
+        """Return a path for a file that is not a memory yet, which a restart removes; create the folder if need be."""
         path = self.folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         with translate_os_errors(path):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -194,37 +146,24 @@ class MemoryStore:
 
     def check_name(self, name: str) -> None:
         """Raise ApiError (409) for a name that is another memory's id, because requests would get that memory."""
-        with self.lock:
-            if name in self.entries:
-                raise ApiError(409, f"name: {name!r} is the id of another memory; choose another name", "name")
-
-    def check_changeable(self, id: str) -> None:
-        """Raise ApiError (409) if the id is that of a memory of the command line."""
-        with self.lock:
-            if id in self.entries and self.entries[id].is_pinned:
-                raise ApiError(409, f"memory {id} was given when the server started; it cannot be changed", "id")
+        if name in self.entries:
+            raise ApiError(409, f"name: {name!r} is the id of another memory; choose another name", "name")
 
     def check_space(self, id: str | None = None) -> None:
         """Raise ApiError if a memory cannot be added: 400 if the store is full, 409 if the id is of a pinned memory."""
-        if id is not None:
-            self.check_changeable(id)
         with self.lock:
-            if id in self.entries:
-                return
+            entry = None if id is None else self.entries.get(id)
             count = sum(not entry.is_pinned for entry in self.entries.values())
-        if count >= self.max_memories:
+        if entry is not None and entry.is_pinned:
+            raise ApiError(409, f"memory {id} was given when the server started; it cannot be changed", "id")
+        if entry is None and count >= self.served.options.max_memories:
             message = f"the server stores {count} memories, its limit; delete one first"
             raise ApiError(400, message, code="too_many_memories")
 
     def add(self, source: Path, id: str | None = None) -> MemoryCard:
-        """Move a file into the store, under its id or a new one, replacing a memory of the same id.
+        """Move a checked file of the folder into the store, under its id or a new one, replacing a memory of that id.
 
-        Args:
-            source: A checked file in the store's folder.
-            id: Id of the memory.
-
-        Raises:
-            ApiError: As `check_space`.
+        The errors are those of `check_space`.
         """
         self.check_space(id)
         id = f"mem_{secrets.token_hex(12)}" if id is None else id
@@ -236,13 +175,8 @@ class MemoryStore:
         return entry.card
 
     def delete(self, id: str) -> None:
-        """Delete a memory and its file.
-
-        Raises:
-            ApiError: 404 if there is none, 409 if it was given on the command line.
-        """
-        self.get(id)
-        self.check_changeable(id)
+        """Delete a memory and its file. Raises ApiError (409) if it was given on the command line."""
+        self.check_space(id)
         with self.lock:
             entry = self.forget(id)
             if entry is not None:
@@ -258,10 +192,8 @@ class MemoryStore:
     def load_prefix(self, names: tuple[str, ...]) -> ChatPrefix:
         """Return the KV cache of memories, by id or name and in order, as a beginning of prompts.
 
-        Raises:
-            ApiError: 404 for an unknown memory, 409 for a name of several or a memory of another model, 400 if they
-                cannot be joined.
-            UsageError: If the model reads no memories.
+        Raises ApiError: 404 for an unknown memory, 409 for a name of several or a memory of another model, 400 if they
+        cannot be joined; UsageError if the model reads no memories.
         """
         self.served.check_reads_memories()
         entries = [self.find(name) for name in names]
@@ -272,7 +204,11 @@ class MemoryStore:
                 self.prefixes.move_to_end(key)
                 return self.prefixes[key]
         with torch.inference_mode():
-            prefix = self.build_prefix(entries)
+            memories = [self.load_entry(entry) for entry in entries]
+            try:
+                prefix = self.build_prefix(memories)
+            except (UsageError, CorruptArtifactError) as error:
+                raise ApiError(400, f"memory: {error}", "memory") from None
             # a copy, since a file that is overwritten in place changes the tensors that were loaded from it
             prefix = replace(prefix, cache=prefix.cache.map_tensors(torch.clone))
         with self.lock:
@@ -282,67 +218,62 @@ class MemoryStore:
                 self.prefixes.popitem(last=False)
         return prefix
 
-    def build_prefix(self, entries: Sequence[StoredMemory]) -> ChatPrefix:
-        """Load and join memories; the errors are those of `load_prefix`."""
-        for entry in entries:
-            if not entry.card.is_readable:
-                message = f"memory {entry.card.id} was written for another model; write it again"
-                raise ApiError(409, message, "memory", "memory_of_another_model")
-        memories = [self.load_entry(entry) for entry in entries]
-        try:
-            if isinstance(memories[0], SummaryMemory):
-                return self.read_summaries([m for m in memories if isinstance(m, SummaryMemory)])
-            return self.read_kv([m for m in memories if isinstance(m, KVMemory)])
-        except (UsageError, CorruptArtifactError) as error:
-            raise ApiError(400, f"memory: {error}", "memory") from None
-
     def load_entry(self, entry: StoredMemory) -> KVMemory | SummaryMemory:
-        """Load the file of a memory. Raises ApiError: 404 if it was deleted meanwhile, 409 if it has changed."""
+        """Load the file of a memory.
+
+        Raises ApiError: 404 if it was deleted meanwhile, 409 if it has changed or is of another model.
+        """
+        id = entry.card.id
+        if not entry.card.is_readable:
+            message = f"memory {id} was written for another model; write it again"
+            raise ApiError(409, message, "memory", "memory_of_another_model")
         try:
-            memory, digest = self.load_file(entry.path), self.describe(entry.card.id, entry.path).digest
+            memory, digest = self.load_file(entry.path), self.describe(id, entry.path).digest
         except InputError:
-            raise ApiError(404, f"memory {entry.card.id} has been deleted", "memory", "not_found") from None
+            raise build_deleted_error(entry) from None
         except LaconicError as error:
-            message = f"memory {entry.card.id}: {hide_path(error, entry.path, entry.card.id)}"
-            raise ApiError(409, message, "memory") from None
-        current = self.entries.get(entry.card.id, entry)  # another one, if a client has uploaded the memory meanwhile
+            raise ApiError(409, f"memory {id}: {hide_path(error, entry.path, id)}", "memory") from None
+        current = self.entries.get(id, entry)  # another one, if a client has uploaded the memory meanwhile
         if digest not in (entry.digest, current.digest):
-            message = f"memory {entry.card.id}: its file was replaced by another; upload it, or restart the server"
+            message = f"memory {id}: its file was replaced by another; upload it, or restart the server"
             raise ApiError(409, message, "memory")
         return memory
 
     def load_file(self, path: Path) -> KVMemory | SummaryMemory:
         """Load a memory of one text that the served model reads, on its device.
 
-        Raises:
-            CorruptArtifactError: If the file is damaged or belongs to another model.
-            UsageError: If it holds several texts, or the model reads no memories.
+        Raises CorruptArtifactError if the file is damaged or belongs to another model; UsageError if it holds several
+        texts, or the model reads no memories.
         """
-        reader, weight = self.served.memory_metadata, self.decoder.token_embedding.weight
-        memory = SummaryMemory.load(path, reader) if isinstance(reader, MemoryMetadata) else KVMemory.load(path, reader)
+        self.served.check_reads_memories()
+        model: Any = self.served.model
+        memory: KVMemory | SummaryMemory = model.load_memory(path)
         if memory.B != 1:
             raise UsageError(f"{path.name} holds {memory.B} texts; a prompt continues a memory of one text")
-        return memory.to(weight.device, weight.dtype)
+        return memory
 
-    def read_kv(self, memories: Sequence[KVMemory]) -> ChatPrefix:
-        """Return the cache of KV memories, one document after the other."""
-        if len(memories) > 1 and any(map(is_chat_memory, memories)):
-            raise UsageError("a memory of a chat opens a message and cannot be joined with others; name one memory")
-        memory = memories[0] if len(memories) == 1 else KVMemory.concat_documents(self.decoder.config, *memories)
-        return ChatPrefix.from_kv_memory(memory, self.served.tokenizer)
-
-    def read_summaries(self, memories: Sequence[SummaryMemory]) -> ChatPrefix:
-        """Return the cache of bos and summary vectors."""
+    def build_prefix(self, memories: Sequence[KVMemory | SummaryMemory]) -> ChatPrefix:
+        """Return the cache of KV memories, one document after the other, or of bos and summary vectors."""
+        kv_memories = [memory for memory in memories if isinstance(memory, KVMemory)]
+        if kv_memories:
+            memory = load_kv_memories(kv_memories, self.decoder, self.served.tokenizer)
+            return ChatPrefix.from_kv_memory(memory, self.served.tokenizer)
         compressor = self.served.model
         assert isinstance(compressor, TextCompressor)
-        memory, model = SummaryMemory.concat_segments(*memories), compressor.method.segment_model
+        memory = compressor.join_memories([memory for memory in memories if isinstance(memory, SummaryMemory)])
+        model, one_token = compressor.method.segment_model, memory.valid.new_ones(1, 1)
         model.check_fits(memory, 1)
-        one_token = memory.valid.new_ones(1, 1)
-        cache = model.prefill_memory(memory)
-        if cache is None:
+        prompt = build_memory_prompt(self.decoder, model.config, memory, model.bos_token_id, one_token)
+        if not prompt.inputs_embeds.shape[1]:
             raise UsageError("the memory has no vectors; compress a longer text")
-        positions = build_memory_prompt(self.decoder, model.config, memory, model.bos_token_id, one_token).position_ids
-        return ChatPrefix(cache, cache.S if positions is None else int(positions[0, -1]))
+        position_ids, mask = prompt.position_ids, prompt.attention_mask[:, :-1]
+        before = None if position_ids is None else position_ids[:, :-1]
+        cache = self.decoder(prompt.inputs_embeds, attention_mask=mask, position_ids=before).cache
+        return ChatPrefix(cache, cache.S if position_ids is None else int(position_ids[0, -1]))
+
+
+def build_deleted_error(entry: StoredMemory) -> ApiError:
+    return ApiError(404, f"memory {entry.card.id} has been deleted", "memory", "not_found")
 
 
 def hide_path(error: Exception, path: Path, id: str) -> str:

@@ -11,11 +11,7 @@ INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 
 
 class ServerMetrics:
-    """Counters and histograms of one server, and gauges that ask the engine.
-
-    Args:
-        stats: Returns what the engine does now.
-    """
+    """Counters and histograms of one server, and gauges that ask the engine."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self.registry = registry = CollectorRegistry()

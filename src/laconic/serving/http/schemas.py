@@ -1,57 +1,28 @@
-"""Bodies of requests and answers: OpenAI's chat completions and completions, and laconic's memories and sessions."""
+"""Bodies of requests: OpenAI's chat completions and completions, and laconic's memories and sessions."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 # Parameters of OpenAI's and vLLM's APIs that change nothing at these values (and null). At others, a 400.
 UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
+    "add_generation_prompt": (True,), "audio": (), "best_of": (1,), "chat_template_kwargs": ({},),
+    "continue_final_message": (False,), "frequency_penalty": (0,), "function_call": ("none", "auto"),
+    "functions": ([],), "include_stop_str_in_output": (False,), "length_penalty": (1,), "logit_bias": ({},),
+    "metadata": ({},), "modalities": (["text"],), "moderation": (), "parallel_tool_calls": (True, False),
+    "prediction": (), "presence_penalty": (0,), "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"), "prompt_logprobs": (), "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},), "service_tier": ("auto", "default"), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"),
+    "tools": ([],), "truncate_prompt_tokens": (), "use_beam_search": (False,), "verbosity": ("medium",),
     "web_search_options": (),
-}
+}  # fmt: skip
+# Older versions of lm-eval send the type "text", items of OpenAI's Responses API have "message".
 NEUTRAL_MESSAGE_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "provider_specific_fields": ({},),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
-    "refusal": (),
-    "tool_calls": ([],),
-    "type": ("text", "message"),  # older versions of lm-eval send text, items of OpenAI's Responses API have message
-}
+    "annotations": ([],), "audio": (), "function_call": (), "provider_specific_fields": ({},), "reasoning": ("",),
+    "reasoning_content": ("",), "refusal": (), "tool_calls": ([],), "type": ("text", "message"),
+}  # fmt: skip
 IGNORED_FIELDS = ("cache_control", "id")  # of messages and their parts: hints to other servers, ids of earlier answers
 MAX_FIELDS = 100  # of an object; each unknown one is an error that takes time to build
 MAX_TOP_LOGPROBS = 20
@@ -59,62 +30,48 @@ MAX_STOP_STRINGS = 32
 MAX_ROWS = 1024  # prompts, messages or memories of one request
 
 
-def drop_ignored(data: Any) -> Any:
-    """Leave out fields that change nothing, whatever their value."""
-    return {name: data[name] for name in data if name not in IGNORED_FIELDS} if isinstance(data, dict) else data
-
-
-def drop_neutral(data: Any, neutral: Mapping[str, tuple[Any, ...]]) -> Any:
-    """Leave out unsupported parameters whose value is null or changes nothing."""
-    if not isinstance(data, dict):
-        return data
-    return {
-        name: value
-        for name, value in data.items()
-        if name not in neutral or not (value is None or any(value == other for other in neutral[name]))
-    }
-
-
 class RequestBody(BaseModel):
-    """A JSON object without unknown fields, conversions between types, NaN or infinity."""
+    """A JSON object without unknown fields, conversions between types, NaN or infinity.
+
+    Fields that are `ignored`, or have one of their `neutral` values or null, are left out.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    ignored: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def check_num_fields(cls, data: Any) -> Any:
-        """Refuse an object with more fields than any client sends."""
-        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+    def drop_neutral(cls, data: Any) -> Any:
+        """Leave out what changes nothing, and refuse an object with more fields than any client sends."""
+        if not isinstance(data, dict):
+            return data
+        if len(data) > MAX_FIELDS:
             raise ValueError(f"an object has {len(data):,} fields; send at most {MAX_FIELDS}")
-        return data
+        return {
+            name: value
+            for name, value in data.items()
+            if name not in cls.ignored
+            and not (name in cls.neutral and (value is None or any(value == other for other in cls.neutral[name])))
+        }
 
 
 class TextPart(RequestBody):
     """A part of a message's content."""
 
+    ignored = IGNORED_FIELDS
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def drop_ignored_fields(cls, data: Any) -> Any:
-        """Leave out hints to other servers."""
-        return drop_ignored(data)
-
 
 class ChatMessage(RequestBody):
-    """A message of a conversation."""
+    """A message of a conversation, without fields of answers that clients send back."""
 
+    neutral, ignored = NEUTRAL_MESSAGE_FIELDS, IGNORED_FIELDS
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
     name: str | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_neutral_fields(cls, data: Any) -> Any:
-        """Leave out fields of answers that clients send back."""
-        return drop_neutral(drop_ignored(data), NEUTRAL_MESSAGE_FIELDS)
 
     @field_validator("content", mode="before")
     @classmethod
@@ -140,6 +97,7 @@ class StreamOptions(RequestBody):
 class GenerationRequest(RequestBody):
     """Parameters that chat completions and completions share."""
 
+    neutral = UNSUPPORTED_PARAMETERS
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -159,12 +117,6 @@ class GenerationRequest(RequestBody):
     prompt_cache_key: str | None = None
     memory: Annotated[list[str], Field(max_length=MAX_ROWS)] | str | None = None
     session: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_neutral_parameters(cls, data: Any) -> Any:
-        """Leave out unsupported parameters at values that change nothing."""
-        return drop_neutral(data, UNSUPPORTED_PARAMETERS)
 
     @field_validator("stop")
     @classmethod
@@ -257,125 +209,8 @@ class EmptyRequest(RequestBody):
     """Body of the routes that take no parameters; it may be left out."""
 
 
-class Usage(BaseModel):
-    """Token counts of an answer; `completion_tokens_details` for models that think."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    completion_tokens_details: dict[str, int] | None = None
-
-
-class TopLogprob(BaseModel):
-    """A token that could have stood in a place, with its log probability in nats."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(TopLogprob):
-    """A generated token with the most likely ones in its place."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """Log probabilities of a chat completion."""
-
-    content: list[ChatTokenLogprob]
-    refusal: None
-
-
-class ReplyMessage(BaseModel):
-    """The message of a reply."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class Delta(BaseModel):
-    """What a chunk adds to a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-FinishReason = Literal["stop", "length"]
-
-
-class ChatChoice(BaseModel):
-    """One reply."""
-
-    index: int
-    message: ReplyMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class ChunkChoice(BaseModel):
-    """What a chunk adds to one reply."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class CompletionLogprobs(BaseModel):
-    """Log probabilities in the format of the older API; None for the first token of a prompt."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class CompletionChoice(BaseModel):
-    """One continuation, or a piece of it."""
-
-    text: str
-    index: int
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-
-
-Choice = ChatChoice | ChunkChoice | CompletionChoice
-
-
-class Completion(BaseModel):
-    """Answer of both endpoints, and a chunk of a streamed one; `object` names which."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage | None = None
-
-
-class ModelCard(BaseModel):
-    """The served model."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "laconic"
-    max_model_len: int
-
-
 class MemoryCard(BaseModel):
-    """Metadata of a stored memory.
-
-    Attributes:
-        kind: "kv" for keys and values, "summary" for summary vectors.
-        method: How it was computed, for example kvzip.
-        tokens: Tokens of the text.
-        slots: Summary vectors, or slots per KV head on average.
-        bytes: Size of its file.
-        is_readable: Whether the served model may read it.
-    """
+    """Metadata of a stored memory; `slots` are summary vectors, or slots per KV head on average."""
 
     id: str
     object: Literal["memory"] = "memory"
@@ -387,12 +222,3 @@ class MemoryCard(BaseModel):
     slots: float
     bytes: int
     is_readable: bool
-
-
-class SessionCard(BaseModel):
-    """A session of a model that learns, and how many tokens it has read."""
-
-    id: str
-    object: Literal["session"] = "session"
-    created: int
-    tokens: int

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
-from laconic.serving.engine import Engine, QueueFullError
-from laconic.serving.http.api_error import build_queue_full_error
+from laconic.serving.engine import Engine
 from laconic.serving.http.limits import Deadline
 from laconic.serving.http.metrics import ServerMetrics
-from laconic.serving.http.schemas import FinishReason, Usage
 from laconic.serving.requests import (
     EngineEvent,
     EngineRequest,
@@ -26,15 +25,12 @@ from laconic.serving.requests import (
 
 @dataclass
 class TextTokens:
-    """The tokens of an answer's text, without those of a stop string and the one that ends the sequence.
+    """The tokens of an answer's text, without those of a stop string and the one that ends the sequence."""
 
-    Attributes:
-        length: Characters of the text so far.
-        waiting: Tokens after that text; a stop string or the end of the sequence may still remove them.
-    """
-
-    length: int = 0
-    waiting: list[TokenEvent] = field(default_factory=list[TokenEvent])
+    length: int = 0  # characters of the text so far
+    waiting: list[TokenEvent] = field(
+        default_factory=list[TokenEvent]
+    )  # a stop string or the end may still remove them
 
     def add(self, event: TokenEvent | FinishEvent) -> list[TokenLogprob]:
         """Return the tokens that are now known to belong to the text, in order."""
@@ -51,22 +47,15 @@ class TextTokens:
 
 @dataclass
 class AnswerPart:
-    """What an event, or all events, of a sequence add to its answer.
-
-    Attributes:
-        text: Text of new tokens.
-        tokens: Tokens that are now known to belong to the text.
-        prompt: That the prompt has been read.
-        finish: That the sequence has ended.
-    """
+    """What an event, or all events, of a sequence add to its answer."""
 
     text: str = ""
-    tokens: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    tokens: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # now known to belong to the text
     prompt: PromptEvent | None = None
     finish: FinishEvent | None = None
 
     @property
-    def finish_reason(self) -> FinishReason | None:
+    def finish_reason(self) -> str | None:
         """Why the sequence ended, in OpenAI's words."""
         return None if self.finish is None else "length" if self.finish.reason == "length" else "stop"
 
@@ -78,13 +67,7 @@ class AnswerPart:
 
 
 class SequenceGroup:
-    """The sequences of one request. `close` cancels those that still run.
-
-    Args:
-        engine: The engine.
-        metrics: Receives token counts and times.
-        deadline: When the sequences are cancelled; they end with reason "length".
-    """
+    """The sequences of one request; `close`, and the deadline, cancel those that still run."""
 
     def __init__(self, engine: Engine, metrics: ServerMetrics, deadline: Deadline) -> None:
         self.engine, self.metrics, self.deadline = engine, metrics, deadline
@@ -95,17 +78,9 @@ class SequenceGroup:
         self.is_late = False
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Hand sequences to the engine; after an error, `close` cancels those that it has taken.
-
-        Raises:
-            ApiError: 429 if the engine's queue is full.
-            UsageError: If a request does not fit the model.
-        """
-        try:
-            for index, request in enumerate(requests):
-                self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
-        except QueueFullError as error:
-            raise build_queue_full_error(str(error)) from None
+        """Hand sequences to the engine; after an error, `close` cancels those that it has taken."""
+        for index, request in enumerate(requests):
+            self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
 
     def on_event(self, index: int, event: EngineEvent) -> None:
         """Hand an event over to the event loop; the engine calls this on its thread."""
@@ -183,13 +158,14 @@ class SequenceGroup:
         self.ids.clear()
 
 
-def count_usage(finishes: Sequence[FinishEvent], num_choices: int) -> Usage:
-    """Return the token counts of an answer, each prompt counted once; `num_choices` is `n`."""
-    prompt = sum(finish.num_prompt_tokens for finish in finishes[::num_choices])
+def count_usage(finishes: Sequence[FinishEvent], n: int) -> dict[str, Any]:
+    """Return the token counts of an answer, each prompt counted once; latents for models that think."""
+    prompt = sum(finish.num_prompt_tokens for finish in finishes[::n])
     completion = sum(finish.num_tokens for finish in finishes)
-    usage = Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+    usage["total_tokens"] = prompt + completion
     passes = sum(finish.latent_passes for finish in finishes)
     positions = sum(finish.latent_positions for finish in finishes)
     if passes or positions:
-        usage.completion_tokens_details = {"latent_passes": passes, "latent_positions": positions}
+        usage["completion_tokens_details"] = {"latent_passes": passes, "latent_positions": positions}
     return usage

@@ -6,10 +6,8 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -22,7 +20,7 @@ from laconic.experiment.load_model import LoadedModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
 from laconic.serving.http.guard import is_local_host
-from laconic.serving.http.limits import Deadlines, ServerLimits
+from laconic.serving.http.limits import Deadlines, ServerOptions
 from laconic.serving.threads import start_thread
 from laconic.storage.lock import lock_folder
 
@@ -39,10 +37,8 @@ class UnprotectedAddressError(LaconicError):
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, which ends open requests by their deadlines, so that clients get an answer.
 
-    Args:
-        config: Options of uvicorn.
-        deadlines: When open requests end.
-        shutdown_seconds: How long they may go on after a signal.
+    After a signal, requests may go on for `shutdown_seconds`. Then a text that has begun ends with `finish_reason`
+    "length", anything else with status 503.
     """
 
     def __init__(self, config: uvicorn.Config, deadlines: Deadlines, shutdown_seconds: float) -> None:
@@ -67,41 +63,8 @@ class GracefulServer(uvicorn.Server):
             self.loop.call_soon_threadsafe(self.deadlines.shut_down, 0.0)
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """Where a server listens, and what requests may use.
-
-    Attributes:
-        host: Address to listen on.
-        port: Port; 0 chooses a free one.
-        api_key: Key that requests must have.
-        allowed_origins: Origins whose web pages may send requests; "*": all.
-        log_requests: Whether to log a line for each request.
-        limits: Limits of requests.
-        shutdown_seconds: How long running requests may go on after a signal. Then a text that has begun ends with
-            `finish_reason` "length", anything else with status 503.
-        memory_folder: Folder of the memories; by default they are lost when the server ends.
-        memory_files: Memory files that requests may name, by name.
-    """
-
-    host: str
-    port: int
-    api_key: str | None
-    allowed_origins: Sequence[str]
-    log_requests: bool
-    limits: ServerLimits
-    shutdown_seconds: float
-    memory_folder: Path | None
-    memory_files: Mapping[str, Path]
-
-
 def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions) -> None:
-    """Serve a model until SIGTERM or SIGINT; then finish what runs.
-
-    Args:
-        name: Name of the model in requests.
-        load: Returns the model; called once the address is bound.
-        options: Address, key, limits and memories.
+    """Serve a model under a name until SIGTERM or SIGINT, then finish what runs; load it once the address is bound.
 
     Raises:
         UnprotectedAddressError: Without a key, if the host is not loopback.
@@ -118,16 +81,8 @@ def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions) ->
             stack.enter_context(lock_folder(memory_folder))
 
         def build() -> tuple[ApiModel, FastAPI]:
-            served = ApiModel(name, load())
-            return served, build_app(
-                served,
-                limits=options.limits,
-                api_key=options.api_key,
-                allowed_origins=options.allowed_origins,
-                log_requests=options.log_requests,
-                memory_folder=memory_folder,
-                memory_files=options.memory_files,
-            )
+            served = ApiModel(name, load(), options)
+            return served, build_app(served)
 
         with status(f"loading {name}"):
             served, app = start_thread(build).result()
@@ -155,20 +110,15 @@ def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
         )
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError, OverflowError) as error:
-        raise UsageError(f"--host {host} --port {port}: not an address of this machine: {error}") from None
-    family, kind, protocol, _, address = addresses[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen()
+        family, _, _, _, address = addresses[0]
+        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, dualstack_ipv6=is_dual)
     except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--host {host}: not an address of this machine") from None
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--host {host}: not an address of this machine: {error.strerror}") from None
         raise BusyError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
-    return listener
+    except UnicodeError:
+        raise UsageError(f"--host {host}: not a host name; give an address of this machine") from None
 
 
 def format_address(listener: socket.socket) -> str:

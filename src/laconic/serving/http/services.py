@@ -1,6 +1,7 @@
 """What the routes share: model, engine, stores, limits; strict bodies; waiting for clients and answering them."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from laconic.errors import InputError, translate_os_errors
@@ -17,11 +18,11 @@ from laconic.serving.engine import Engine
 from laconic.serving.http.api_error import ApiError, build_error_body, to_http_error
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.guard import CLIENT_CLOSED_REQUEST
-from laconic.serving.http.limits import Deadline, ServerLimits
+from laconic.serving.http.limits import Deadline
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.prompts import PromptPrefix
-from laconic.serving.http.schemas import Completion, GenerationRequest
+from laconic.serving.http.schemas import GenerationRequest
 from laconic.serving.http.sequences import SequenceGroup
 from laconic.serving.http.session_store import SessionStore
 from laconic.serving.http.worker import Worker
@@ -37,7 +38,6 @@ class Services:
 
     served: ApiModel
     engine: Engine
-    limits: ServerLimits
     memories: MemoryStore
     sessions: SessionStore
     metrics: ServerMetrics
@@ -53,8 +53,7 @@ class Services:
     async def resolve_prefix(self, body: GenerationRequest) -> PromptPrefix:
         """Return what a request's prompt continues: its memories or its session.
 
-        Raises:
-            ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if the model has no such thing.
+        Raises ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if the model has no such thing.
         """
         if body.model is not None:
             self.check_model(body.model)
@@ -91,11 +90,7 @@ GroupDependency = Annotated[SequenceGroup, Depends(open_group)]
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for a result, and cancel the work if the client disconnects.
-
-    Raises:
-        ApiError: 499 if it does.
-    """
+    """Wait for a result; if the client disconnects, cancel the work and raise ApiError (499)."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -113,32 +108,22 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 async def save_body(request: Request, path: Path) -> None:
-    """Write the body of a request to a file.
-
-    Raises:
-        DiskError: If the disk is full.
-    """
+    """Write the body of a request to a file. Raises DiskError if the disk is full."""
     with translate_os_errors(path), path.open("wb") as file:
         async for chunk in request.stream():
             await run_in_threadpool(file.write, chunk)
 
 
-def json_response(completion: Completion) -> Response:
-    return Response(completion.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def stream_chunks(chunks: AsyncIterator[Completion], request: Request) -> EventSourceResponse:
+def stream_chunks(chunks: AsyncIterator[dict[str, Any]], request: Request) -> EventSourceResponse:
     """Return an answer that is sent in chunks, with a final `[DONE]`; an error is the last event."""
 
-    async def write_events() -> AsyncIterator[ServerSentEvent]:
+    async def write_events() -> AsyncIterator[str]:
         try:
             async for chunk in chunks:
-                yield ServerSentEvent(chunk.model_dump_json(exclude_unset=True), sep="\n")
+                yield json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+            yield "[DONE]"
         except Exception as error:  # the status has been sent, so that the error can only be an event
-            body = build_error_body(to_http_error(error, request.state.id))
-            yield ServerSentEvent(to_canonical_json(body), sep="\n")
-            return
-        yield ServerSentEvent("[DONE]", sep="\n")
+            yield to_canonical_json(build_error_body(to_http_error(error, request.state.id)))
 
     return EventSourceResponse(write_events(), sep="\n")
 

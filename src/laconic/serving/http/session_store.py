@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -17,65 +18,42 @@ from laconic.nested.state import FastWeightState, map_tensors
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import hide_path
-from laconic.serving.http.schemas import SessionCard
 
 
 @dataclass
 class Session:
-    """One session. Its state is immutable, so that a reader keeps the state from before a write.
-
-    Attributes:
-        id: Id in requests.
-        state: Fast weights after all texts; None before the first.
-        documents: The texts.
-        created: Unix time.
-        is_writing: Whether a request changes the session now.
-    """
+    """One session. Its state is immutable, so that a reader keeps the state from before a write."""
 
     id: str
-    state: FastWeightState | None = None
+    state: FastWeightState | None = None  # after all texts
     documents: tuple[ReadDocument, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
-    is_writing: bool = False
+    is_writing: bool = False  # whether a request changes the session now
 
-    def to_card(self) -> SessionCard:
-        """Return what requests may know about the session."""
+    def to_card(self) -> dict[str, Any]:
+        """Return what requests may know about the session, with the number of tokens that it has read."""
         tokens = 0 if self.state is None else int(self.state.position.sum())
-        return SessionCard(id=self.id, created=self.created, tokens=tokens)
+        return {"id": self.id, "object": "session", "created": self.created, "tokens": tokens}
 
 
 class SessionStore:
-    """Sessions by id; only the server's event loop may call its methods, except `save` and `load`.
+    """Sessions by id; only the server's event loop may call its methods, except `save` and `load`."""
 
-    Args:
-        served: The model.
-        max_sessions: Largest number of sessions.
-    """
-
-    def __init__(self, served: ApiModel, max_sessions: int) -> None:
-        self.served, self.max_sessions = served, max_sessions
-        self.sessions: dict[str, Session] = {}
+    def __init__(self, served: ApiModel) -> None:
+        self.served, self.sessions = served, dict[str, Session]()
 
     @property
     def model(self) -> NestedTextModel:
-        """The model that learns.
-
-        Raises:
-            ApiError: 400 for other models.
-        """
+        """The model that learns. Raises ApiError (400) for other models."""
         if not isinstance(self.served.model, NestedTextModel):
             message = f"{self.served.name} is {self.served.kind_name}; only models that learn have sessions"
             raise ApiError(400, message, "session")
         return self.served.model
 
     def create(self, source: Session | None = None) -> Session:
-        """Create a session that has learned nothing, or what another one has.
-
-        Raises:
-            ApiError: 400 at the largest number of sessions, or if the model does not learn.
-        """
+        """Create a session that has learned nothing, or what another one has. Raises ApiError (400) at the limit."""
         _ = self.model
-        if len(self.sessions) >= self.max_sessions:
+        if len(self.sessions) >= self.served.options.max_sessions:
             message = f"the server has {len(self.sessions)} sessions, its limit; delete one first"
             raise ApiError(400, message, code="too_many_sessions")
         session = Session(f"ses_{secrets.token_hex(12)}")
@@ -85,11 +63,7 @@ class SessionStore:
         return session
 
     def get(self, id: str) -> Session:
-        """Return a session.
-
-        Raises:
-            ApiError: 404 if there is none, 400 if the model does not learn.
-        """
+        """Return a session. Raises ApiError: 404 if there is none, 400 if the model does not learn."""
         _ = self.model
         if id not in self.sessions:
             message = f"session {id[:80]!r} does not exist; POST /v1/sessions creates one"
@@ -129,8 +103,7 @@ class SessionStore:
     def load(self, path: Path) -> tuple[FastWeightState | None, tuple[ReadDocument, ...]]:
         """Return the state in a file, None if it has read nothing, and its texts.
 
-        Raises:
-            ApiError: 400 if the file is damaged, was written for another model, or holds several texts.
+        Raises ApiError: 400 if the file is damaged, was written for another model, or holds several texts.
         """
         try:
             state, documents = self.model.load_memory(path), load_read_documents(path)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from laconic.errors import translate_os_errors
 from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
-from laconic.serving.http.schemas import EmptyRequest, LearnRequest, SessionCard
+from laconic.serving.http.schemas import EmptyRequest, LearnRequest
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
 from laconic.serving.threads import run_in_thread
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
 
 
 @router.post("")
-async def create_session(services: ServicesDependency, body: EmptyRequest | None = None) -> SessionCard:
+async def create_session(services: ServicesDependency, body: EmptyRequest | None = None) -> dict[str, Any]:
     """Create a session that has learned nothing."""
     return services.sessions.create().to_card()
 
@@ -29,12 +29,12 @@ async def list_sessions(services: ServicesDependency) -> dict[str, Any]:
 
 
 @router.get("/{id}")
-async def read_session(id: str, services: ServicesDependency) -> SessionCard:
+async def read_session(id: str, services: ServicesDependency) -> dict[str, Any]:
     return services.sessions.get(id).to_card()
 
 
 @router.post("/{id}/learn")
-async def learn(id: str, body: LearnRequest, request: Request, services: ServicesDependency) -> SessionCard:
+async def learn(id: str, body: LearnRequest, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Read a text into the fast weights of a session. Until that is done, completions see the state before it."""
     model = services.sessions.model
 
@@ -54,13 +54,13 @@ async def learn(id: str, body: LearnRequest, request: Request, services: Service
 
 
 @router.post("/{id}/fork")
-async def fork(id: str, services: ServicesDependency, body: EmptyRequest | None = None) -> SessionCard:
+async def fork(id: str, services: ServicesDependency, body: EmptyRequest | None = None) -> dict[str, Any]:
     """Create a session that continues from the state of another one."""
     return services.sessions.create(services.sessions.get(id)).to_card()
 
 
 @router.post("/{id}/reset")
-async def reset(id: str, services: ServicesDependency, body: EmptyRequest | None = None) -> SessionCard:
+async def reset(id: str, services: ServicesDependency, body: EmptyRequest | None = None) -> dict[str, Any]:
     """Forget everything that a session has learned."""
     with services.sessions.write(id) as session:
         session.state, session.documents = None, ()
@@ -76,7 +76,7 @@ async def read_state(id: str, services: ServicesDependency) -> Response:
 
 
 @router.put("/{id}/state")
-async def upload_state(id: str, request: Request, services: ServicesDependency) -> SessionCard:
+async def upload_state(id: str, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Replace the fast weights of a session with those in a file that `GET …/state` or `laconic compress` wrote."""
     services.sessions.get_idle(id)  # before the body is read, which may take long
     with translate_os_errors(Path(gettempdir())), TemporaryDirectory(prefix="laconic-state-") as folder:

@@ -3,13 +3,12 @@
 import codecs
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import decoders
 
 from laconic.data.tokenizer import Tokenizer, list_byte_characters
 from laconic.generation.text_stream import REPLACEMENT_CHARACTER
-from laconic.serving.http.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 from laconic.serving.requests import TokenLogprob
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
@@ -31,11 +30,7 @@ class TokenText(NamedTuple):
 
 
 class TokenTexts:
-    """Texts of a tokenizer's tokens inside a text, where they keep their leading space.
-
-    Args:
-        tokenizer: The tokenizer.
-    """
+    """Texts of a tokenizer's tokens inside a text, where they keep their leading space."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -66,49 +61,45 @@ class TokenTexts:
         text = self.tokenizer.decode([*self.preceding_ids, token_id], skip_special_tokens=False)[len(before) :]
         return TokenText(text, text.encode())
 
-    def to_chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> ChatLogprobs:
-        """Return log probabilities as chat completions report them."""
-        return ChatLogprobs(content=[self.to_chat_token(token, num_top) for token in logprobs], refusal=None)
+    def to_chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
+        """Return log probabilities as chat completions report them, with the most likely tokens in each place."""
 
-    def to_chat_token(self, token: TokenLogprob, num_top: int) -> ChatTokenLogprob:
-        text = self[token.token_id]
-        assert token.logprob is not None  # chats score no prompts, and ask no method that has none
-        return ChatTokenLogprob(
-            token=text.text,
-            logprob=clip_logprob(token.logprob),
-            bytes=list(text.data),
-            top_logprobs=[
-                TopLogprob(token=self[id].text, logprob=clip_logprob(value), bytes=list(self[id].data))
-                for id, value in token.top[:num_top]
-            ],
-        )
+        def describe(id: int, logprob: float | None) -> dict[str, Any]:
+            assert logprob is not None  # chats score no prompts, and ask no method that has none
+            text, data = self[id]
+            return {"token": text, "logprob": clip_logprob(logprob), "bytes": list(data)}
+
+        content = [
+            describe(token.token_id, token.logprob)
+            | {"top_logprobs": [describe(id, value) for id, value in token.top[:num_top]]}
+            for token in logprobs
+        ]
+        return {"content": content, "refusal": None}
 
 
 class CompletionLogprobsBuilder:
     """Log probabilities of one continuation in the format of the completions API, with offsets in characters.
 
-    Args:
-        texts: Texts of the tokens.
-        num_top: Number of most likely tokens to report at each position; the token itself is always reported too.
-        echo: Text of the prompt, if the answer repeats it.
+    The `num_top` most likely tokens are reported at each position, and the token itself. `echo` is the text of the
+    prompt, if the answer repeats it.
     """
 
     def __init__(self, texts: TokenTexts, num_top: int, echo: str) -> None:
         self.texts, self.num_top, self.echo, self.offset = texts, num_top, echo, 0
         self.decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
-    def build(self, tokens: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob] = ()) -> CompletionLogprobs:
+    def build(self, tokens: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
         """Return the log probabilities of the next tokens, after those of the prompt if they are given."""
         offsets = [self.advance(token.token_id, is_prompt=True) for token in prompt]
         self.offset = max(self.offset, len(self.echo))
         offsets += [self.advance(token.token_id) for token in tokens]
         logprobs = (*prompt, *tokens)
-        return CompletionLogprobs(
-            tokens=[self.texts[token.token_id].label for token in logprobs],
-            token_logprobs=[None if token.logprob is None else clip_logprob(token.logprob) for token in logprobs],
-            top_logprobs=[self.build_top(token) for token in logprobs],
-            text_offset=offsets,
-        )
+        return {
+            "tokens": [self.texts[token.token_id].label for token in logprobs],
+            "token_logprobs": [None if token.logprob is None else clip_logprob(token.logprob) for token in logprobs],
+            "top_logprobs": [self.build_top(token) for token in logprobs],
+            "text_offset": offsets,
+        }
 
     def advance(self, token_id: int, is_prompt: bool = False) -> int:
         """Return the offset of the next token, and move to its end.

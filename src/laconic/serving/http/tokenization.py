@@ -4,15 +4,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from laconic.errors import InputError
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, read_messages
-from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody, drop_neutral
+from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
 from laconic.serving.thinking import list_question_ids
 from laconic.serving.threads import run_in_thread
@@ -25,17 +23,12 @@ router = APIRouter(route_class=StrictRoute)
 class TokenizeRequest(RequestBody):
     """Body of POST /tokenize, as in vLLM: a prompt or messages."""
 
+    neutral = NEUTRAL_PARAMETERS
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_neutral_parameters(cls, data: Any) -> Any:
-        """Leave out unsupported parameters at values that change nothing."""
-        return drop_neutral(data, NEUTRAL_PARAMETERS)
 
 
 class DetokenizeRequest(RequestBody):
@@ -49,7 +42,7 @@ class DetokenizeRequest(RequestBody):
 async def tokenize(body: TokenizeRequest, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Return the ids of a prompt, or of messages under the chat template, and their number."""
     services.check_model(body.model or services.served.name)
-    ids = await run_until_deadline(request, encode, services.served, body, services.limits)
+    ids = await run_until_deadline(request, encode, services.served, body)
     return {"count": len(ids), "max_model_len": services.served.context_size, "tokens": ids}
 
 
@@ -71,33 +64,22 @@ async def run_until_deadline(request: Request, function: Callable[..., T], *args
         raise deadline.build_error("the text was not read in time; send less") from None
 
 
-def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> list[int]:
+def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
     """Return the ids of a prompt or of messages.
 
-    Raises:
-        ApiError: 400 if both or none is given, they are too long, the model has no chat template or it rejects the
-            messages, or they are no question for a run that answers questions.
+    Raises ApiError: 400 if both or none is given, they are too long, the model has no chat template, or they are no
+    question for a run that answers questions; InputError if the template rejects the messages.
     """
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", "prompt")
     if body.prompt is not None:
-        check_characters(served, len(body.prompt), limits, "prompt")
+        check_characters(served, len(body.prompt), "prompt")
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages = read_messages(served, body.messages or (), limits)
+    messages, has_reply = read_messages(served, body.messages or ()), body.add_generation_prompt is not False
     if isinstance(served.model, Reasoner):
-        if body.add_generation_prompt is False or body.add_special_tokens:
+        if not has_reply or body.add_special_tokens:
             message = f"add_generation_prompt and add_special_tokens: {served.name} answers questions; remove them"
             raise ApiError(400, message, "add_generation_prompt")
-        try:
-            return list_question_ids(served.model, choose_question(served.name, served.model, messages))
-        except InputError as error:
-            raise ApiError(400, f"messages: {error}", "messages") from None
-    if served.tokenizer.chat_template is None:
-        raise ApiError(400, f"{served.name} has no chat template; give prompt", "messages")
-    try:
-        text = served.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=body.add_generation_prompt is not False
-        )
-    except InputError as error:
-        raise ApiError(400, f"messages: {error}", "messages") from None
+        return list_question_ids(served.model, choose_question(served.name, served.model, messages))
+    text = served.tokenizer.apply_chat_template(messages, add_generation_prompt=has_reply)
     return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))

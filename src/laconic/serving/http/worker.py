@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from laconic.errors import LaconicError
-from laconic.serving.http.api_error import build_queue_full_error
+from laconic.serving.engine import QueueFullError
 from laconic.serving.http.limits import Deadline
 from laconic.serving.threads import lower_priority, start_thread
 
@@ -23,8 +23,7 @@ class JobCancelledError(LaconicError):
 class Job:
     """A job of a worker, which runs in a thread of its own."""
 
-    def __init__(self) -> None:
-        self.is_cancelled = False
+    is_cancelled = False
 
 
 class Worker:
@@ -41,18 +40,17 @@ class Worker:
     async def run(self, work: Callable[[Callable[[], None]], T], deadline: Deadline) -> T:
         """Run a job and wait for it.
 
-        Args:
-            work: Called with a function that it calls after each piece of work, which lets other jobs go on and raises
-                `JobCancelledError` once nobody waits for the result.
-            deadline: When the job is cancelled.
+        `work` is called with a function that it calls after each piece of work, which lets other jobs go on and raises
+        `JobCancelledError` once nobody waits for the result.
 
         Raises:
-            ApiError: 429 if too many jobs run; 408, or 503, at the deadline.
+            QueueFullError: If too many jobs run.
+            ApiError: 408, or 503, at the deadline.
         """
         job = Job()
         with self.changed:
             if len(self.jobs) >= MAX_JOBS:
-                raise build_queue_full_error(f"{len(self.jobs)} texts are being read; try again later")
+                raise QueueFullError(f"{len(self.jobs)} texts are being read; try again later")
             self.jobs.append(job)
 
         def run_in_turns() -> T:
