@@ -173,13 +173,10 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
         source = cast(SyntheticData, load_training_rows(recipe, tokenizer, context).source)
         return RowLengths(len(source), np.full((len(source), 1), source.max_length), synthetic=source)
     if train.steps is not None and (data.path is None or not Path(data.path).is_file()):
-        rows = "full rows, as many as the steps need"
-        if data.path is None:
-            note = f"{(data.name or ('',))[0]} is not local: {rows}; data.path=FILE counts yours"
-        else:
-            if Path(data.path).is_dir():
-                check_data_file(Path(data.path))
-            note = f"no file {Path(data.path).name}: {rows}"
+        if data.path is not None and Path(data.path).is_dir():
+            check_data_file(Path(data.path))
+        name = (data.name or ("",))[0] if data.path is None else Path(data.path).name
+        note = f"{name} is not local: full rows, as many as the steps need; data.path=FILE counts yours"
         lengths = np.full((train.batch_size, 1), row_tokens)
         return RowLengths(train.steps * train.batch_size, lengths, (note,), True)
     documents, notes = load_documents(data, "train")
