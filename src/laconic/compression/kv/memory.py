@@ -264,7 +264,7 @@ class KVMemory:
             concat_parts([m.split_layers(m.ranks) for m in memories]),
             torch.cat([m.slots for m in memories], 1),
             torch.cat([m.num_tokens for m in memories]),
-            KVMemoryMetadata.concat_rows(known) if known else None,
+            replace(KVMemoryMetadata.concat_rows(known), measured={}) if known else None,
         )
 
     @staticmethod
