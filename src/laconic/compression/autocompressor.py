@@ -88,11 +88,7 @@ class AutoCompressor(nn.Module):
         self.segment_model = SegmentModel(decoder, summaries, bos_token_id, base_model_context)
 
     def training_phase(self, step: int) -> TrainingPhase:
-        """Return what an update trains: the decoder with predetermined lengths, decoder and head, or the head only.
-
-        Args:
-            step: Optimizer step from 0.
-        """
+        """Return what update `step` (from 0) trains: the decoder with predetermined lengths, the head, or both."""
         if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
             return "decoder"
         if self.stop_head_config.joint_training or self.stop_head_config.estimator in GATING_ESTIMATORS:
@@ -190,11 +186,7 @@ class AutoCompressor(nn.Module):
         return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
     def row_nats(self, window: WindowRun) -> Float[Tensor, " B"]:
-        """Eq. VL30: sum of the cross-entropies of the segments, and of the weighted KL divergences.
-
-        Args:
-            window: Segments of a window, as they were read.
-        """
+        """Eq. VL30: sum of the cross-entropies of the segments of `window`, and of the weighted KL divergences."""
         return window.losses.sum(1) + self.config.distillation_weight * window.kls.sum(1)
 
     def _compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
@@ -320,31 +312,18 @@ class AutoCompressor(nn.Module):
     ) -> Float[Tensor, " B"]:
         """Compute the summed loss in nats of the tokens in `loss_mask`, each predicted by the real token before it.
 
-        Args:
-            input_ids: Token ids [B, T].
-            attention_mask: True at real tokens [B, T].
-            loss_mask: True at the tokens to score [B, T].
-            memory: Vectors that the text follows.
+        `attention_mask` marks the real tokens of `input_ids`, which follow `memory`.
         """
         with eval_no_grad(self):
             targets = next_token_targets(input_ids, attention_mask, loss_mask)
             return self.segment_model.segment_loss(self.read_text(input_ids, attention_mask, memory), targets).nll
 
     def build_prompt(self, memory: SummaryMemory) -> MemoryPrompt:
-        """Build [bos; memory], the prefix of a prompt; run it once and repeat its cache.
-
-        Args:
-            memory: Vectors of one text per row.
-        """
+        """Build [bos; memory], the prefix of a prompt, for a memory of one text per row."""
         return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
 
     def max_segments(self, segment_tokens: int, num_vectors: int | None = None) -> int | None:
-        """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit.
-
-        Args:
-            segment_tokens: Length of a segment.
-            num_vectors: Number of vectors that each becomes; by default the configured one.
-        """
+        """Return how many segments of `segment_tokens` fit, of `num_vectors` each; None if there is no limit."""
         prefix_length = self.segment_model.prefix_length
         return max_segments(self.decoder.config, self.config, prefix_length, segment_tokens, num_vectors)
 

@@ -27,9 +27,7 @@ class SourceDocument:
     """A compressed text.
 
     Attributes:
-        name: Name of the text, as a file name.
         sha256: SHA-256 of its UTF-8 bytes.
-        tokens: Number of tokens.
         segments: Number of tokens of each segment.
         first: Index of its first segment in the memory.
     """
@@ -54,13 +52,7 @@ class BaseMetadata:
 
     Attributes:
         laconic: Version of laconic that wrote it.
-        family: Model family of the decoder.
-        layers: Number of decoder layers.
-        vocab: Vocabulary size of the decoder.
         tokenizer: SHA-256 of tokenizer.json.
-        created: Time of writing.
-        dtype: dtype of the stored numbers.
-        documents: The texts of each row.
     """
 
     READER_FIELDS: ClassVar[dict[str, str]]  # which must be the reader's, and their names in messages
@@ -131,10 +123,7 @@ class MemoryMetadata(BaseMetadata):
     Attributes:
         reader: Fingerprint of the weights that must read it.
         writer: Fingerprint of the weights that wrote it.
-        width: Hidden size of the decoder.
         method: Resolved recipe tables of the method.
-        positions: Scheme of position ids for memory and summaries.
-        bos: When a bos token precedes the memory.
     """
 
     READER_FIELDS: ClassVar = {
@@ -214,11 +203,7 @@ def check_file_path(path: Path) -> None:
 
 
 def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:
-    """Write tensors and metadata.
-
-    Raises:
-        UsageError: If `path` is a folder, or there are more documents than a header can hold.
-    """
+    """Write tensors and metadata."""
     check_file_path(path)
     data = asdict(metadata)
     text = to_canonical_json(data)
@@ -230,12 +215,7 @@ def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetad
 
 
 def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
-    """Read what `save_memory` wrote, memory-mapped.
-
-    Raises:
-        CorruptArtifactError: If tensors are missing, inconsistent or not finite.
-        InputError: If there is no such file.
-    """
+    """Read what `save_memory` wrote, memory-mapped."""
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = MemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})
@@ -243,13 +223,7 @@ def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
 
 
 def check_tensors(file: str, bad: str | None, tensors: Mapping[str, Tensor | None]) -> None:
-    """Raise `CorruptArtifactError` for a tensor that is missing or inconsistent, or for numbers that are not finite.
-
-    Args:
-        file: Name of the file, for the message.
-        bad: Name of a tensor that is missing or inconsistent with the others, if any.
-        tensors: Tensors whose numbers are checked.
-    """
+    """Raise `CorruptArtifactError` for a `bad` tensor (missing or inconsistent), or for numbers that are not finite."""
     if bad is not None:
         raise CorruptArtifactError(
             f"memory: {file}: {bad} is missing or inconsistent with the other tensors; use an intact copy"

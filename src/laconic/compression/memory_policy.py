@@ -72,10 +72,7 @@ def max_memory_vectors(
     """Eq. AC1: return how many memory vectors fit in front of a segment.
 
     Args:
-        decoder_config: Decoder that reads the segment.
-        config: Compression settings.
         prefix_length: Columns in front of the memory (bos).
-        segment_tokens: Tokens of the segment's text.
         compresses: Whether summary positions follow the text; False if it is only read.
 
     Returns:

@@ -61,14 +61,7 @@ def mask_trigger_targets(targets: Int[Tensor, "B T"], attention_mask: Bool[Tenso
 
 @dataclass(frozen=True)
 class SegmentModel:
-    """A decoder with the trainable parameters of compression.
-
-    Attributes:
-        decoder: Reads and compresses segments.
-        summaries: The trainable parameters beside the decoder.
-        bos_token_id: Id of bos; None if the tokenizer has none.
-        base_model_context: Returns a context in which the decoder's adapter is disabled, for adapter_scope "write".
-    """
+    """A decoder with the trainable parameters of compression; in `base_model_context`, its adapter is disabled."""
 
     decoder: Decoder
     summaries: SummaryParameters
@@ -151,9 +144,6 @@ class SegmentModel:
         """Compute the states from which a text's vectors are made, by the configured kind of summary.
 
         Args:
-            memory: M_{i-1}, in front of the text.
-            input_ids: The text.
-            attention_mask: Mask of the text.
             num_vectors: Number of summary positions; pooled and selected summaries have none.
             keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
             should_stop: Ends that loop early, see `generate_summaries`.

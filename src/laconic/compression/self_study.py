@@ -58,8 +58,6 @@ class StudyBatch:
     """Rows as tensors, padded on the right.
 
     Args:
-        input_ids: Ids.
-        attention_mask: True at real ids.
         predicts: True at positions whose next id is scored.
         teacher: Teacher's hidden states after the final norm at these positions, in row order.
     """
@@ -84,13 +82,8 @@ def write_study_rows(
     """Return passages of a document and texts that the model writes about it.
 
     Args:
-        decoder: Model.
         cache: Cache of the whole document, one row.
-        document: Ids of the document.
-        requests: Prompts, used in turn.
-        num_rows: Number of rows.
         max_tokens: Largest number of scored ids of a row.
-        seed: Seed of the samples.
         on_progress: Called with the number of rows that the model has written and their total.
     """
     ids, num_passages = torch.tensor([list(document)]), int(num_rows * PASSAGE_SHARE)

@@ -130,16 +130,8 @@ def export_model(
     """Write a decoder as a folder that `laconic.load` and transformers open.
 
     Args:
-        decoder: The decoder.
         folder: Folder to create; it may exist only if it is empty.
         tokenizer: Its tokenizer; by default the files that lie where the decoder was loaded from.
-        dtype: Convert the weights.
-        max_shard_bytes: Size limit of one safetensors file.
-
-    Raises:
-        BusyError: If the folder is not empty.
-        DiskError: If the disk is full.
-        UsageError: If the decoder has an unmerged adapter or int8 weights.
     """
 
     def write(new: Path) -> None:
@@ -177,9 +169,6 @@ def upload_folder(folder: Path, repo: str, *, private: bool, message: str) -> st
     """Create a model repository unless it exists, upload a folder as one commit, and return its address.
 
     The hub's client takes the token from `hf auth login` or HF_TOKEN.
-
-    Raises:
-        InputError: The hub refuses, or cannot be reached; what was uploaded before stays in no commit.
     """
     from huggingface_hub import HfApi
 

@@ -36,10 +36,6 @@ def load_published(
     """Load a published AutoCompressor with its tokenizer and a segment length that it can read.
 
     It has parallel summaries of fixed number, accumulated or replaced, without bos.
-
-    Raises:
-        UnsafeFileError: If the weights are pickles.
-        InputError: If a tensor or key of this layout is missing or does not match.
     """
     folder = Path(path)
     check_has_safetensors(folder)

@@ -87,10 +87,6 @@ def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
     """Return the run that a path names, which may be exported or the folder of a step; None for another path.
 
     Whether there is such a step shows when it is loaded.
-
-    Raises:
-        InputError: For a run directory without a checkpoint that has no recipe yet.
-        UsageError: For a step folder together with another step.
     """
     folder = Path(os.path.expanduser(path))
     if is_run_dir(folder) or is_export(folder):

@@ -51,15 +51,7 @@ class StopRule(NamedTuple):
 
 
 def add_uniforms(rule: StopRule, seed: int, row_index: Int[Tensor, " B"], segment: int, K: int) -> StopRule:
-    """Return a rule that samples with random numbers for one segment of each row; return other rules unchanged.
-
-    Args:
-        rule: Rule.
-        seed: Seed of the lengths.
-        row_index: Index of each row's document, which keys its numbers.
-        segment: Index of the segment.
-        K: Largest number of vectors of a segment.
-    """
+    """Return a rule that samples with random numbers for one segment, keyed by `row_index`; other rules unchanged."""
     if rule.name != "sample":
         return rule
     return rule._replace(uniforms=draw_uniforms("length", seed, 0, row_index, segment, K))
@@ -76,11 +68,7 @@ def default_rule(model: SegmentModel) -> StopRule:
 
 
 def check_rule(model: SegmentModel, rule: StopRule) -> int:
-    """Return the largest number of vectors that a rule keeps of a segment.
-
-    Raises:
-        UsageError: If the model was not trained for the rule, or a number is out of range.
-    """
+    """Return the largest number of vectors that a rule keeps of a segment."""
     length_policy, K = model.config.length_policy, model.config.fixed_length
     needs = {"classifier": "classifier", "fixed": length_policy}.get(rule.name, "stop_head")
     if length_policy != needs:
@@ -104,11 +92,7 @@ def check_rule(model: SegmentModel, rule: StopRule) -> int:
 
 
 def fixed_length(n: int, allowed_lengths: tuple[int, ...]) -> int:
-    """Eq. VL17: N = min(n, K).
-
-    Raises:
-        UsageError: If that length is not allowed.
-    """
+    """Eq. VL17: N = min(n, K)."""
     length = min(n, allowed_lengths[-1])
     if length not in allowed_lengths:
         raise UsageError(f"{n} vectors: allowed lengths are {', '.join(map(str, allowed_lengths))}; choose one of them")

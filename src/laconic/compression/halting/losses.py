@@ -52,11 +52,8 @@ def length_loss(
 
     Args:
         windows: One pass over the window, or two with different sampled lengths.
-        config: Settings of the stop head.
         beta: Price of a vector in nats.
         omega: Share of the price in effect.
-        weight: Weight of a nat of each row in the loss.
-        denominators: Totals of the optimizer step.
     """
     num_compressions = denominators["compressions"]
     if windows[0].config.length_policy == "classifier":

@@ -83,13 +83,7 @@ def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetad
     """Load a peft cartridge as a memory.
 
     Args:
-        folder: Folder with adapter_config.json and adapter_model.safetensors.
         decoder: Model that it was trained for. The files do not name its weights, so only shapes are checked.
-        metadata: Metadata of the memory.
-
-    Raises:
-        CorruptArtifactError: If laconic wrote the folder and the tensor was changed.
-        InputError: If the folder is not a cartridge, or was written for a model of another shape.
     """
     folder, config = Path(folder), decoder.config
     if not is_cartridge(folder):

@@ -103,11 +103,7 @@ class KVCompressionConfig:
             raise UsageError(f"num_sinks {self.num_sinks}: give 0 or more")
 
     def num_slots(self, num_tokens: int) -> int:
-        """Return how many of a document's tokens to keep, for `keep`, `slots` and the default.
-
-        Args:
-            num_tokens: Length of the document.
-        """
+        """Return how many of a document's `num_tokens` tokens to keep, for `keep`, `slots` and the default."""
         if self.slots is not None:
             return min(self.slots, num_tokens)
         share, least = (DEFAULT_KEEP, MIN_DEFAULT_SLOTS) if self.keep is None else (self.keep, 1)
@@ -174,9 +170,6 @@ def compress_document(
     """Compress as `compress_kv` does, and also report the cost.
 
     Args:
-        decoder: Model.
-        input_ids: Document.
-        config: Method and size.
         repeat_prompt: KVzip's request, which also serves to measure the loss.
         prefix_tokens: Tokens of a chat prefix at the beginning, which are kept while there is room.
         on_progress: Called with the current step, the positions read so far, and all that are to be read.
@@ -236,11 +229,7 @@ def compress_document(
 
 
 def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> list[Int[Tensor, "1 n"]]:
-    """Split a document into windows of nearly equal size, of `longest` tokens at most.
-
-    Raises:
-        UsageError: If the document is too long for a sliding window.
-    """
+    """Split a document into windows of nearly equal size, of `longest` tokens at most."""
     N, config = ids.shape[1], decoder.config
     sliding = min((window for window in config.sliding_windows if window is not None), default=None)
     if sliding is not None and sliding < N:
@@ -293,10 +282,6 @@ def shrink_to_context(
 
 
 def join_windows(decoder: Decoder, memories: Sequence[KVMemory], num_tokens: int) -> KVMemory:
-    """Join the memories of a document's windows at consecutive positions, as if the dropped tokens had not been there.
-
-    Raises:
-        UsageError: If their slots exceed the context.
-    """
+    """Join the memories of a document's windows at consecutive positions, as if the dropped tokens had never been."""
     check_slots_fit(decoder, [memory.M for memory in memories], num_tokens)
     return KVMemory.concat_documents(decoder.config, *(m.renumber_slots(decoder.config) for m in memories))

@@ -54,10 +54,7 @@ def build_loss_probes(
     """Return passages that are spread evenly over a document, each after a request to repeat it, and a continuation.
 
     Args:
-        decoder: Model.
         cache: Cache of the whole document, which the continuation is generated from.
-        ids: Document.
-        prompt: Request to repeat.
         prefix_tokens: Tokens of a chat prefix, which are not repeated.
     """
     N = ids.shape[1]
@@ -100,11 +97,8 @@ def find_smallest_memory(
     assumes that the loss falls as slots are added.
 
     Args:
-        decoder: Model.
         memory: Ranked memory of all positions of the document.
-        probes: Result of `build_loss_probes`.
         max_loss: Largest increase over the loss of the whole cache, in nats per token.
-        on_measure: Called with each number of slots before it is measured.
 
     Returns:
         The memory, which is the whole one if no smaller one satisfies the bound, and what was measured.

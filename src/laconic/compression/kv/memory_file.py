@@ -20,11 +20,8 @@ class KVMemoryMetadata(BaseMetadata):
 
     Attributes:
         model: Fingerprint of the weights that wrote it and must read it.
-        kv_heads: Number of KV heads.
-        head_size: Size of a head.
         method: How the slots were chosen: kvzip, snapkv, …
         chat: Whether the text opens a user turn of the model's chat template, which the prompt continues.
-        settings: Settings of the method.
         measured: What was measured when the memory was written, for example losses in nats per token.
     """
 
@@ -75,12 +72,7 @@ def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemor
 
 
 def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
-    """Read what `save_kv_tensors` wrote, memory-mapped.
-
-    Raises:
-        CorruptArtifactError: If tensors are missing, inconsistent or not finite.
-        InputError: If there is no such file.
-    """
+    """Read what `save_kv_tensors` wrote, memory-mapped."""
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = KVMemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), tensors)

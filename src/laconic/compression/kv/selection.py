@@ -45,9 +45,6 @@ class RepeatPrompt(NamedTuple):
         """Return the ids of the request and of the piece from `start` to `stop` that the model repeats.
 
         Args:
-            ids: Document.
-            start: First token of the piece.
-            stop: End of the piece.
             first: First token of the document that is repeated at all; a piece that begins there is the first.
         """
         quoted = ids[:, max(first, start - PREVIOUS_TOKENS) : start]
@@ -60,12 +57,7 @@ NO_REPEAT_PROMPT = RepeatPrompt()
 
 
 class DocumentReader:
-    """Reads ids with a decoder, `READ_TOKENS` per forward pass, and counts the positions it reads.
-
-    Args:
-        decoder: Model.
-        on_read: Called with the number of positions read so far after every pass.
-    """
+    """Reads ids with a decoder, `READ_TOKENS` per pass, counts the positions, and tells `on_read` their number."""
 
     def __init__(self, decoder: Decoder, on_read: Callable[[int], None] | None = None) -> None:
         self.decoder, self.on_read, self.positions = decoder, on_read, 0
@@ -215,7 +207,6 @@ class RepeatedPrefix(KVPrefix):
     Neither the document nor its repetition is hidden by a sliding window, like the memory that is made of it.
 
     Args:
-        piece: Keys that are scored.
         num_sinks: First keys of the document, which the softmax of the scores includes beside piece and repetition.
         scores: Largest probabilities so far; every forward pass updates those of the piece.
     """

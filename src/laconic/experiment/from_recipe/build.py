@@ -50,9 +50,6 @@ def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Op
 
     M3 and DGD update matrices; AdamW updates all other parameters, and with M3 also embeddings and output head. With M3
     only the matrices it updates have weight decay.
-
-    Raises:
-        UsageError: For weight decay with DGD, or an epsilon with M3 or DGD.
     """
     if config.optimizer == "adamw":
         return build_adamw(method, config)
@@ -107,11 +104,7 @@ class Experiment:
 
 
 def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
-    """Let training go on with the summary vectors of an earlier run.
-
-    Raises:
-        UsageError: If those are of other sizes or kinds.
-    """
+    """Let training go on with the summary vectors of an earlier run."""
     shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
     if shapes != expected:
         raise UsageError(
@@ -164,9 +157,6 @@ def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], d
     """Repeat the update of RUN/incidents/step-N, and return the recorded incident and the repeated one.
 
     Nothing is written.
-
-    Raises:
-        InputError: If the folder is not an incident of a run.
     """
     run = folder.resolve().parent.parent
     if not (folder / INCIDENT_FILE).is_file() or not is_run_dir(run):

@@ -50,10 +50,8 @@ class RowSet(NamedTuple):
     """Rows of a split.
 
     Attributes:
-        source: The rows as batches.
         examples: The rows as text; empty for documents and generated rows.
         protocol: Decides whether an answer is correct; None for documents.
-        notes: Messages about rows that were dropped or truncated.
     """
 
     source: ReasoningDataset | DigitsDataset | DocumentDataset | StatefulBatches | SyntheticData
@@ -65,11 +63,7 @@ class RowSet(NamedTuple):
 def load_training_rows(
     recipe: Recipe, tokenizer: Tokenizer, context: int, progress: ProgressFn | None = None
 ) -> RowSet:
-    """Load the training rows of a recipe for a decoder with `context` positions.
-
-    Raises:
-        InputError: If rows are invalid, or occur in validation or test.
-    """
+    """Load the training rows of a recipe for a decoder with `context` positions."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, "train", progress=progress)
@@ -148,11 +142,7 @@ def memory_counter(recipe: Recipe) -> Callable[[int], int] | None:
 
 
 def build_digits(data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName) -> DigitsDataset:
-    """Build a split of the digits task, over documents if they are configured.
-
-    Raises:
-        CorruptArtifactError: If the tokenizer is not the task's own.
-    """
+    """Build a split of the digits task, over documents if they are configured."""
     drop_last_step = data.chain_steps == "drop_last"
     with_documents = build_digit_documents_tokenizer()  # whose first words are those of the other
     if data.digits.document_tokens is not None:
@@ -309,12 +299,7 @@ def load_held_out_rows(
 
 
 def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> RowSet:
-    """Load the questions of validation, and check that answers can be judged and fit the model.
-
-    Raises:
-        InputError: If a gold answer cannot be judged.
-        UsageError: If a question and `validation.max_tokens` exceed a table of position embeddings.
-    """
+    """Load the questions of validation, and check that answers can be judged and fit the model."""
     assert recipe.validation is not None
     context, max_tokens = config.max_position_embeddings, recipe.validation.max_tokens
     rows = load_held_out_rows(recipe, tokenizer, context, "valid", recipe.validation.max_rows)

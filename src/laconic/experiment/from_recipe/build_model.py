@@ -48,11 +48,9 @@ class ModelParts:
 
     Attributes:
         decoder: The decoder, wrapped in place if there is an adapter.
-        tokenizer: Its tokenizer.
         latents: Control vectors and projection of a latent reasoning method.
         adapter: LoRA by peft.
         base: Fingerprint of the decoder before training.
-        summary_parameters: Summary tokens, maps and heads of an AutoCompressor.
         method_parameters: Parameters of a method outside laconic.
     """
 

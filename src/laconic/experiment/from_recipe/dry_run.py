@@ -170,8 +170,8 @@ def estimate_update(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer,
     plain = extrapolate(without_checkpointing(recipe), has_backward=True)
     if parts is None:
         return plain
-    kept = extrapolate(recipe, has_backward=False).saved_bytes
-    return UpdateCost(min(plain.saved_bytes, kept + plain.saved_bytes / parts), plain.flops * 4 / 3)
+    forward = extrapolate(recipe, has_backward=False).saved_bytes
+    return UpdateCost(min(plain.saved_bytes, forward + plain.saved_bytes / parts), plain.flops * 4 / 3)
 
 
 class MemoryModel(NamedTuple):

@@ -121,11 +121,7 @@ def set_stage(method: nn.Module, epoch: int) -> None:
 def build_method(
     parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None = None
 ) -> nn.Module:
-    """Build the method of a recipe; `max_chain_tokens` is the longest chain of the training rows.
-
-    Raises:
-        UsageError: If a trainable extra would receive no gradient, or a method outside laconic cannot be built.
-    """
+    """Build the method of a recipe; `max_chain_tokens` is the longest chain of the training rows."""
     if recipe.is_custom_method:
         method = build_custom_method(recipe, parts.decoder, parts.tokenizer)
         parameters = MethodParameters(method, parts.decoder)
@@ -178,9 +174,6 @@ def answer_questions(
     """Answer questions as the method does, or with the chain of thought written out.
 
     `state` is the KV cache of what precedes the questions.
-
-    Raises:
-        UsageError: If the method does not answer questions.
     """
     if not isinstance(method, AnswersQuestions):
         raise UsageError(f"{type(method).__name__} does not answer questions: it has no method `answer`")

@@ -86,11 +86,7 @@ class RowLengths(NamedTuple):
 
 
 def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:
-    """Return number and lengths of the training rows.
-
-    Raises:
-        InputError: If rows are invalid, or neither local nor a known data set.
-    """
+    """Return number and lengths of the training rows."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return _document_lengths(recipe, tokenizer, context)

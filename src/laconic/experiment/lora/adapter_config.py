@@ -72,12 +72,7 @@ class AdapterKeys(JsonModel):
 
 
 def read_adapter_config(folder: Path) -> "LoraConfig":
-    """Read the adapter_config.json of a folder; LoRA and its variants are supported. Unknown keys are ignored.
-
-    Raises:
-        InputError: If the file is missing or invalid, or an option is not supported.
-        UnsafeFileError: If the file is a link that leads out of the folder.
-    """
+    """Read the adapter_config.json of a folder; LoRA and its variants are supported. Unknown keys are ignored."""
     from peft import LoraConfig
 
     file = strict_json.read_foreign_json(file_names.resolve_inside(folder, ADAPTER_CONFIG_FILE))

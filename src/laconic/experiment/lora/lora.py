@@ -129,12 +129,7 @@ def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
 
 
 def read_adapter_shapes(folder: Path) -> TensorShapes:
-    """Return names and shapes of an adapter's tensors.
-
-    Raises:
-        InputError: If there is no file.
-        UnsafeFileError: If there is only a pickle.
-    """
+    """Return names and shapes of an adapter's tensors."""
     if not (folder / ADAPTER_WEIGHTS_FILE).exists():
         if (folder / ADAPTER_PICKLE_FILE).exists():
             raise UnsafeFileError(

@@ -153,33 +153,18 @@ class TextCompressor:
         return self.with_metadata(job)
 
     def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
-        """Return a text as a stream of segments, by default as long as in training.
-
-        Args:
-            name: Name of the text in messages.
-            chunks: Pieces of the text, in order.
-            segment_tokens: Length of a segment in tokens.
-        """
+        """Return the text `name` in `chunks` as segments of `segment_tokens`, by default as many as in training."""
         if segment_tokens is not None and segment_tokens < 1:
             raise UsageError(f"segment_tokens {segment_tokens}: give 1 or more")
         return TokenStream(name, chunks, self.tokenizer, segment_tokens or self.segment_tokens)
 
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
-        """Return the memory of a finished job with its metadata.
-
-        Args:
-            job: A job that has read all its texts.
-        """
+        """Return the memory of a finished job with its metadata."""
         assert job.done is not None
         return replace(job.done, metadata=replace(self.metadata, documents=tuple(job.documents)))
 
     def save(self, memory: SummaryMemory, path: str | Path) -> None:
-        """Write a memory to a file.
-
-        Args:
-            memory: Memory of this model.
-            path: File to write.
-        """
+        """Write a `memory` of this model to a file at `path`."""
         memory.save(path)
 
     def load_memory(self, path: str | Path) -> SummaryMemory:
@@ -318,14 +303,7 @@ class TextCompressor:
 def load_compressor(
     path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> TextCompressor:
-    """Load an AutoCompressor: a run at its latest checkpoint or another, or a published checkpoint in some dtype.
-
-    Raises:
-        InputError: If the folder is neither.
-        UsageError: If the run's method is another.
-        CorruptArtifactError: If a file is damaged.
-        UnsafeFileError: If the weights are pickles.
-    """
+    """Load an AutoCompressor: a run at its latest checkpoint or another, or a published checkpoint in some dtype."""
     target = weights.resolve_device(device)
     run = find_run(path)
     if run is not None:

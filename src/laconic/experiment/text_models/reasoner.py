@@ -226,9 +226,6 @@ class Reasoner:
     def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
         """Return how answers are decoded with these options.
 
-        Args:
-            config: Length and sampling of an answer.
-
         Raises:
             UsageError: If there are several seeds.
         """
@@ -280,11 +277,7 @@ class Reasoner:
         return load_kv_memories(memory, self.decoder, self.tokenizer).to_cache()
 
     def read_summaries(self, memory: Any) -> KVCache:
-        """Return the cache of summary vectors, which the decoder reads in one pass.
-
-        Args:
-            memory: Summary vectors of one text per row.
-        """
+        """Return the cache of summary vectors, which the decoder reads in one pass."""
         compressor = self.compressor
         if isinstance(memory, str | Path):
             memory = compressor.load_memory(memory)
