@@ -73,12 +73,10 @@ class BaseMetadata:
         raise NotImplementedError
 
     def select_rows(self: Metadata, rows: Sequence[int]) -> Metadata:
-        """Return the metadata of some rows."""
         return replace(self, documents=tuple(self.documents[row] for row in rows))
 
     @staticmethod
     def concat_rows(parts: Sequence[Metadata]) -> Metadata:
-        """Return the metadata of the rows of all parts."""
         return replace(parts[0], documents=tuple(row for part in parts for row in part.documents))
 
     def check_reader(self, file: str, reader: "BaseMetadata") -> None:
@@ -197,13 +195,11 @@ def format_setting(value: object) -> str:
 
 
 def check_file_path(path: Path) -> None:
-    """Raise `UsageError` if a memory is to be saved where there is a folder."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the name of a file, such as {path / 'memory.safetensors'}")
 
 
 def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:
-    """Write tensors and metadata."""
     check_file_path(path)
     data = asdict(metadata)
     text = to_canonical_json(data)
@@ -215,7 +211,6 @@ def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetad
 
 
 def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
-    """Read what `save_memory` wrote, memory-mapped."""
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = MemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})

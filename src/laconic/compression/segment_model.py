@@ -70,7 +70,6 @@ class SegmentModel:
 
     @property
     def config(self) -> CompressionConfig:
-        """The compression settings."""
         return self.summaries.config
 
     def reading_context(self) -> AbstractContextManager[object]:
@@ -80,17 +79,14 @@ class SegmentModel:
         return nullcontext()
 
     def empty_memory(self, B: int) -> SummaryMemory:
-        """Create an empty memory with the decoder's dtype and device."""
         table = self.decoder.token_embedding.weight
         return SummaryMemory.empty(B, table.shape[1], table.dtype, table.device)
 
     @property
     def prefix_length(self) -> int:
-        """Number of columns in front of the memory."""
         return int(self.bos_token_id is not None and self.config.bos in ("sink", "first"))
 
     def check_fits(self, memory: SummaryMemory, segment_tokens: int, *, compresses: bool = True) -> None:
-        """Raise `UsageError` if a memory and a segment of `segment_tokens` do not fit the model."""
         num_slots = memory.M
         if resolve_position_scheme(self.config, self.decoder.config) == "reserved":
             num_slots = int((memory.vectors_per_segment > 0).sum(1).amax()) * self.config.fixed_length
@@ -254,7 +250,6 @@ class SegmentModel:
 
     @torch.no_grad()
     def teacher_logits(self, hidden_states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Compute the teacher's logits."""
         with self.teacher_context():
             return self.decoder.logits(hidden_states)
 

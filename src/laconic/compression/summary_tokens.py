@@ -112,11 +112,9 @@ class SummaryParameters(nn.Module):
 
     @property
     def param_dtype(self) -> torch.dtype:
-        """dtype of the parameters."""
         return self.r.dtype
 
     def add_map(self, generator: torch.Generator) -> None:
-        """Create the parameters of A."""
         kind = self.config.resolved_summary_map
         self.scale = nn.Parameter(torch.ones(1, dtype=self.param_dtype)) if kind != "none" else None
         self.inner = self.outer = None

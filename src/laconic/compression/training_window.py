@@ -96,7 +96,6 @@ class WindowRun:
         self.has_targets = torch.stack(has_targets, 1)
 
     def run(self) -> "WindowRun":
-        """Process the segments in order."""
         batch = self.batch
         if self.config.distillation_weight and self.phase != "head_only":
             self.teacher_states = self.model.read_as_teacher(batch.input_ids, batch.attention_mask)

@@ -115,7 +115,6 @@ class CompressionJob(ResumableReading[SummaryMemory]):
 
     @property
     def documents(self) -> list[tuple[SourceDocument, ...]]:
-        """Texts of the finished rows."""
         return [(text.to_document(),) for text in self.texts]
 
     @torch.no_grad()
@@ -149,7 +148,6 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         return positions
 
     def next_rule(self, B: int) -> StopRule:
-        """Return the rule of the next segment, with random numbers if it samples."""
         rows, K = torch.arange(B, device=self.device) + len(self.texts), self.method.config.fixed_length
         return add_uniforms(self.stop_rule, self.length.seed, rows, self.next_piece - 1, K)
 

@@ -160,7 +160,6 @@ def remove_folders(recipe: dict[str, Any]) -> None:
 
 
 def check_repository_name(repo: str) -> None:
-    """Raise UsageError for a name that is not OWNER/NAME."""
     if not REPOSITORY_NAME.fullmatch(repo):
         raise UsageError(f"repository {repo!r}: expected OWNER/NAME, such as me/kava-smollm2")
 

@@ -104,7 +104,6 @@ def load(
 
 
 def wrap_run(run: LoadedRun) -> LoadedModel:
-    """Return a loaded run as the object for its method."""
     if isinstance(run.method, AutoCompressor):
         return as_compressor(run)
     if run.recipe.method == "hope":

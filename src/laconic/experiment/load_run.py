@@ -56,7 +56,6 @@ def is_run_dir(path: str | Path) -> bool:
 
 
 def is_export(path: str | Path) -> bool:
-    """Return whether a path is a folder of `laconic export RUN`."""
     record = read_export_record(Path(path))
     return record is not None and record.is_run
 
@@ -193,7 +192,6 @@ def crop_vocabulary(decoder: Decoder, vocab_size: int) -> Decoder:
 
 
 def latest_step(folder: Path) -> StepFolder:
-    """Return the latest valid step of a run."""
     step = RunDirectory(folder).latest_valid_step()
     if step is None:
         raise InputError(f"{folder} {NO_CHECKPOINT}")
@@ -281,12 +279,10 @@ class InitialModel(NamedTuple):
 
 
 def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
-    """Return the decoder that training starts with, and its tokenizer."""
     return load_initial_model(recipe, device)[:2]
 
 
 def check_is_no_run(name: str | None) -> None:
-    """Raise `InputError` for a `model.name` that is a run directory, not a checkpoint."""
     if name is not None and is_run_dir(name):
         raise InputError(f"model.name: {name} is a run of laconic train; to train it further, set model.init_from_run")
 

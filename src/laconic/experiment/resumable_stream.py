@@ -54,7 +54,6 @@ class TokenStream:
         return ids
 
     def to_document(self) -> SourceDocument:
-        """Return name, hash and lengths of the text read so far."""
         return SourceDocument(self.name, self.digest.hexdigest(), sum(self.segments), tuple(self.segments))
 
 
@@ -147,7 +146,6 @@ class ResumableReading(ABC, Generic[Value]):
         return self.done
 
     def check_same_text(self, same: bool) -> None:
-        """Raise InputError unless a resumed job reads the texts it began with."""
         if not same:
             raise InputError(
                 "--resume: the text differs from the one that was begun; give the same text, or remove --resume"

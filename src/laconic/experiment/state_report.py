@@ -60,7 +60,6 @@ def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> li
 
 
 def memory_reports(state: FastWeightState) -> list[MemoryReport]:
-    """Return the memories of the mixers by name."""
     parts = list[tuple[str, Tensor, Tensor]]()
     for layer in state.layers:
         for name, memory in layer.memory.items():

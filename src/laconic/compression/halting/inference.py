@@ -58,7 +58,6 @@ def add_uniforms(rule: StopRule, seed: int, row_index: Int[Tensor, " B"], segmen
 
 
 def default_rule(model: SegmentModel) -> StopRule:
-    """Return the rule that the model's settings name."""
     head, length_policy = model.summaries.stop_head_config, model.config.length_policy
     if length_policy == "stop_head" and head is not None:
         return StopRule(head.stop_rule, head.stop_quantile, head.stop_threshold)
@@ -140,7 +139,6 @@ def select_vectors(
     rule: StopRule,
     num_vectors: int,
 ) -> SegmentVectors:
-    """Return the vectors that a rule keeps."""
     if rule.name == "fixed":
         lengths = torch.full_like(attention_mask[:, 0], num_vectors, dtype=torch.long)
         return model.select_vectors(compressed, attention_mask, lengths)

@@ -74,7 +74,6 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
 
 
 def is_cartridge(path: str | Path) -> bool:
-    """Return whether a path is a folder with a peft cartridge."""
     file = Path(path) / CONFIG_FILE
     return file.is_file() and read_foreign_json(file).get("peft_type") == "CARTRIDGE"
 

@@ -253,7 +253,6 @@ def compute_window_tokens(
 
 
 def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:
-    """Raise `UsageError` if the slots of several windows exceed the context of the model."""
     total, context = sum(slots), decoder.config.max_position_embeddings
     if total > context:
         raise UsageError(

@@ -66,13 +66,11 @@ def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocumen
 
 
 def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> None:
-    """Write tensors and metadata. Raises `UsageError` if `path` is a folder."""
     check_file_path(path)
     save_artifact(path, tensors, FILE_KIND, asdict(metadata), is_named=True)
 
 
 def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
-    """Read what `save_kv_tensors` wrote, memory-mapped."""
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = KVMemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), tensors)

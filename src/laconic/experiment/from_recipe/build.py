@@ -104,7 +104,6 @@ class Experiment:
 
 
 def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
-    """Let training go on with the summary vectors of an earlier run."""
     shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
     if shapes != expected:
         raise UsageError(

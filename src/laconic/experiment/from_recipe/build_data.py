@@ -90,7 +90,6 @@ def encode_examples(
     min_rows: int = 1,
     progress: ProgressFn | None = None,
 ) -> ReasoningDataset:
-    """Encode examples as the recipe says, for a decoder with `context` positions."""
     return ReasoningDataset(
         examples,
         tokenizer,
@@ -125,7 +124,6 @@ def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
 
 
 def check_documents(recipe: Recipe, rows: ReasoningDataset) -> None:
-    """Raise `InputError` if no row has a document for a recipe that compresses them."""
     if recipe.reads_documents and not rows.counts.num_documents:
         raise InputError(
             "no row has a document, which the table [compression] is for; add a field document (a string), name yours: "
@@ -236,7 +234,6 @@ def segment_config(recipe: Recipe) -> TextConfig:
 def build_synthetic(
     data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, max_rows: int | None
 ) -> SyntheticData:
-    """Build the dataset of a synthetic task. Raises `CorruptArtifactError` if the tokenizer is not the task's own."""
     dataset, rows = SYNTHETIC_TASKS[data.source]
     check_synthetic_tokenizer(tokenizer, build_word_tokenizer(dataset.vocabulary), rows)
     return dataset(seed, getattr(data, data.source), part, max_rows)
@@ -283,7 +280,6 @@ def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None
 def load_held_out_rows(
     recipe: Recipe, tokenizer: Tokenizer, context: int, part: SplitName, max_rows: int | None = None
 ) -> RowSet:
-    """Load the first rows of validation or test."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, part, max_rows)
@@ -361,5 +357,4 @@ def choose_default_protocol(data: DataConfig) -> AnswerProtocol:
 
 
 def has_text_answers(data: DataConfig) -> bool:
-    """Return whether answers are texts rather than numbers."""
     return data.answer_type == "text" or (data.source == "catalog" and reasoning_load.get_answer_kind(data) != "number")

@@ -74,7 +74,6 @@ class ModelParts:
 
 
 def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
-    """Load the tokenizer of a checkpoint or a new decoder."""
     if model.tokenizer in TOKENIZERS_BY_NAME:
         return TOKENIZERS_BY_NAME[model.tokenizer]()
     name = model.tokenizer or model.name
@@ -140,7 +139,6 @@ def add_lora(decoder: Decoder, config: LoraConfig, seed: int) -> "PeftModel":
 
 
 def attention_projection_names(decoder: Decoder) -> list[str]:
-    """Return the names of attention's linear layers: q, k, v, o, or GPT-2's two."""
     names = WEIGHT_NAMES[decoder.config.family]
     return [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
 
@@ -275,7 +273,6 @@ def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig) -> None:
 
 
 def load_decoder_config(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
-    """Return the decoder's configuration without reading its weights."""
     if folder is not None:
         return build_nested.read_decoder_config(folder)
     config = build_config(recipe.model, tokenizer.vocab_size)

@@ -44,7 +44,6 @@ class CompressionCost:
         return dict(vars(self))
 
     def to_lines(self) -> list[str]:
-        """Return the cost as lines of text."""
         ratio = "" if self.tokens_per_vector is None else f", {self.tokens_per_vector:.1f} tokens per vector"
         break_even = (
             "never pays" if self.break_even_uses is None else f"pays after {pluralize(self.break_even_uses, 'use')}"
@@ -99,7 +98,6 @@ def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
 
 
 def format_bytes(n: float) -> str:
-    """Return a number of bytes with a unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if n < 1024:
             return f"{n:,.0f} {unit}" if unit == "bytes" else f"{n:.1f} {unit}"

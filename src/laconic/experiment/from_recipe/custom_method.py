@@ -128,13 +128,11 @@ class MethodParameters:
     decoder: Decoder
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
         shared = {id(tensor) for tensor in (*self.decoder.parameters(), *self.decoder.buffers())}
         tensors = cast(Mapping[str, Tensor], self.method.state_dict(keep_vars=True))
         return {name: tensor.detach() for name, tensor in tensors.items() if id(tensor) not in shared}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors into the method."""
         self.method.load_state_dict(tensors, strict=False)
 
     def save(self, path: Path, metadata: Mapping[str, object]) -> None:

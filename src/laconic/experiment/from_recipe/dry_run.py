@@ -255,7 +255,6 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 
 def count_parameters(method: nn.Module) -> dict[str, int]:
-    """Return the number of all and of trainable parameters, and their bytes."""
     every = list(method.parameters())
     trainable = [p for p in every if p.requires_grad]
     return {
@@ -279,7 +278,6 @@ def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) 
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a CUDA device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -299,7 +297,6 @@ def free_memory(device: torch.device) -> int:
 
 
 def resident_memory() -> int:
-    """Return the largest number of bytes that this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

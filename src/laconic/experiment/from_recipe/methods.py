@@ -60,7 +60,6 @@ def stop_training(recipe: Recipe, sizes: ScheduleSizes) -> StopTraining | None:
 
 
 def build_autocompressor(parts: ModelParts, recipe: Recipe, total_steps: int) -> AutoCompressor:
-    """Build the AutoCompressor of a recipe with a table [compression]."""
     summaries = require(parts.summary_parameters)
     return AutoCompressor(
         parts.decoder,

@@ -80,13 +80,11 @@ class RowLengths(NamedTuple):
     synthetic: SyntheticData | None = None  # documents of a synthetic task, which are cheap to make
 
     def parts(self) -> tuple[str, ...]:
-        """Return the names of the columns of `lengths`."""
         n = self.lengths.shape[1]
         return DOCUMENT_PARTS if n == 1 else (*REASONING_PARTS, *DOCUMENT_PARTS)[:n]
 
 
 def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:
-    """Return number and lengths of the training rows."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return _document_lengths(recipe, tokenizer, context)

@@ -76,7 +76,6 @@ def save_adapter(model: "PeftModel", folder: str | Path) -> None:
 
 
 def save_adapter_config(model: "PeftModel", folder: Path) -> None:
-    """Write adapter_config.json."""
     settings = cast("LoraConfig", model.peft_config["default"])
     replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(folder))
 
@@ -129,7 +128,6 @@ def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
 
 
 def read_adapter_shapes(folder: Path) -> TensorShapes:
-    """Return names and shapes of an adapter's tensors."""
     if not (folder / ADAPTER_WEIGHTS_FILE).exists():
         if (folder / ADAPTER_PICKLE_FILE).exists():
             raise UnsafeFileError(
@@ -146,7 +144,6 @@ def read_adapter_shapes(folder: Path) -> TensorShapes:
 
 
 def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
-    """Load an adapter's tensors and check that they are finite."""
     tensors = atomic.open_tensors(file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), shapes)
     for name, tensor in tensors.items():
         atomic.check_finite(name, tensor)

@@ -316,7 +316,6 @@ def load_compressor(
 
 
 def is_compressor(path: str | Path) -> bool:
-    """Return whether a folder holds a run of an AutoCompressor or a published one."""
     method = read_run_method(path)
     return is_published(path) if method is None else method == "autocompressor"
 

@@ -84,7 +84,6 @@ class DocumentReasoning(nn.Module):
         return self.method.loss_denominators(batch)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
-        """Return whether the reasoning method resets the optimizer before this update."""
         return isinstance(self.method, ResetsOptimizer) and self.method.resets_optimizer_state(batch)
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:

@@ -88,7 +88,6 @@ def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[M
 
 
 def is_chat_memory(memory: KVMemory) -> bool:
-    """Return whether the text of a memory opens a user message."""
     return memory.metadata is not None and memory.metadata.chat
 
 

@@ -361,7 +361,6 @@ class NestedTextModel:
 
 
 def get_weights_dtype(model: Hope) -> str:
-    """Return the name of the dtype of a model's weights, such as float32."""
     return str(cast(torch.Tensor, model.token_embedding.weight).dtype).removeprefix("torch.")
 
 
@@ -390,7 +389,6 @@ def is_nested(path: str | Path) -> bool:
 
 
 def as_nested(run: LoadedRun) -> NestedTextModel:
-    """Return a loaded run of method hope as a `NestedTextModel`."""
     assert isinstance(run.parts.decoder, Hope)
     updates = run.recipe.inner_loop is None or run.recipe.inner_loop.enabled
     return NestedTextModel(run.parts.decoder, run.parts.tokenizer, updates, run.recipe)

@@ -108,7 +108,6 @@ class StateReadingJob(ResumableReading[FastWeightState]):
 
     @property
     def documents(self) -> list[tuple[ReadDocument, ...]]:
-        """Texts of the finished rows."""
         return [(ReadDocument(x.name, x.digest.hexdigest(), sum(x.segments)),) for x in self.texts]
 
     @torch.no_grad()

@@ -73,7 +73,6 @@ def match_prompts(prompts: Sequence[Prompt], num_texts: int) -> list[Prompt]:
 
 
 def describe_decoder(decoder: Decoder) -> str:
-    """Return name, layers and width of a decoder on one line."""
     config = decoder.config
     return f"{Path(decoder.name_or_path).name}, {config.num_hidden_layers} layers, width {config.hidden_size}"
 
