@@ -101,7 +101,7 @@ def test_forward_rejects_attention_without_a_gradient_for_the_gate() -> None:
             "0 memory vectors, 4 text tokens and 3 .* has 6 positions; use segments of at most 3 tokens",
         ),
         ({"sliding_windows": (None, 6)}, {}, 0, "a sliding window of 6"),
-        ({"max_position_embeddings": 12}, {}, 2, "full after 2 segments of 4"),
+        ({"max_position_embeddings": 12}, {}, 2, "or memory_policy = "),
         (
             {"max_position_embeddings": 8},
             {"summary": "autoregressive", "bos": "first", "memory_policy": "replace"},

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from laconic.batches.padding import pad_rows
 from laconic.compression.kv.selection import RepeatPrompt
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
@@ -112,13 +113,10 @@ def write_study_rows(
 @torch.no_grad()
 def build_study_batch(decoder: Decoder, cache: KVCache, rows: Sequence[StudyRow]) -> StudyBatch:
     """Pad rows, and compute the teacher's hidden states with the cache of the whole document."""
-    device, width = cache.valid.device, max(len(row.ids) for row in rows)
-    input_ids = torch.tensor([[*row.ids, *[0] * (width - len(row.ids))] for row in rows], device=device)
-    column = torch.arange(width, device=device)
-    lengths, prompts = (
-        torch.tensor(values, device=device)[:, None]
-        for values in ([len(row.ids) for row in rows], [max(row.num_prompt, 1) for row in rows])
-    )
-    mask, predicts = column < lengths, (column >= prompts - 1) & (column < lengths - 1)
+    device = cache.valid.device
+    input_ids, mask = pad_rows([row.ids for row in rows], device=device)
+    prompts = torch.tensor([[max(row.num_prompt, 1)] for row in rows], device=device)
+    column = torch.arange(mask.shape[1], device=device)
+    predicts = (column >= prompts - 1) & (column < mask.sum(1, keepdim=True) - 1)
     output = decoder(decoder.embed(input_ids), cache.repeat_rows(len(rows)), attention_mask=mask)
     return StudyBatch(input_ids, mask, predicts, output.hidden_states[predicts])

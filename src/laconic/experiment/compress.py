@@ -58,18 +58,10 @@ class SummaryLength:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        labels = {
-            "stop_rule": "a stop rule",
-            "num_vectors": "vectors per segment",
-            "total_vectors": "vectors per text",
-            "quantile": "a quantile",
-            "threshold": "a threshold",
-        }
-        present = [name for name in labels if getattr(self, name) is not None]
-        parameter = [name for name in ("quantile", "threshold") if name == self.stop_rule]
-        if len(present) > 1 and present != ["stop_rule", *parameter]:
-            settings = " and ".join(labels[name] for name in present)
-            raise UsageError(f"{settings}: give only one of them, to choose the number of vectors")
+        names = ("stop_rule", "num_vectors", "total_vectors", "quantile", "threshold")
+        present = [name for name in names if getattr(self, name) is not None]
+        if len(present) > 1 and (present[0] != "stop_rule" or present[1:] != [self.stop_rule]):
+            raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the number of vectors")
         if self.stop_rule not in (None, *STOP_HEAD_RULES):
             raise UsageError(f"stop_rule {self.stop_rule!r} is unknown; use one of {', '.join(STOP_HEAD_RULES)}")
         for name in ("num_vectors", "total_vectors", "seed"):
@@ -86,15 +78,8 @@ def resolve_stop_rule(method: AutoCompressor, length: SummaryLength) -> StopRule
         return StopRule("fixed", num_vectors=length.num_vectors)
     if length.total_vectors is not None:
         return StopRule("soft")
-    quantile, threshold, rule = length.quantile, length.threshold, length.stop_rule or default.name
-    if length.stop_rule is None and (quantile is not None or threshold is not None):
-        rule = "quantile" if quantile is not None else "threshold"
-    return StopRule(
-        rule,
-        default.quantile if quantile is None else quantile,
-        default.threshold if threshold is None else threshold,
-        default.num_vectors,
-    )
+    chosen = {name: getattr(length, name) for name in ("quantile", "threshold") if getattr(length, name) is not None}
+    return default._replace(**chosen, name=length.stop_rule or next(iter(chosen), default.name))
 
 
 class CompressionJob(ResumableReading[SummaryMemory]):

@@ -226,7 +226,4 @@ def load_kv_memories(
     chat = next((source for source, memory in zip(sources, memories, strict=True) if is_chat_memory(memory)), None)
     if chat is not None:
         raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without chat")
-    if len({memory.B for memory in memories}) > 1:
-        sizes = ", ".join(f"{source} has {memory.B}" for source, memory in zip(sources, memories, strict=True))
-        raise UsageError(f"memories of different numbers of texts cannot be joined: {sizes}")
     return KVMemory.concat_documents(decoder.config, *memories)
