@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from numbers import Real
-from typing import Any, NamedTuple, SupportsIndex, cast, get_args
+from typing import Any, NamedTuple, SupportsIndex, cast
 
 import torch
 from jaxtyping import Int
@@ -32,7 +32,7 @@ from laconic.compression.kv.selection import (
 )
 from laconic.console import ProgressFn
 from laconic.errors import UsageError
-from laconic.generation.config import check_type
+from laconic.generation.config import check_choices, check_range, check_type
 from laconic.generation.prompt import check_ids, check_is_decoder
 from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import get_movable_rope
@@ -78,10 +78,8 @@ class KVCompressionConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(KVMethod):
-            raise UsageError(f"method {self.method!r}: give one of {', '.join(get_args(KVMethod))}")
-        sizes = {"keep": self.keep, "slots": self.slots, "max_loss": self.max_loss}
-        present = [name for name, value in sizes.items() if value is not None]
+        check_choices(method=(self.method, KVMethod))
+        sizes = {name: getattr(self, name) for name in ("keep", "slots", "max_loss")}
         for name in ("keep", "max_loss"):
             check_type(name, sizes[name], Real | None, "a number")
         check_type("slots", self.slots, SupportsIndex | None, "an integer")
@@ -91,16 +89,14 @@ class KVCompressionConfig:
             if isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}: give a number, not bool")
         check_type("equal_heads", self.equal_heads, bool, "True or False")
+        present = [name for name, value in sizes.items() if value is not None]
         if len(present) > 1:
             raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the size of the memory")
-        if self.keep is not None and not 0 < self.keep <= 1:
-            raise UsageError(f"keep {self.keep:g}: give a share of the tokens, above 0 and at most 1")
-        if self.slots is not None and self.slots < 1:
-            raise UsageError(f"slots {self.slots}: give 1 or more")
-        if self.max_loss is not None and not 0 <= self.max_loss < math.inf:
-            raise UsageError(f"max_loss {self.max_loss:g}: give nats per token, 0 or more")
-        if self.num_sinks < 0:
-            raise UsageError(f"num_sinks {self.num_sinks}: give 0 or more")
+        keep, slots, max_loss = (1 if value is None else value for value in sizes.values())
+        check_range("keep", keep, 0 < keep <= 1, "a share of the tokens, above 0 and at most 1")
+        check_range("slots", slots, slots >= 1, "1 or more")
+        check_range("max_loss", max_loss, 0 <= max_loss < math.inf, "nats per token, 0 or more")
+        check_range("num_sinks", self.num_sinks, self.num_sinks >= 0, "0 or more")
 
     def num_slots(self, num_tokens: int) -> int:
         """Return how many of a document's `num_tokens` tokens to keep, for `keep`, `slots` and the default."""

@@ -220,10 +220,10 @@ def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     """Raise UsageError if rows, segments or layers of a recipe do not fit the decoder; no weight is needed."""
     limit, row_tokens, num_latents = config.max_position_embeddings, recipe.data.max_tokens or 0, recipe.num_latents
     if row_tokens + num_latents > limit:
-        parts = [f"data.max_tokens {row_tokens}"] if row_tokens else []
-        parts += [f"latents.num_latents {num_latents}"] if num_latents else []
-        needed = f"{' and '.join(parts)} need {row_tokens + num_latents} positions"
-        raise UsageError(f"{needed}, the model has {limit}; lower {parts[0] if len(parts) == 1 else 'one of them'}")
+        raise UsageError(
+            f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} "
+            f"positions, the model has {limit}; lower one of them"
+        )
     check_segment_fits(recipe, config)
     layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.method == "kava" else None
     if layers and max(layers) >= config.num_hidden_layers:
