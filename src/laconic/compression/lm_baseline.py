@@ -39,6 +39,3 @@ class LanguageModelBaseline(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Compute the last hidden states of a text, as `AutoCompressor.read_text` does; `memory` is unused."""
         return self.decoder(self.decoder.embed(input_ids), attention_mask=attention_mask).hidden_states
-
-    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
-        return False

@@ -182,13 +182,9 @@ class SummaryMemory:
         num_tokens: Int[Tensor, " B"],
         log_s: Float32[Tensor, "B n"] | None = None,
     ) -> "SummaryMemory":
-        """Eq. AC4: M_i = sigma^i; a row whose document has ended keeps its old vectors.
+        """Eq. AC4: M_i = sigma^i; a row whose document has ended (`num_tokens` 0) keeps its old vectors.
 
-        Args:
-            vectors: New vectors.
-            valid: True at the vectors that count.
-            num_tokens: Length of the segment; 0 in rows whose document has ended.
-            log_s: Logarithms of the gates of soft lengths.
+        The other arguments are those of `append`.
         """
         grown, ended = self.append(vectors, valid, num_tokens, log_s), num_tokens == 0
         is_old = torch.arange(grown.M, device=valid.device) < self.M

@@ -107,7 +107,9 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         B, method = len(piece.input_ids), self.method
         tokens = piece.attention_mask.sum(1)
         before = method.segment_model.empty_memory(B) if self.current is None else self.current
-        after = method.compress(piece.input_ids, piece.attention_mask, before, self.next_rule(B))
+        rows, K = torch.arange(B, device=self.device) + len(self.texts), method.config.fixed_length
+        rule = add_uniforms(self.stop_rule, self.length.seed, rows, self.next_piece - 1, K)
+        after = method.compress(piece.input_ids, piece.attention_mask, before, rule)
         self.tokens += int(tokens.sum())
         self.positions_spent += int((self.extra_positions(before, after) + tokens)[tokens > 0].sum())
         return after
@@ -131,10 +133,6 @@ class CompressionJob(ResumableReading[SummaryMemory]):
             condensed = (before.num_vectors > 0) & (before.num_vectors + N > reading.max_memory_vectors)
             positions = positions + condensed * (before_text + reading.fixed_length + trigger)
         return positions
-
-    def next_rule(self, B: int) -> StopRule:
-        rows, K = torch.arange(B, device=self.device) + len(self.texts), self.method.config.fixed_length
-        return add_uniforms(self.stop_rule, self.length.seed, rows, self.next_piece - 1, K)
 
     def append_rows(self, before: SummaryMemory | None, done: SummaryMemory) -> SummaryMemory:
         """Return all rows, with hard lengths and at most `total_vectors` each."""

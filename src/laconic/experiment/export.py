@@ -125,7 +125,6 @@ def export_model(
     tokenizer: Tokenizer | None = None,
     *,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: float = 5e9,
 ) -> None:
     """Write a decoder as a folder that `laconic.load` and transformers open.
 
@@ -135,7 +134,7 @@ def export_model(
     """
 
     def write(new: Path) -> None:
-        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
+        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype))
         if tokenizer is not None:
             tokenizer.save(new)
         write_export_record(new)

@@ -224,14 +224,8 @@ def restore_parts(
         decoder = build_nested.model_class(nested)(nested, seed=None).to(device, dtype)
     else:
         decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device).to(dtype)
-    if shards:
-        return build_model.build_parts(recipe, decoder, tokenizer, "" if is_full else decoder.fingerprint)
-    base = decoder.fingerprint
-    latents = build_model.build_latents(decoder, tokenizer, recipe)
-    summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
-    decoder.requires_grad_(is_full)
-    adapter = lora.load_adapter(decoder, step.path, trainable=True) if recipe.train.trainable == "lora" else None
-    return ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
+    base = "" if shards and is_full else decoder.fingerprint
+    return build_model.build_parts(recipe, decoder, tokenizer, base, None if shards else step.path)
 
 
 def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:

@@ -220,7 +220,10 @@ def compress_document(
     if config.max_loss is not None and len(windows) > 1:
         memories = shrink_to_context(decoder, memories, probes_of_windows, measured)
     lengths = [window.shape[1] for window in windows]
-    memory = memories[0] if len(memories) == 1 else join_windows(decoder, memories, ids.shape[1])
+    if len(memories) > 1:  # joined at consecutive positions, as if the dropped tokens had never been
+        check_slots_fit(decoder, [memory.M for memory in memories], ids.shape[1])
+        memories = [memory.renumber_slots(decoder.config) for memory in memories]
+    memory = memories[0] if len(memories) == 1 else KVMemory.concat_documents(decoder.config, *memories)
     return DocumentCompression(memory, lengths, reader.positions, {"windows": measured} if measured else {})
 
 
@@ -274,9 +277,3 @@ def shrink_to_context(
         losses["memory"] = asdict(loss)
         losses["trials"].append({"slots": memory.M, "loss": loss.mean})
     return shorter
-
-
-def join_windows(decoder: Decoder, memories: Sequence[KVMemory], num_tokens: int) -> KVMemory:
-    """Join the memories of a document's windows at consecutive positions, as if the dropped tokens had never been."""
-    check_slots_fit(decoder, [memory.M for memory in memories], num_tokens)
-    return KVMemory.concat_documents(decoder.config, *(m.renumber_slots(decoder.config) for m in memories))

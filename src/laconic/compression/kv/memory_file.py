@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,14 +56,12 @@ class KVMemoryMetadata(BaseMetadata):
         """Return the metadata of memories side by side, row by row, without measurements."""
         if len(parts) == 1:
             return parts[0]
-        rows = zip(*(part.documents for part in parts), strict=True)
-        return replace(parts[0], documents=tuple(number_documents(sum(row, ())) for row in rows), measured={})
-
-
-def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocument, ...]:
-    """Return the documents of a row with the index of each one's first segment."""
-    starts = [sum(len(d.segments) for d in documents[:i]) for i in range(len(documents))]
-    return tuple(replace(document, first=start) for document, start in zip(documents, starts, strict=True))
+        rows = list[tuple[SourceDocument, ...]]()
+        for row in zip(*(part.documents for part in parts), strict=True):
+            documents = sum(row, ())
+            starts = accumulate((len(d.segments) for d in documents[:-1]), initial=0)
+            rows.append(tuple(replace(d, first=start) for d, start in zip(documents, starts, strict=False)))
+        return replace(parts[0], documents=tuple(rows), measured={})
 
 
 def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> None:

@@ -206,13 +206,18 @@ def resolve_bos(config: CompressionConfig, tokenizer: Tokenizer) -> CompressionC
     return config.model_copy(update={"bos": "sink" if is_added else "none"})
 
 
-def build_parts(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> ModelParts:
-    """Build the initial adapter and extras of a decoder; only trainable parameters require gradients."""
+def build_parts(
+    recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str, adapter_folder: Path | None = None
+) -> ModelParts:
+    """Build the extras of a decoder, and its adapter, or load that; only trainable parameters require gradients."""
     latents = build_latents(decoder, tokenizer, recipe)
     summary_parameters = build_summary_parameters(decoder, tokenizer, recipe)
     decoder.requires_grad_(recipe.train.trainable == "full")
-    lora = recipe.lora if recipe.train.trainable == "lora" else None
-    adapter = add_lora(decoder, lora, recipe.seed) if lora else None
+    adapter = None
+    if recipe.train.trainable == "lora" and adapter_folder is not None:
+        adapter = experiment_lora.load_adapter(decoder, adapter_folder, trainable=True)
+    elif recipe.train.trainable == "lora" and recipe.lora is not None:
+        adapter = add_lora(decoder, recipe.lora, recipe.seed)
     return ModelParts(decoder, tokenizer, latents, adapter, base, summary_parameters)
 
 

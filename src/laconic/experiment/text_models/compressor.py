@@ -181,15 +181,7 @@ class TextCompressor:
         return SummaryMemory.load(path, self.metadata).to(embedding.device, embedding.dtype)
 
     def prepare_prompts(self, prompts: Sequence[str], memory: SummaryMemory) -> MemoryPrompts:
-        """Encode prompts that follow a memory: one prompt per row, one for all rows, or one row for all prompts.
-
-        Args:
-            prompts: Texts to continue.
-            memory: Memory that precedes them, one row per text.
-
-        Raises:
-            UsageError: For other numbers of prompts, or if a prompt and the memory do not fit the model.
-        """
+        """Encode `prompts` that follow a `memory`: one per row, one for all rows, or one row for all prompts."""
         check_memory_type(memory, SummaryMemory)
         if memory.metadata is not None:
             memory.metadata.check_reader("the one given", self.metadata)

@@ -125,13 +125,7 @@ class NestedTextModel:
 
     @classmethod
     def from_decoder(cls, decoder: Decoder, tokenizer: Tokenizer, levels: CMSConfig) -> "NestedTextModel":
-        """Put levels on the MLPs of a decoder, whose tensors are shared.
-
-        Args:
-            decoder: A plain decoder.
-            tokenizer: Its tokenizer.
-            levels: Chunk sizes and learning rate of the levels.
-        """
+        """Put `levels` on the MLPs of a plain `decoder`, whose tensors are shared, with its `tokenizer`."""
         model = HopeAttention.from_decoder(decoder, levels.chunk_sizes, options=levels.options)
         return cls(model, tokenizer, untrained=UntrainedLevels(levels, decoder.fingerprint))
 
