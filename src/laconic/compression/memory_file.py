@@ -20,7 +20,6 @@ FILE_KIND = "memory"
 OVERWRITING_POLICIES = ("replace", "budgeted")  # memory policies by which a segment can overwrite older ones
 Count = Annotated[int, Field(ge=0)]
 Metadata = TypeVar("Metadata", bound="BaseMetadata")
-ExpectedTensor = tuple[tuple[int | None, ...], torch.dtype | None]  # None: any size, any float of 16 bits or more
 
 
 @dataclass(frozen=True)
@@ -232,46 +231,30 @@ def check_tensors(file: str, bad: str | None, tensors: Mapping[str, Tensor | Non
         raise CorruptArtifactError(f"memory: {file}: {error}; compress again") from None
 
 
-def find_misfit(tensors: Mapping[str, Tensor], expected: Mapping[str, ExpectedTensor]) -> str | None:
-    """Return the first tensor that is missing, unknown, or of another shape or dtype than expected; None if none is."""
-    bad = min(tensors.keys() ^ expected.keys(), default=None)
-    if bad is not None:
-        return bad
-    for name, (shape, dtype) in expected.items():
-        x = tensors[name]
-        has_shape = x.ndim == len(shape) and all(n in (size, None) for n, size in zip(shape, x.shape, strict=True))
-        if not has_shape or (x.dtype != dtype if dtype else not x.is_floating_point() or x.dtype.itemsize == 1):
-            return name
-    return None
-
-
 def first_invalid_tensor(tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> str | None:
     """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good."""
-    num_rows = len(metadata.documents)
-    bad = find_misfit(
-        tensors,
-        {
-            "vectors": ((None, metadata.width), None),
-            "offsets": ((num_rows + 1,), torch.long),
-            "segment_ids": ((None,), torch.long),
-            "segment_tokens": ((num_rows, None), torch.long),
-        },
-    )
+    dimensions = {"vectors": 2, "offsets": 1, "segment_ids": 1, "segment_tokens": 2}
+    bad = min(tensors.keys() ^ dimensions.keys(), default=None)
     if bad is not None:
         return bad
-    vectors, offsets, segment_ids, segment_tokens = (
-        tensors[name] for name in ("vectors", "offsets", "segment_ids", "segment_tokens")
-    )
-    lengths = offsets.diff()
-    if offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
+    for name, ndim in dimensions.items():
+        x = tensors[name]
+        if x.ndim != ndim or (x.dtype != torch.long if name != "vectors" else not x.is_floating_point()):
+            return name
+    vectors, offsets, segment_ids, segment_tokens = (tensors[name] for name in dimensions)
+    num_rows, lengths = len(metadata.documents), offsets.diff()
+    if vectors.shape[1] != metadata.width or vectors.dtype.itemsize == 1:
+        return "vectors"
+    if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
         return "offsets"
     tokens = [sum(sum(document.segments) for document in row) for row in metadata.documents]
-    if bool((segment_tokens < 0).any()) or not torch.equal(
-        segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long)
-    ):
+    if segment_tokens.shape[0] != num_rows or bool((segment_tokens < 0).any()):
         return "segment_tokens"
-    is_known = (segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])
-    if len(segment_ids) != len(vectors) or not bool(is_known.all()):
+    if not torch.equal(segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long)):
+        return "segment_tokens"
+    if len(segment_ids) != len(vectors) or not bool(
+        ((segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])).all()
+    ):
         return "segment_ids"
     row = torch.arange(num_rows).repeat_interleave(lengths)
     is_sorted = (segment_ids.diff() >= 0) | (row.diff() > 0)

@@ -9,14 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_file import (
-    BaseMetadata,
-    ExpectedTensor,
-    SourceDocument,
-    check_file_path,
-    check_tensors,
-    find_misfit,
-)
+from laconic.compression.memory_file import BaseMetadata, SourceDocument, check_file_path, check_tensors
 from laconic.storage.atomic import load_artifact, save_artifact
 
 FILE_KIND = "kv-memory"
@@ -89,16 +82,20 @@ def first_invalid_tensor(tensors: Mapping[str, Tensor], metadata: KVMemoryMetada
     Keys and values hold the slots in use of all documents and heads of a layer, one after the other; `slots` [L, B, G]
     counts them.
     """
-    L, B, slots = metadata.layers, len(metadata.documents), tensors.get("slots", torch.empty(0))
+    layers = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(metadata.layers)]
+    dtypes = {"positions": torch.int32, "ranks": torch.int32, "slots": torch.long, "num_tokens": torch.long}
+    bad = min(tensors.keys() ^ {*layers, *dtypes}, default=None)
+    bad = bad or next((name for name, dtype in dtypes.items() if tensors[name].dtype != dtype), None)
+    if bad is not None:
+        return bad
+    L, B, slots = metadata.layers, len(metadata.documents), tensors["slots"]
     if tuple(slots.shape) != (L, B, metadata.kv_heads) or not slots.numel() or bool((slots < 0).any()):
         return "slots"
-    num_slots = [int(layer.sum()) for layer in slots]
-    layers: dict[str, ExpectedTensor] = {
-        f"{kind}.{i}": ((N, metadata.head_size), None) for kind in ("keys", "values") for i, N in enumerate(num_slots)
-    }
-    expected: dict[str, ExpectedTensor] = {"slots": (tuple(slots.shape), torch.long), "num_tokens": ((B,), torch.long)}
-    expected |= dict.fromkeys(("positions", "ranks"), ((sum(num_slots),), torch.int32)) | layers
-    bad = find_misfit(tensors, expected)
+    shapes: dict[str, tuple[int, ...]] = {"num_tokens": (B,)}
+    shapes |= dict.fromkeys(("positions", "ranks"), (int(slots.sum()),))
+    for name in layers:
+        shapes[name] = (int(slots[int(name.partition(".")[2])].sum()), metadata.head_size)
+    bad = next((name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape), None)
     if bad is not None:
         return bad
     last = tensors["num_tokens"][None, :, None].expand_as(slots).flatten().repeat_interleave(slots.flatten()) - 1
@@ -107,4 +104,6 @@ def first_invalid_tensor(tensors: Mapping[str, Tensor], metadata: KVMemoryMetada
         return "positions"
     if bool((tensors["ranks"] < 0).any()):
         return "ranks"
-    return next((name for name in layers if tensors[name].dtype != tensors["keys.0"].dtype), None)
+    dtype = tensors[layers[0]].dtype
+    is_float = dtype.is_floating_point and dtype.itemsize > 1
+    return next((name for name in layers if tensors[name].dtype != dtype or not is_float), None)
