@@ -24,13 +24,7 @@ Metadata = TypeVar("Metadata", bound="BaseMetadata")
 
 @dataclass(frozen=True)
 class SourceDocument:
-    """A compressed text.
-
-    Attributes:
-        sha256: SHA-256 of its UTF-8 bytes.
-        segments: Number of tokens of each segment.
-        first: Index of its first segment in the memory.
-    """
+    """A compressed text: SHA-256 of its UTF-8 bytes, tokens of each segment, index of its first one in the memory."""
 
     name: str
     sha256: str
@@ -48,12 +42,7 @@ class SourceDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseMetadata:
-    """What the files of all memories record.
-
-    Attributes:
-        laconic: Version of laconic that wrote it.
-        tokenizer: SHA-256 of tokenizer.json.
-    """
+    """What the files of all memories record: version of laconic, model, SHA-256 of tokenizer.json, rows of texts."""
 
     READER_FIELDS: ClassVar[dict[str, str]]  # which must be the reader's, and their names in messages
     JOINED_FIELDS: ClassVar[tuple[str, ...]]  # which must be equal in memories that are concatenated
@@ -118,10 +107,7 @@ class BaseMetadata:
 class MemoryMetadata(BaseMetadata):
     """Describes which model wrote a memory, which model may read it, and what was compressed.
 
-    Attributes:
-        reader: Fingerprint of the weights that must read it.
-        writer: Fingerprint of the weights that wrote it.
-        method: Resolved recipe tables of the method.
+    `reader` and `writer` are fingerprints of weights, `method` has the resolved recipe tables.
     """
 
     READER_FIELDS: ClassVar = {

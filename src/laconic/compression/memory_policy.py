@@ -69,15 +69,10 @@ def max_memory_vectors(
     *,
     compresses: bool = True,
 ) -> int | None:
-    """Eq. AC1: return how many memory vectors fit in front of a segment.
+    """Eq. AC1: return how many memory vectors fit in front of a segment; None if there is no limit.
 
-    Args:
-        prefix_length: Columns in front of the memory (bos).
-        compresses: Whether summary positions follow the text; False if it is only read.
-
-    Returns:
-        The number of vectors, negative if the segment alone is too long, or None if there is no limit. With
-        "zero" positions only the text takes position ids.
+    The number is negative if the segment alone is too long. `prefix_length` counts bos; summary positions follow the
+    text unless it is only read (`compresses`). With "zero" positions only the text takes position ids.
     """
     n = num_summary_positions(config) if compresses else 0
     windows = [window for window in decoder_config.sliding_windows if window is not None]

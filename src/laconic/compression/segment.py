@@ -29,12 +29,7 @@ StopCheck = Callable[[Tensor], bool]
 
 
 class SegmentOutput(NamedTuple):
-    """Result of a forward pass over a segment.
-
-    Attributes:
-        cache: KV cache of all columns.
-        prefix_length: Number of bos columns.
-    """
+    """Result of a pass over a segment: last hidden states, KV cache of all columns, and number of bos columns."""
 
     text_states: Float[Tensor, "B T D"]
     summary_states: Float[Tensor, "B n D"]
@@ -127,12 +122,7 @@ def build_memory_prompt(
     text_mask: Bool[Tensor, "B T"] | None = None,
     num_summaries: int = 0,
 ) -> MemoryPrompt:
-    """Build [bos; M_{i-1}].
-
-    Args:
-        text_mask: Mask of a text that follows; the result's mask and position ids then include it.
-        num_summaries: Number of summary positions after the text, included likewise.
-    """
+    """Build [bos; M_{i-1}]; mask and position ids include a text and summary positions after it, if any."""
     bos_mask = build_bos_mask(config, memory, bos_token_id)
     embeds = memory.vectors.to(decoder.token_embedding.weight.dtype)
     text_mask = memory.valid[:, :0] if text_mask is None else text_mask
@@ -185,10 +175,7 @@ def generate_summaries(
 ) -> Float[Tensor, "B n D"]:
     """Eq. VL2: z_t = state of one more position that reads A(z_{t-1}) + step_t, for t = 1..num_vectors.
 
-    Args:
-        memory: Memory in front of the segment, for its gate.
-        segment: The pass over the segment, whose cache is extended.
-        should_stop: Ends the loop early if it returns True for the states so far.
+    `memory` precedes the segment; `should_stop` ends the loop early if it returns True for the states so far.
     """
     position_ids, cache = None, segment.cache
     if resolve_position_scheme(summaries.config, decoder.config) == "zero":

@@ -56,12 +56,7 @@ class StudyRow(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyBatch:
-    """Rows as tensors, padded on the right.
-
-    Args:
-        predicts: True at positions whose next id is scored.
-        teacher: Teacher's hidden states after the final norm at these positions, in row order.
-    """
+    """Rows padded on the right; the teacher's states, after the final norm, are those where the next id is scored."""
 
     input_ids: Int[Tensor, "R T"]
     attention_mask: Bool[Tensor, "R T"]

@@ -126,11 +126,9 @@ def export_model(
     *,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a decoder as a folder that `laconic.load` and transformers open.
+    """Write a decoder as a folder, new or empty, that `laconic.load` and transformers open.
 
-    Args:
-        folder: Folder to create; it may exist only if it is empty.
-        tokenizer: Its tokenizer; by default the files that lie where the decoder was loaded from.
+    Without a `tokenizer`, it gets the files that lie where the decoder was loaded from.
     """
 
     def write(new: Path) -> None:
@@ -164,10 +162,7 @@ def check_repository_name(repo: str) -> None:
 
 
 def upload_folder(folder: Path, repo: str, *, private: bool, message: str) -> str:
-    """Create a model repository unless it exists, upload a folder as one commit, and return its address.
-
-    The hub's client takes the token from `hf auth login` or HF_TOKEN.
-    """
+    """Create a model repository unless it exists, upload a folder as one commit, and return its address."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -33,10 +33,7 @@ def is_published(path: str | Path) -> bool:
 def load_published(
     path: str | Path, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[AutoCompressor, Tokenizer, int]:
-    """Load a published AutoCompressor with its tokenizer and a segment length that it can read.
-
-    It has parallel summaries of fixed number, accumulated or replaced, without bos.
-    """
+    """Load a published AutoCompressor (parallel summaries, no bos), its tokenizer and a segment length for it."""
     folder = Path(path)
     config, tensors = read_foreign_json(folder / "config.json"), index_tensors(folder)
     accumulates, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]

@@ -83,10 +83,7 @@ class RunStep(NamedTuple):
 
 
 def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
-    """Return the run that a path names, which may be exported or the folder of a step; None for another path.
-
-    Whether there is such a step shows when it is loaded.
-    """
+    """Return the run that a path names, which may be exported or a step, existing or not; None for another path."""
     folder = Path(os.path.expanduser(path))
     if is_run_dir(folder) or is_export(folder):
         return RunStep(folder, step)

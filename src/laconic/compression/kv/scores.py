@@ -210,8 +210,7 @@ def rank_slots(
 def merge_ranks(ranks: Int[Tensor, " N"], sizes: Sequence[Int[Tensor, " N"]], document: int) -> Int[Tensor, " N"]:
     """Return the ranks of one document's slots in a joint memory, in which each document has its share at every size.
 
-    Args:
-        sizes: For each document, its number of ranks in the layer and head of each slot.
+    `sizes` are the numbers of ranks of each document in the layer and head of each slot.
     """
     merged = ranks.clone()
     # before rank r of size n come the slots of other documents with smaller r / n, of earlier ones also with equal

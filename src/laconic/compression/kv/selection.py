@@ -44,8 +44,7 @@ class RepeatPrompt(NamedTuple):
     def build(self, ids: Int[Tensor, "1 N"], start: int, stop: int, first: int = 0) -> Int[Tensor, "1 T"]:
         """Return the ids of the request and of the piece from `start` to `stop` that the model repeats.
 
-        Args:
-            first: First token of the document that is repeated at all; a piece that begins there is the first.
+        The piece that begins at `first`, the first token that is repeated at all, is the first.
         """
         quoted = ids[:, max(first, start - PREVIOUS_TOKENS) : start]
         request = torch.tensor([self.first if start == first else self.later], dtype=torch.long, device=ids.device)
@@ -202,13 +201,10 @@ def score_expected_attention(
 
 @dataclass(frozen=True, eq=False)
 class RepeatedPrefix(KVPrefix):
-    """The KV cache of a document while the model repeats a piece of it, which scores the keys of the piece.
+    """The KV cache of a document while the model repeats a piece of it, which updates the largest `scores` of its keys.
 
-    Neither the document nor its repetition is hidden by a sliding window, like the memory that is made of it.
-
-    Args:
-        num_sinks: First keys of the document, which the softmax of the scores includes beside piece and repetition.
-        scores: Largest probabilities so far; every forward pass updates those of the piece.
+    Neither the document nor its repetition is hidden by a sliding window, like the memory that is made of it. The
+    softmax of the scores includes the first `num_sinks` keys of the document beside piece and repetition.
     """
 
     piece: slice

@@ -153,10 +153,7 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
 
 
 def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Repeat the update of RUN/incidents/step-N, and return the recorded incident and the repeated one.
-
-    Nothing is written.
-    """
+    """Repeat the update of RUN/incidents/step-N, without writing; return the recorded incident and the repeated one."""
     run = folder.resolve().parent.parent
     if not (folder / INCIDENT_FILE).is_file() or not is_run_dir(run):
         raise InputError(f"{folder} is not an incident of a run; give RUN/incidents/step-N")

@@ -47,12 +47,7 @@ HELD_OUT_SEED = 0  # of generated held-out rows, which are the same for every ru
 
 
 class RowSet(NamedTuple):
-    """Rows of a split.
-
-    Attributes:
-        examples: The rows as text; empty for documents and generated rows.
-        protocol: Decides whether an answer is correct; None for documents.
-    """
+    """Rows of a split; documents and generated rows are no text examples, and documents have no protocol of answers."""
 
     source: ReasoningDataset | DigitsDataset | DocumentDataset | StatefulBatches | SyntheticData
     examples: Sequence[ReasoningExample]
@@ -334,10 +329,7 @@ def describe_short_answers(recipe: Recipe, questions: ReasoningBatch) -> list[st
 
 
 def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> tuple[str, ...]:
-    """Run the checks of `load_validation_questions` on held-out questions that are local, and return its notes.
-
-    Of local documents, check that some are held out.
-    """
+    """Check held-out questions that are local, and return notes; of local documents, check that some are held out."""
     data = recipe.data
     if recipe.validation is None:
         return ()

@@ -125,10 +125,7 @@ def run_backward(loss: Tensor) -> None:
 def measure_on_meta(
     recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, *, has_backward: bool = True
 ) -> UpdateCost:
-    """Run forward and backward of a batch on the meta device.
-
-    Layers that are recomputed in the backward pass need `has_backward=False`, since a function mode is off there.
-    """
+    """Run forward and, unless layers are recomputed in it (function modes are off there), backward of a batch."""
     method = cast(Any, build_meta_method(recipe, config, tokenizer))
     model_storages = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
     whole: Any = replace(cast(Any, batch), loss_denominators=get_loss_denominators(method, batch))

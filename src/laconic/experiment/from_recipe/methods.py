@@ -170,10 +170,7 @@ def answer_questions(
     with_cot: bool = False,
     state: KVCache | None = None,
 ) -> AnswerBatch:
-    """Answer questions as the method does, or with the chain of thought written out.
-
-    `state` is the KV cache of what precedes the questions.
-    """
+    """Answer questions, as the method does or with the chain written out, after what the KV cache `state` holds."""
     if not isinstance(method, AnswersQuestions):
         raise UsageError(f"{type(method).__name__} does not answer questions: it has no method `answer`")
     if state is None:

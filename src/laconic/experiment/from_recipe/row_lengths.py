@@ -38,10 +38,7 @@ Lengths = NDArray[np.int64]  # [rows, parts]
 
 
 class PublishedLengths(NamedTuple):
-    """Rows of a published data set, and quantiles of its lengths in GPT-2 tokens.
-
-    `short_chain` is the chain without its last step.
-    """
+    """Rows of a published data set, and quantiles of lengths in GPT-2 tokens; short chains lack the last step."""
 
     rows: int
     question: tuple[int, ...]

@@ -118,7 +118,7 @@ def check_supported(options: Mapping[str, Any]) -> None:
 def match_modules(patterns: Sequence[str], names: Sequence[str]) -> list[list[str]]:
     """Return the names that each regular expression matches as a whole.
 
-    Patterns come from strangers, and matching some takes forever; a child process with a limit on time matches them.
+    Patterns come from strangers, and some never end; a child process with a limit on time matches them.
     """
     shortened = " ".join(abbreviate(pattern) for pattern in patterns[:3])
     if any(len(pattern) > MAX_PATTERN_LENGTH for pattern in patterns):

@@ -47,10 +47,7 @@ def compress_documents(
 
 
 class DocumentReasoning(nn.Module):
-    """A reasoning method whose questions follow the summary vectors of their documents.
-
-    Questions without a document are read alone.
-    """
+    """A reasoning method whose questions follow the summary vectors of their documents; others are read alone."""
 
     def __init__(self, method: Cot | NoCot | Codi, compressor: AutoCompressor, segment_tokens: int) -> None:
         super().__init__()

@@ -110,10 +110,7 @@ def hash_template(tokenizer: Tokenizer) -> str:
 
 
 def render_after_opening(tokenizer: Tokenizer, messages: Sequence[Message], opening: str) -> str:
-    """Return a chat from the end of a memory on, whose text comes before the first user message.
-
-    `opening` is the chat template up to the memory's text.
-    """
+    """Return a chat after its `opening` and the memory's text, which comes before the first user message."""
     marked = [dict(message) for message in messages]
     first = next((message for message in marked if message["role"] == "user"), None)
     if first is None:
@@ -169,12 +166,7 @@ def compress_text(
     chat: bool = False,
     on_progress: ProgressFn = lambda name, done, total: None,
 ) -> TextCompression:
-    """Compress one text, and describe the memory so that it can be saved.
-
-    Args:
-        chat: Read the document as the beginning of a user message.
-        on_progress: Called with the current step, the positions read so far, and all that are to be read.
-    """
+    """Compress one text, with `chat` as the beginning of a user message, into a memory that can be saved."""
     ids, prefix = encode_document(tokenizer, text, chat)
     prompt = build_repeat_prompt(tokenizer)
     result = compress_document(decoder, ids, config, prompt, prefix, on_progress)

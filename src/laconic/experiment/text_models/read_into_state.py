@@ -183,8 +183,7 @@ def clear_attention_if_full(
 ) -> FastWeightState:
     """Empty the attention cache of the rows whose new tokens do not fit into the window; fast weights stay.
 
-    Args:
-        num_new_tokens: New tokens of all rows, or of each. A row without any stays as it is.
+    `num_new_tokens` is the number of all rows, or of each; a row without any stays as it is.
     """
     cache, chunk = state.attention_cache, state.open_chunk
     if cache is None:
