@@ -182,15 +182,15 @@ def test_compress_resume_equals_uninterrupted(
 def test_compress_total_vectors_and_resume(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--total-vectors", "11")[0] == 0
     assert int(SummaryMemory.load("a.safetensors").num_vectors) == 11
-    grid = resumable_stream.pad_rows
+    grid = resumable_stream.pad_segments
     monkeypatch.setattr(
-        resumable_stream, "pad_rows", lambda ids, device: grid(ids, device=device) if len(ids[0]) == 16 else 1 / 0
+        resumable_stream, "pad_segments", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0
     )
     assert (
         run("compress", "run", "book.txt", "--out", "b.safetensors", "--total-vectors", "11", "--save-every", "1")[0]
         == 70
     )
-    monkeypatch.setattr(resumable_stream, "pad_rows", grid)
+    monkeypatch.setattr(resumable_stream, "pad_segments", grid)
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--total-vectors", "11", "--resume")[0] == 0
     assert torch.equal(SummaryMemory.load("a.safetensors").vectors, SummaryMemory.load("b.safetensors").vectors)
 

@@ -20,14 +20,14 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"summary_positions": "zero"}, "llama has RoPE"),
+        ({"summary_positions": "zero"}, "not the RoPE of llama"),
         ({"adapter_scope": "write"}, "needs an adapter"),
         ({"bos": "sink"}, "no bos token"),
         ({"summary": "pool", "memory_policy": "budgeted", "max_memory_vectors": 9}, "without text"),
         (
             {"summary": "autoregressive", "trigger_placement": "replace", "memory_policy": "budgeted"}
             | {"max_memory_vectors": 9},
-            'trigger_placement = "replace" makes vectors from text',
+            "this trigger_placement needs text",
         ),
         ({"memory_policy": "budgeted", "max_memory_vectors": 5}, "needs at least 6"),
         ({"carry_between_windows": "soft"}, 'estimator = "soft"'),

@@ -162,10 +162,7 @@ class AutoCompressor(nn.Module):
         """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
         w, n = batch.windows[0], len(batch.segment_ends)
         if w < 2:
-            raise UsageError(
-                f"segments_per_window = {w}: no segment reads a summary inside its own window, so nothing trains the "
-                "compression; use 2 or more"
-            )
+            raise UsageError(f"segments_per_window = {w}: no segment of a window reads a summary; use 2 or more")
         if n > w:
             raise UsageError(
                 f"the batch has {n} segments, but a window has {w}; pass `batch.sequential_parts` one after another"
@@ -349,10 +346,7 @@ def check_settings(
     policy, budget = config.memory_policy, config.max_memory_vectors
     if policy == "budgeted" and (config.summary in ("pool", "select") or config.trigger_placement == "replace"):
         key = "summary" if config.trigger_placement == "insert" else "trigger_placement"
-        raise UsageError(
-            f'memory_policy = "budgeted" recompresses a memory without text, but {key} = "{getattr(config, key)}" '
-            'makes vectors from text; use "fifo"'
-        )
+        raise UsageError(f'memory_policy = "budgeted" recompresses without text, but this {key} needs text; use "fifo"')
     least = {"budgeted": 2 * config.fixed_length, "fifo": config.fixed_length}.get(policy, 0)
     if budget is not None and budget < least:
         raise UsageError(f'max_memory_vectors = {budget}: memory_policy = "{policy}" needs at least {least}')

@@ -225,10 +225,7 @@ class SummaryMemory:
         if not 0 <= start <= stop <= self.num_segments:
             raise UsageError(f"segments {start} to {stop} are out of range; the memory has {self.num_segments}")
         if self.metadata is not None and self.metadata.is_overwriting and stop - start < self.num_segments:
-            raise UsageError(
-                f"segments {start} to {stop} cannot be separated: each segment of this memory overwrites the earlier "
-                "ones; use the whole memory"
-            )
+            raise UsageError(f"segments {start} to {stop} cannot be separated, since each overwrites earlier ones")
         selected = self.mask_slots((self.segment_ids >= start) & (self.segment_ids < stop))
         segment_ids = (selected.segment_ids - start).masked_fill(~selected.valid, -1)
         metadata = None if self.metadata is None else self.metadata.slice_segments(start, stop)

@@ -63,10 +63,7 @@ class CompressionOutput(NamedTuple):
 def resolve_position_scheme(config: CompressionConfig, decoder_config: DecoderConfig) -> PositionScheme:
     """Return the scheme of position ids, configured or the default of the model family."""
     if config.summary_positions == "zero" and decoder_config.position_encoding == "rope":
-        raise UsageError(
-            f'summary_positions = "zero" needs a position table, but {decoder_config.family} has RoPE, which gives '
-            'every slot a position; use "contiguous"'
-        )
+        raise UsageError(f'summary_positions = "zero" needs a position table, not the RoPE of {decoder_config.family}')
     default = "zero" if decoder_config.position_encoding == "table" else "contiguous"
     return config.summary_positions or default
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from laconic.batches.padding import PaddedIds, pad_rows
+from laconic.batches.padding import PaddedIds
 from laconic.compression.memory_file import SourceDocument
 from laconic.data.documents.tokenize import iter_token_chunks
 from laconic.data.tokenizer import Tokenizer
@@ -55,6 +55,13 @@ class TokenStream:
 
     def to_document(self) -> SourceDocument:
         return SourceDocument(self.name, self.digest.hexdigest(), sum(self.segments), tuple(self.segments))
+
+
+def pad_segments(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedIds:
+    T = max(map(len, rows))
+    text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows], device=device)
+    counts = torch.tensor([len(row) for row in rows], device=device)
+    return PaddedIds(text, torch.arange(T, device=device) < counts[:, None])
 
 
 class ResumableReading(ABC, Generic[Value]):
@@ -122,7 +129,7 @@ class ResumableReading(ABC, Generic[Value]):
                 if at <= self.group_started:
                     self.check_same_text(at < self.group_started or self.digest.hexdigest() == self.expected_digest)
                 else:
-                    self.current = self.advance(pad_rows(ids, device=self.device))
+                    self.current = self.advance(pad_segments(ids, self.device))
                     yield self.current
             self.texts += group
             if at >= self.group_started and self.current is not None:

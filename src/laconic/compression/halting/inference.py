@@ -72,18 +72,12 @@ def check_rule(model: SegmentModel, rule: StopRule) -> int:
     needs = {"classifier": "classifier", "fixed": length_policy}.get(rule.name, "stop_head")
     if length_policy != needs:
         name = "a total number of vectors" if rule.name == "soft" else f'stop rule "{rule.name}"'
-        raise UsageError(
-            f'{name} needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
-            "give a number of vectors per segment"
-        )
+        raise UsageError(f'{name} needs a model of length_policy = "{needs}", but this one has "{length_policy}"')
     n, most = rule.num_vectors, model.config.possible_lengths[-1]
     if rule.name == "fixed" and n is not None and n > most:
         raise UsageError(f"{n} vectors: this model writes at most {most} per segment; give {most} or fewer")
     if rule.name == "fixed" and length_policy == "fixed" and n is not None and n < K:
-        raise UsageError(
-            f"{n} vectors: this model always writes {K} per segment; give {K}, or train with "
-            'length_policy = "nested_dropout"'
-        )
+        raise UsageError(f"{n} vectors: this model always writes {K} per segment; give {K}")
     for name, value in (("quantile", rule.quantile), ("threshold", rule.threshold)):
         if not 0 < value < 1:
             raise UsageError(f"{name} {value}: give a probability strictly between 0 and 1")

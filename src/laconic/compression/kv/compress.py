@@ -232,10 +232,7 @@ def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> li
     N, config = ids.shape[1], decoder.config
     sliding = min((window for window in config.sliding_windows if window is not None), default=None)
     if sliding is not None and sliding < N:
-        raise UsageError(
-            f"the document has {N:,} tokens, and layers of this {config.family} attend to the last {sliding:,} only; "
-            f"give a text of at most {sliding:,} tokens"
-        )
+        raise UsageError(f"{N:,} tokens, but layers attend to the last {sliding:,} only; give at most that many")
     return list(ids.tensor_split(-(-N // longest), 1))
 
 

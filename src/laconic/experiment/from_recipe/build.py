@@ -106,10 +106,7 @@ class Experiment:
 def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
     shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
     if shapes != expected:
-        raise UsageError(
-            f"compression: the summary parameters of {recipe.model.init_from_run} have other sizes; copy its table "
-            "[compression]"
-        )
+        raise UsageError(f"compression: {recipe.model.init_from_run} has other sizes; copy its table [compression]")
     target.load_state_dict(source.state_dict())
 
 

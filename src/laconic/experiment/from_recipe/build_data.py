@@ -266,10 +266,7 @@ def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None
     if row.document_ids is not None and count_positions is not None:
         length += count_positions(row.document_ids.shape[1])
     if length > context:
-        raise InputError(
-            f"a row has {length} positions, the model {context}; "
-            "lower data.digits.num_operations or latents.num_latents"
-        )
+        raise InputError(f"a row has {length} positions, the model {context}; lower data.digits.num_operations")
 
 
 def load_held_out_rows(

@@ -232,10 +232,7 @@ def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     check_segment_fits(recipe, config)
     layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.method == "kava" else None
     if layers and max(layers) >= config.num_hidden_layers:
-        raise UsageError(
-            f"kv_distillation.layers names layer {max(layers)}, but the model has layers 0 to "
-            f"{config.num_hidden_layers - 1}; remove it"
-        )
+        raise UsageError(f"kv_distillation.layers names layer {max(layers)}; the model has {config.num_hidden_layers}")
 
 
 def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:

@@ -190,10 +190,7 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
     embedding = decoder.weight_names.token_embedding
     tied = [name for name in settings.modules_to_save or () if f".{embedding}".endswith(f".{name}")]
     if tied and decoder.config.tie_word_embeddings:
-        raise InputError(
-            f"modules_to_save {tied[0]}: this model's head is tied to it, and transformers would give other logits; "
-            "use trainable_token_indices"
-        )
+        raise InputError(f"modules_to_save {tied[0]}: this model's head is tied to it; use trainable_token_indices")
     return settings
 
 

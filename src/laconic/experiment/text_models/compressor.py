@@ -324,10 +324,7 @@ def as_compressor(run: LoadedRun) -> TextCompressor:
     if isinstance(method, DocumentReasoning):
         method = method.compressor
     if not isinstance(method, AutoCompressor):
-        raise UsageError(
-            f"{run.folder} was trained by {run.recipe.method}, which writes no memory; give a run of autocompressor, "
-            "or of a recipe with a table [compression]"
-        )
+        raise UsageError(f"{run.folder} was trained by {run.recipe.method}, which writes no memory; load another run")
     reader = run.parts.base if method.config.adapter_scope == "write" else method.decoder.fingerprint
     segment_tokens = data.recall.segment_tokens if data.source == "recall" else data.text.mean_segment_tokens
     segment_tokens = data.segment_tokens if run.recipe.reads_documents else segment_tokens

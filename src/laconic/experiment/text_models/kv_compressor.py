@@ -59,10 +59,7 @@ def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tupl
     if not chat:
         return tokenizer.encode(text), 0
     if tokenizer.chat_template is None:
-        raise InputError(
-            "the tokenizer has no chat template (base models have none); compress the text without chat, or use the "
-            "model's instruction-tuned version"
-        )
+        raise InputError("the tokenizer has no chat template (base models have none); compress the text without chat")
     opening = split_template(tokenizer, MARK)[0]
     prefix = len(tokenizer.encode(opening, add_special_tokens=False))
     return tokenizer.encode(opening + text.rstrip(), add_special_tokens=False), prefix

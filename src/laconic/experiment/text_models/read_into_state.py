@@ -10,9 +10,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.batches import next_token_targets
-from laconic.batches.padding import PaddedIds, pad_rows
+from laconic.batches.padding import PaddedIds
 from laconic.errors import UsageError
-from laconic.experiment.resumable_stream import ResumableReading
+from laconic.experiment.resumable_stream import ResumableReading, pad_segments
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested import nan_check, state_file
 from laconic.nested import state as values
@@ -128,7 +128,7 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         """Read ids, one row each, and yield how many of the longest row are read; the state is in `current`."""
         T = max(map(len, rows))
         for start in range(0, T, segment_tokens):
-            piece = pad_rows([row[start : start + segment_tokens] for row in rows], device=self.device)
+            piece = pad_segments([row[start : start + segment_tokens] for row in rows], self.device)
             self.current = self.advance(piece)
             yield min(T, start + segment_tokens)
 
