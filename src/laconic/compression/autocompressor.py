@@ -137,8 +137,9 @@ class AutoCompressor(nn.Module):
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
         phase, head = self.training_phase(batch.step), self.stop_head_config
         streams: tuple[RandomStream, ...] = ("length",)
-        if head is not None and phase != "decoder" and self._needs_two_samples(head):
-            streams = ("length", "second")
+        is_learned = self.config.length_policy == "stop_head" and phase != "decoder"
+        if head is not None and is_learned and head.estimator == "reinforce":
+            streams = ("length", "second")  # a second sample of lengths is the baseline of the first
         windows = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
         denominators = batch.loss_denominators or self.loss_denominators(batch)
         weight = self._row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
@@ -153,10 +154,6 @@ class AutoCompressor(nn.Module):
             loss = loss + sum(0 * parameter.sum() for parameter in self.parameters() if parameter.requires_grad)
         metrics = self._compute_metrics(windows[0], denominators)
         return StepOutput(loss, metrics, self._carry_memory(windows[0], memory))
-
-    def _needs_two_samples(self, head: StopHeadConfig) -> bool:
-        """Test whether a second sample of lengths is the baseline of the first."""
-        return self.config.length_policy == "stop_head" and head.estimator == "reinforce"
 
     def _check_window(self, batch: DocumentBatch) -> None:
         """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""

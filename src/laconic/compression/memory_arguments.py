@@ -43,16 +43,9 @@ def resolve_target(device: Target | None, dtype: torch.dtype | None) -> tuple[to
     """Return the arguments of `to`, where a dtype may come first, as in `torch.Tensor.to`."""
     if isinstance(device, torch.dtype) and dtype is None:
         device, dtype = None, device
-    check_dtype(dtype)
-    return None if device is None else resolve_device(cast(torch.device | str | int, device)), dtype
-
-
-def check_dtype(dtype: object) -> None:
-    """Raise `UsageError` for a dtype that cannot hold a memory's numbers."""
     if dtype is not None and dtype not in FLOAT_DTYPES:
-        raise UsageError(
-            f"dtype {dtype}: a memory holds floating-point numbers; give torch.float32, bfloat16 or float16"
-        )
+        raise UsageError(f"dtype {dtype}: a memory holds floating-point numbers, such as torch.float32")
+    return None if device is None else resolve_device(cast(torch.device | str | int, device)), dtype
 
 
 def are_equal_tensors(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
@@ -213,7 +213,11 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         costs.append(estimate_update(recipe, config, tokenizer, median_batch))
     flops = costs[-1].flops * train.batch_size / micro
     method = build_meta_method(recipe, config, tokenizer)
-    counts = count_parameters(method)
+    trainable = [p for p in method.parameters() if p.requires_grad]
+    counts = {
+        "parameters": sum(p.numel() for p in method.parameters()), "trainable": sum(p.numel() for p in trainable),
+        "bytes": sum(p.nbytes for p in method.parameters()), "trainable_bytes": sum(p.nbytes for p in trainable),
+    }  # fmt: skip
     memory = MemoryModel(
         counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"], per_row,
         ALLOCATOR_OVERHEAD.get(device.type, 1.0),
@@ -247,17 +251,9 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     updater.update(experiment.training_data, compute_update_index(recipe.train, recipe.seed, 0, rows))
     synchronize(device)
     seconds = time.perf_counter() - start
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory()
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident
     return plan | {"measured": {"seconds": seconds, "bytes": peak}}
-
-
-def count_parameters(method: nn.Module) -> dict[str, int]:
-    every = list(method.parameters())
-    trainable = [p for p in every if p.requires_grad]
-    return {
-        "parameters": sum(p.numel() for p in every), "trainable": sum(p.numel() for p in trainable),
-        "bytes": sum(p.nbytes for p in every), "trainable_bytes": sum(p.nbytes for p in trainable),
-    }  # fmt: skip
 
 
 def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) -> float:
@@ -291,10 +287,6 @@ def free_memory(device: torch.device) -> int:
         limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
         limits.append(limit - used)
     return min(limit for limit in limits if limit != resource.RLIM_INFINITY)
-
-
-def resident_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def format_plan(plan: Mapping[str, Any]) -> str:
