@@ -51,7 +51,7 @@ def memory_to_json(path: Path, memory: SummaryMemory) -> dict[str, Any]:
 def memory_lines(path: Path, memory: SummaryMemory) -> list[str]:
     metadata = memory.metadata
     assert metadata is not None
-    config = metadata.method["compression"] or {}
+    config = metadata.method.get("compression") or {}
     policy = ", ".join(str(config[key]) for key in ("summary", "length_policy", "memory_policy") if key in config)
     return [
         f"{path}: {int(memory.valid.sum()):,} vectors of width {memory.D} in {metadata.dtype}, "
