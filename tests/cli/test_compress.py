@@ -277,7 +277,7 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
         (2, "1.5", ["book.txt", "--quantile", "1.5"]),
         (2, "0.0", ["book.txt", "--threshold", "0"]),
         (2, "1, 2, 3, 4", ["book.txt", "--vectors", "0"]),
-        (2, "vectors per segment and vectors per text", ["book.txt", "--vectors", "2", "--total-vectors", "9"]),
+        (2, "num_vectors and total_vectors", ["book.txt", "--vectors", "2", "--total-vectors", "9"]),
         (2, "0", ["book.txt", "--total-vectors", "0"]),
         (2, "0", ["book.txt", "--segment-tokens", "0"]),
         (

@@ -20,14 +20,14 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"summary_positions": "zero"}, "llama has RoPE"),
+        ({"summary_positions": "zero"}, "not the RoPE of llama"),
         ({"adapter_scope": "write"}, "needs an adapter"),
         ({"bos": "sink"}, "no bos token"),
         ({"summary": "pool", "memory_policy": "budgeted", "max_memory_vectors": 9}, "without text"),
         (
             {"summary": "autoregressive", "trigger_placement": "replace", "memory_policy": "budgeted"}
             | {"max_memory_vectors": 9},
-            'trigger_placement = "replace" makes vectors from text',
+            "this trigger_placement needs text",
         ),
         ({"memory_policy": "budgeted", "max_memory_vectors": 5}, "needs at least 6"),
         ({"carry_between_windows": "soft"}, 'estimator = "soft"'),
@@ -101,7 +101,7 @@ def test_forward_rejects_attention_without_a_gradient_for_the_gate() -> None:
             "0 memory vectors, 4 text tokens and 3 .* has 6 positions; use segments of at most 3 tokens",
         ),
         ({"sliding_windows": (None, 6)}, {}, 0, "a sliding window of 6"),
-        ({"max_position_embeddings": 12}, {}, 2, "full after 2 segments of 4"),
+        ({"max_position_embeddings": 12}, {}, 2, "or memory_policy = "),
         (
             {"max_position_embeddings": 8},
             {"summary": "autoregressive", "bos": "first", "memory_policy": "replace"},

@@ -258,5 +258,5 @@ def test_compress_kv_of_a_few_tokens(method: KVMethod, length: int) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_config_refuses_an_unknown_method() -> None:
-    with pytest.raises(UsageError, match="method 'kvzpi': give one of kvzip, snapkv, rkv"):
+    with pytest.raises(UsageError, match="method 'kvzpi' is unknown; use one of 'kvzip', 'snapkv', 'rkv'"):
         KVCompressionConfig("kvzpi", keep=0.5)  # type: ignore[arg-type]

@@ -37,8 +37,9 @@ def make_metadata(decoder: Decoder, **changes: Any) -> KVMemoryMetadata:
     config = decoder.config
     document = SourceDocument("book", "d" * 64, 9, (9,))
     metadata = KVMemoryMetadata(
-        "0", decoder.fingerprint, config.family, config.num_hidden_layers, config.num_key_value_heads, config.head_dim,
-        config.vocab_size, "t" * 64, "window", "2026-01-01T00:00:00+00:00", documents=((document,),),
+        laconic="0", model=decoder.fingerprint, family=config.family, layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads, head_size=config.head_dim, vocab=config.vocab_size, tokenizer="t" * 64,
+        method="window", created="2026-01-01T00:00:00+00:00", documents=((document,),),
     )  # fmt: skip
     return replace(metadata, **changes)
 

@@ -55,11 +55,11 @@ def test_memory_file_of_an_empty_memory(tmp_path: Path) -> None:
 
 
 MISMATCHES: list[tuple[dict[str, Any], str]] = [  # in the order in which they are reported
-    ({"width": 7}, "width 5 .* reads 7"),
+    ({"width": 7}, "width 5 .* has 7"),
     ({"reader": "3f9a" + 58 * "0" + "c1"}, "aaaa…aa .* 3f9a…c1"),
-    ({"positions": "zero"}, "positions contiguous, .* zero"),
-    ({"bos": "sink"}, "bos none, .* sink"),
-    ({"tokenizer": "9" * 64}, "tokenizer cccc…cc, .* 9999…99"),
+    ({"positions": "zero"}, "positions contiguous .* zero"),
+    ({"bos": "sink"}, "bos none .* sink"),
+    ({"tokenizer": "9" * 64}, "tokenizer cccc…cc .* 9999…99"),
 ]
 
 

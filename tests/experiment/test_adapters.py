@@ -238,28 +238,28 @@ def test_load_adapter_reads_what_other_versions_write(keys: dict[str, Any], tmp_
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj"], ["o_proj"], ["down_proj"]])
 @pytest.mark.parametrize(
-    ("changes", "size"),
+    "changes",
     [
-        ({"num_hidden_layers": 3, "sliding_windows": (None,) * 3, "attention_scales": (0.25,) * 3}, "llama 48 × 3"),
-        ({"num_hidden_layers": 1, "sliding_windows": (None,), "attention_scales": (0.25,)}, "llama 48 × 1"),
-        ({"hidden_size": 40}, "llama 40 × 2"),
+        {"num_hidden_layers": 3, "sliding_windows": (None,) * 3, "attention_scales": (0.25,) * 3},
+        {"num_hidden_layers": 1, "sliding_windows": (None,), "attention_scales": (0.25,)},
+        {"hidden_size": 40},
     ],
 )
-def test_load_adapter_of_another_size(tmp_path: Path, targets: Any, changes: dict[str, Any], size: str) -> None:
+def test_load_adapter_of_another_size(tmp_path: Path, targets: Any, changes: dict[str, Any]) -> None:
     folder, decoder = save_new_adapter(tmp_path / "a", fresh("llama", **changes), targets), fresh("llama")
     before = decoder.state_dict().keys()
-    with pytest.raises(InputError, match=rf"^adapter is for {size}, this is llama 48 × 2$"):
+    with pytest.raises(InputError, match="does not fit its settings and this llama of width 48 and 2 layers"):
         lora.load_adapter(decoder, folder)
     assert decoder.state_dict().keys() == before
 
 
 def test_load_adapter_of_another_family_or_other_heads(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^adapter is for opt 48 × 2, this is llama 48 × 2$"):
+    with pytest.raises(InputError, match="does not fit its settings and this llama"):
         lora.load_adapter(fresh("llama"), save_new_adapter(tmp_path / "a", fresh("opt"), ["q_proj"]))
-    with pytest.raises(InputError, match=r"^adapter is for llama 48 × 2, this is gpt2 48 × 2$"):
+    with pytest.raises(InputError, match="target q_proj: no such module in this gpt2"):
         lora.load_adapter(fresh("gpt2"), save_new_adapter(tmp_path / "d", fresh("llama"), ["q_proj"]))
     with pytest.raises(
-        InputError, match=r"does not fit its settings: 2 tensors, first .*k_proj\.lora_B\.weight: \[32, 4\]"
+        InputError, match=r"does not fit its settings .*: 2 tensors, first .*k_proj\.lora_B\.weight: \[32, 4\]"
     ):
         lora.load_adapter(
             fresh("llama", num_key_value_heads=1), save_new_adapter(tmp_path / "b", fresh("llama"), ["k_proj"])
@@ -275,8 +275,8 @@ def test_adapter_of_some_layers(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ({"target_modules": ["q_prj"]}, "target q_prj: no such module; did you mean q_proj?"),
-    ({"target_modules": ["v_proj", "fc1"]}, "target fc1: no such module; did you mean"),
+    ({"target_modules": ["q_prj"]}, "target q_prj: no such module in this llama; did you mean q_proj?"),
+    ({"target_modules": ["v_proj", "fc1"]}, "target fc1: no such module in this llama; did you mean"),
     ({"target_modules": []}, "target_modules is empty; all-linear, or some of down_proj, gate_proj, k_proj,"),
     ({"target_modules": r".*\.query"}, r'target_modules ".*\\.query" fits no module; the first is lm_head'),
     ({"init_lora_weights": "pissa"}, 'init_lora_weights "pissa" changes the base model'),
@@ -299,7 +299,7 @@ def test_target_modules_pattern() -> None:
 @pytest.mark.parametrize("name", ["embed_tokens", "model.embed_tokens"])
 def test_embedding_in_modules_to_save_needs_untied_head(name: str, tmp_path: Path) -> None:
     config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[name])
-    with pytest.raises(InputError, match=r"this model's head is tied to it, .*use trainable_token_indices$"):
+    with pytest.raises(InputError, match=r"this model's head is tied to it; use trainable_token_indices$"):
         lora.add_adapter(fresh("llama", tie_word_embeddings=True), config)
     model = lora.add_adapter(fresh("llama"), config)
     logits = train_adapter(model, our_logits)

@@ -174,17 +174,17 @@ REFUSED = [
     (
         lambda r: r.compress(["a"], length=SummaryLength(num_vectors=2, total_vectors=3)),
         UsageError,
-        "vectors per segment and vectors per text",
+        "num_vectors and total_vectors: give only one",
     ),
     (
         lambda r: r.compress(["a"], length=SummaryLength(stop_rule="sample", quantile=0.5)),
         UsageError,
-        "a stop rule and a quantile",
+        "stop_rule and quantile",
     ),
     (
         lambda r: r.compress(["a"], length=SummaryLength(quantile=0.5, threshold=0.5)),
         UsageError,
-        "a quantile and a threshold",
+        "quantile and threshold",
     ),
     (lambda r: r.compress(["a"], length=SummaryLength(total_vectors=0)), UsageError, "total_vectors 0"),
     (lambda r: r.compress(["a"], length=SummaryLength(quantile=1.0)), UsageError, "quantile 1.0"),

@@ -1,4 +1,4 @@
-"""`compute_cost`: hand-computed figures, and the number of positions counted in the decoder."""
+"""`describe_cost`: hand-computed figures, and the number of positions counted in the decoder."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 from laconic.compression.memory import SummaryMemory
 from laconic.experiment.compress import CompressionJob, SummaryLength
-from laconic.experiment.from_recipe.cost import compute_cost, format_bytes
+from laconic.experiment.from_recipe.cost import describe_cost, format_bytes
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
 from tests.compression.compressors import reader
@@ -26,21 +26,22 @@ def test_cost_llama_2_7b_float16() -> None:
     """A vector takes 8 KiB; 2,048 tokens take 1 GiB of cache, their 50 vectors 400 KiB in a file, 25 MiB of cache."""
     sizes = {"num_hidden_layers": 32, "num_key_value_heads": 32, "num_attention_heads": 32, "head_dim": 128}
     config = DecoderConfig.tiny("llama", **sizes)
-    assert compute_cost(build_memory([1], [1]), config, torch.float16, 1).file_bytes == 8 * 2**10
-    cost = compute_cost(build_memory([2048], [50]), config, torch.float16, 2098)
-    assert cost.text_cache_bytes == 2**30
-    assert cost.file_bytes == 400 * 2**10
-    assert cost.vector_cache_bytes == 25 * 2**20
-    assert (cost.positions_saved_per_use, cost.break_even_uses, cost.tokens_per_vector) == (1998, 2, 40.96)
-    assert cost.to_lines()[2] == "bytes      400.0 KiB of vectors; cache 25.0 MiB in place of 1.0 GiB"
+    assert describe_cost(build_memory([1], [1]), config, torch.float16, 1)[0]["file_bytes"] == 8 * 2**10
+    cost, lines = describe_cost(build_memory([2048], [50]), config, torch.float16, 2098)
+    assert cost["text_cache_bytes"] == 2**30
+    assert cost["file_bytes"] == 400 * 2**10
+    assert cost["vector_cache_bytes"] == 25 * 2**20
+    assert (cost["positions_saved_per_use"], cost["break_even_uses"], cost["tokens_per_vector"]) == (1998, 2, 40.96)
+    assert lines[2] == "bytes      400.0 KiB of vectors; cache 25.0 MiB in place of 1.0 GiB"
 
 
 def test_cost_without_savings_or_vectors() -> None:
     config = DecoderConfig.tiny("llama")
-    assert compute_cost(build_memory([3], [4], 48), config, torch.float32, 7).break_even_uses is None
-    assert "never pays" in compute_cost(build_memory([3], [3], 48), config, torch.float32, 6).to_lines()[3]
-    empty = compute_cost(build_memory([3], [0], 48), config, torch.float32, 3)
-    assert (empty.tokens_per_vector, empty.min_vectors, empty.max_vectors, empty.break_even_uses) == (None, 0, 0, 2)
+    assert describe_cost(build_memory([3], [4], 48), config, torch.float32, 7)[0]["break_even_uses"] is None
+    assert "never pays" in describe_cost(build_memory([3], [3], 48), config, torch.float32, 6)[1][3]
+    empty = describe_cost(build_memory([3], [0], 48), config, torch.float32, 3)[0]
+    names = ("tokens_per_vector", "min_vectors", "max_vectors", "break_even_uses")
+    assert tuple(empty[name] for name in names) == (None, 0, 0, 2)
     assert [format_bytes(n) for n in (0, 1023, 1024, 3 * 2**30)] == ["0 bytes", "1,023 bytes", "1.0 KiB", "3.0 GiB"]
 
 

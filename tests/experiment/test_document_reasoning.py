@@ -271,7 +271,7 @@ def test_training_goes_on_with_the_vectors_of_an_earlier_run(run: Path, tmp_path
     assert ours.tokens is not None
     assert torch.equal(ours.tokens, theirs.tokens)
     (tmp_path / "other.toml").write_text(start.replace("max_vectors = 3", "max_vectors = 4"))
-    with pytest.raises(UsageError, match="have other sizes"):
+    with pytest.raises(UsageError, match="has other sizes"):
         build_experiment(load_recipe(tmp_path / "other.toml")[0], CPU)
 
 

@@ -164,7 +164,7 @@ def test_load_expands_the_home_directory(place: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(run.parent.resolve()))
     for path in (f"~/{run.name}", Path("~") / run.name / "steps" / "step-000001"):
         assert isinstance(laconic.load(path), laconic.Reasoner)
-    with pytest.raises(InputError, match=f"is not a run, but holds runs: .*{run.name}"):
+    with pytest.raises(InputError, match="is not a run, but holds runs; load one of them, such as "):
         laconic.load("~")
 
 
@@ -193,7 +193,7 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
             laconic.load(tmp_path / "other" / (name if "safetensors" in name else ""))
     (tmp_path / "seeds").mkdir()
     run.rename(tmp_path / "seeds" / "seed-0")
-    with pytest.raises(InputError, match=r"is not a run, but holds runs: seed-0; load one: .*seed-0"):
+    with pytest.raises(InputError, match=r"is not a run, but holds runs; load one of them, such as .*seed-0"):
         laconic.load(tmp_path / "seeds")
     for other in (None, fresh("llama")):
         with pytest.raises(UsageError, match=r"path_or_name: give a folder or a name, .*, not (NoneType|Decoder)"):

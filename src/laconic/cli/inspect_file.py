@@ -31,7 +31,7 @@ def describe_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     counts = {"texts": memory.B, "vectors": int(memory.valid.sum()), "tokens": int(memory.num_tokens.sum())}
     data = {"schema": 1, "file": str(path), **counts, "bytes": size, "vector_bytes": memory.num_bytes}
     data["metadata"] = {name: value for name, value in asdict(metadata).items() if name != "documents"}
-    config = metadata.method["compression"]
+    config = metadata.method.get("compression") or {}
     policy = ", ".join(str(config[key]) for key in ("summary", "length_policy", "memory_policy") if key in config)
     lines = [
         f"{path}: {counts['vectors']:,} vectors of width {memory.D} in {metadata.dtype}, {size:,} bytes",

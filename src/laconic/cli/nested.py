@@ -20,7 +20,7 @@ from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
-from laconic.experiment.state_report import compute_state_cost, format_reports
+from laconic.experiment.state_report import describe_state_cost, format_reports
 from laconic.experiment.text_models.nested_model import NestedTextModel, is_nested, load_read_documents, match_rows
 from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState, concat_rows
@@ -86,10 +86,10 @@ def compress_text(command: CompressCommand) -> int:
     command.remove_partial()
     chunk_sizes = model.model.hope_config.chunk_sizes
     dtype = model.model.token_embedding.weight.dtype
-    cost = compute_state_cost(job.done, chunk_sizes, model.model.config, dtype, job.tokens)
+    cost, cost_lines = describe_state_cost(job.done, chunk_sizes, model.model.config, dtype, job.tokens)
     loss = [f"loss       {job.loss.mean:.3f} nats per token while reading"] if job.loss.num_scored else []
-    lines = [*cost.to_lines(), *loss, *format_reports(job.done, chunk_sizes)]
-    data = {"kind": "state", "nats": job.loss.mean, "cost": cost.to_json()}
+    lines = [*cost_lines, *loss, *format_reports(job.done, chunk_sizes)]
+    data = {"kind": "state", "nats": job.loss.mean, "cost": cost}
     command.print_result(lines, data, time.perf_counter() - start, job.tokens - job.previous_tokens)
     return 0
 

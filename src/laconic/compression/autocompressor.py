@@ -88,11 +88,7 @@ class AutoCompressor(nn.Module):
         self.segment_model = SegmentModel(decoder, summaries, bos_token_id, base_model_context)
 
     def training_phase(self, step: int) -> TrainingPhase:
-        """Return what an update trains: the decoder with predetermined lengths, decoder and head, or the head only.
-
-        Args:
-            step: Optimizer step from 0.
-        """
+        """Return what update `step` (from 0) trains: the decoder with predetermined lengths, the head, or both."""
         if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
             return "decoder"
         if self.stop_head_config.joint_training or self.stop_head_config.estimator in GATING_ESTIMATORS:
@@ -141,8 +137,9 @@ class AutoCompressor(nn.Module):
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
         phase, head = self.training_phase(batch.step), self.stop_head_config
         streams: tuple[RandomStream, ...] = ("length",)
-        if head is not None and phase != "decoder" and self._needs_two_samples(head):
-            streams = ("length", "second")
+        is_learned = self.config.length_policy == "stop_head" and phase != "decoder"
+        if head is not None and is_learned and head.estimator == "reinforce":
+            streams = ("length", "second")  # a second sample of lengths is the baseline of the first
         windows = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
         denominators = batch.loss_denominators or self.loss_denominators(batch)
         weight = self._row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
@@ -158,18 +155,11 @@ class AutoCompressor(nn.Module):
         metrics = self._compute_metrics(windows[0], denominators)
         return StepOutput(loss, metrics, self._carry_memory(windows[0], memory))
 
-    def _needs_two_samples(self, head: StopHeadConfig) -> bool:
-        """Test whether a second sample of lengths is the baseline of the first."""
-        return self.config.length_policy == "stop_head" and head.estimator == "reinforce"
-
     def _check_window(self, batch: DocumentBatch) -> None:
         """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
         w, n = batch.windows[0], len(batch.segment_ends)
         if w < 2:
-            raise UsageError(
-                f"segments_per_window = {w}: no segment reads a summary inside its own window, so nothing trains the "
-                "compression; use 2 or more"
-            )
+            raise UsageError(f"segments_per_window = {w}: no segment of a window reads a summary; use 2 or more")
         if n > w:
             raise UsageError(
                 f"the batch has {n} segments, but a window has {w}; pass `batch.sequential_parts` one after another"
@@ -190,11 +180,7 @@ class AutoCompressor(nn.Module):
         return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
     def row_nats(self, window: WindowRun) -> Float[Tensor, " B"]:
-        """Eq. VL30: sum of the cross-entropies of the segments, and of the weighted KL divergences.
-
-        Args:
-            window: Segments of a window, as they were read.
-        """
+        """Eq. VL30: sum of the cross-entropies of the segments of `window`, and of the weighted KL divergences."""
         return window.losses.sum(1) + self.config.distillation_weight * window.kls.sum(1)
 
     def _compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
@@ -320,31 +306,18 @@ class AutoCompressor(nn.Module):
     ) -> Float[Tensor, " B"]:
         """Compute the summed loss in nats of the tokens in `loss_mask`, each predicted by the real token before it.
 
-        Args:
-            input_ids: Token ids [B, T].
-            attention_mask: True at real tokens [B, T].
-            loss_mask: True at the tokens to score [B, T].
-            memory: Vectors that the text follows.
+        `attention_mask` marks the real tokens of `input_ids`, which follow `memory`.
         """
         with eval_no_grad(self):
             targets = next_token_targets(input_ids, attention_mask, loss_mask)
             return self.segment_model.segment_loss(self.read_text(input_ids, attention_mask, memory), targets).nll
 
     def build_prompt(self, memory: SummaryMemory) -> MemoryPrompt:
-        """Build [bos; memory], the prefix of a prompt; run it once and repeat its cache.
-
-        Args:
-            memory: Vectors of one text per row.
-        """
+        """Build [bos; memory], the prefix of a prompt, for a memory of one text per row."""
         return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
 
     def max_segments(self, segment_tokens: int, num_vectors: int | None = None) -> int | None:
-        """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit.
-
-        Args:
-            segment_tokens: Length of a segment.
-            num_vectors: Number of vectors that each becomes; by default the configured one.
-        """
+        """Return how many segments of `segment_tokens` fit, of `num_vectors` each; None if there is no limit."""
         prefix_length = self.segment_model.prefix_length
         return max_segments(self.decoder.config, self.config, prefix_length, segment_tokens, num_vectors)
 
@@ -370,10 +343,7 @@ def check_settings(
     policy, budget = config.memory_policy, config.max_memory_vectors
     if policy == "budgeted" and (config.summary in ("pool", "select") or config.trigger_placement == "replace"):
         key = "summary" if config.trigger_placement == "insert" else "trigger_placement"
-        raise UsageError(
-            f'memory_policy = "budgeted" recompresses a memory without text, but {key} = "{getattr(config, key)}" '
-            'makes vectors from text; use "fifo"'
-        )
+        raise UsageError(f'memory_policy = "budgeted" recompresses without text, but this {key} needs text; use "fifo"')
     least = {"budgeted": 2 * config.fixed_length, "fifo": config.fixed_length}.get(policy, 0)
     if budget is not None and budget < least:
         raise UsageError(f'max_memory_vectors = {budget}: memory_policy = "{policy}" needs at least {least}')

@@ -19,7 +19,6 @@ def distillation_loss(
     """Eq. VL30: tau^2 KL(p || q) of each token, in nats; p and q are softmaxes of the logits divided by tau.
 
     Args:
-        student_logits: Logits of the model that reads the memory.
         teacher_logits: Logits of the model that reads the text; no gradient flows to them.
         temperature: tau. The factor tau^2 keeps the size of the gradient (arXiv:1503.02531, section 2).
     """

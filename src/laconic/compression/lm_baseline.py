@@ -21,7 +21,6 @@ class LanguageModelBaseline(nn.Module):
         self.decoder = decoder
 
     def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
-        """Count the scored tokens of all windows."""
         return {"scored": sum(count_scored(part.targets) for part in batch.sequential_parts)}
 
     def forward(self, batch: DocumentBatch, state: None = None) -> StepOutput:
@@ -40,7 +39,3 @@ class LanguageModelBaseline(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Compute the last hidden states of a text, as `AutoCompressor.read_text` does; `memory` is unused."""
         return self.decoder(self.decoder.embed(input_ids), attention_mask=attention_mask).hidden_states
-
-    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
-        """Return False: there is only one training phase, so the optimizer state is never reset."""
-        return False

@@ -182,13 +182,9 @@ class SummaryMemory:
         num_tokens: Int[Tensor, " B"],
         log_s: Float32[Tensor, "B n"] | None = None,
     ) -> "SummaryMemory":
-        """Eq. AC4: M_i = sigma^i; a row whose document has ended keeps its old vectors.
+        """Eq. AC4: M_i = sigma^i; a row whose document has ended (`num_tokens` 0) keeps its old vectors.
 
-        Args:
-            vectors: New vectors.
-            valid: True at the vectors that count.
-            num_tokens: Length of the segment; 0 in rows whose document has ended.
-            log_s: Logarithms of the gates of soft lengths.
+        The other arguments are those of `append`.
         """
         grown, ended = self.append(vectors, valid, num_tokens, log_s), num_tokens == 0
         is_old = torch.arange(grown.M, device=valid.device) < self.M
@@ -229,10 +225,7 @@ class SummaryMemory:
         if not 0 <= start <= stop <= self.num_segments:
             raise UsageError(f"segments {start} to {stop} are out of range; the memory has {self.num_segments}")
         if self.metadata is not None and self.metadata.is_overwriting and stop - start < self.num_segments:
-            raise UsageError(
-                f"segments {start} to {stop} cannot be separated: each segment of this memory overwrites the earlier "
-                "ones; use the whole memory"
-            )
+            raise UsageError(f"segments {start} to {stop} cannot be separated, since each overwrites earlier ones")
         selected = self.mask_slots((self.segment_ids >= start) & (self.segment_ids < stop))
         segment_ids = (selected.segment_ids - start).masked_fill(~selected.valid, -1)
         metadata = None if self.metadata is None else self.metadata.slice_segments(start, stop)

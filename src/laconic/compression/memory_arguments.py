@@ -15,11 +15,7 @@ Target = torch.device | str | int | torch.dtype
 
 
 def list_rows(rows: Sequence[int] | Shaped[Tensor, " R"], num_rows: int) -> list[int]:
-    """Return the indices of rows as a list; a boolean mask of all rows gives those where it is True.
-
-    Raises:
-        UsageError: If there is none, one is no integer, or one is out of range.
-    """
+    """Return the indices of rows as a list; a boolean mask of all rows gives those where it is True."""
     values: object = rows.cpu().numpy().tolist() if isinstance(rows, Tensor) else rows
     indices = list(cast(Iterable[int], values)) if isinstance(values, Iterable) else []
     if len(indices) == num_rows and all(isinstance(value, bool) for value in indices):
@@ -44,23 +40,12 @@ def is_integer(value: object) -> bool:
 
 
 def resolve_target(device: Target | None, dtype: torch.dtype | None) -> tuple[torch.device | None, torch.dtype | None]:
-    """Return the arguments of `to`, where a dtype may come first, as in `torch.Tensor.to`.
-
-    Raises:
-        UsageError: If torch cannot use the device, or the dtype is not a floating-point one.
-    """
+    """Return the arguments of `to`, where a dtype may come first, as in `torch.Tensor.to`."""
     if isinstance(device, torch.dtype) and dtype is None:
         device, dtype = None, device
-    check_dtype(dtype)
-    return None if device is None else resolve_device(cast(torch.device | str | int, device)), dtype
-
-
-def check_dtype(dtype: object) -> None:
-    """Raise `UsageError` for a dtype that cannot hold a memory's numbers."""
     if dtype is not None and dtype not in FLOAT_DTYPES:
-        raise UsageError(
-            f"dtype {dtype}: a memory holds floating-point numbers; give torch.float32, bfloat16 or float16"
-        )
+        raise UsageError(f"dtype {dtype}: a memory holds floating-point numbers, such as torch.float32")
+    return None if device is None else resolve_device(cast(torch.device | str | int, device)), dtype
 
 
 def are_equal_tensors(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -1,12 +1,14 @@
 """Metadata of a saved memory (writer and reader weights, source texts), and its file format."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Int, Shaped
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from laconic.console import to_html_table
@@ -15,39 +17,20 @@ from laconic.storage.atomic import check_finite, load_artifact, save_artifact
 from laconic.storage.strict_json import MAX_JSON_PARTS, to_canonical_json
 
 FILE_KIND = "memory"
-INDEPENDENT_FIELDS = ("laconic", "dtype", "documents", "created")  # may differ between memories that are concatenated
 OVERWRITING_POLICIES = ("replace", "budgeted")  # memory policies by which a segment can overwrite older ones
-STRING_FIELDS = ("laconic", "reader", "writer", "family", "positions", "bos", "dtype", "tokenizer", "created")
-INT_FIELDS = ("layers", "width", "vocab")
-RECOMPRESS_HINT = "load the run that wrote it or compress again"
+Count = Annotated[int, Field(ge=0)]
+Metadata = TypeVar("Metadata", bound="BaseMetadata")
 
 
 @dataclass(frozen=True)
 class SourceDocument:
-    """A compressed text.
-
-    Attributes:
-        name: Name of the text, as a file name.
-        sha256: SHA-256 of its UTF-8 bytes.
-        tokens: Number of tokens.
-        segments: Number of tokens of each segment.
-        first: Index of its first segment in the memory.
-    """
+    """A compressed text: SHA-256 of its UTF-8 bytes, tokens of each segment, index of its first one in the memory."""
 
     name: str
     sha256: str
-    tokens: int
-    segments: tuple[int, ...]
-    first: int = 0
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "SourceDocument":
-        """Parse a document entry. Raises `TypeError` or `KeyError` if it is malformed."""
-        name, digest, tokens, first = (data[key] for key in ("name", "sha256", "tokens", "first"))
-        numbers = [tokens, first, *data["segments"]]
-        if not all(type(n) is int and n >= 0 for n in numbers) or {type(name), type(digest)} != {str}:
-            raise TypeError("malformed document entry")
-        return cls(name, digest, tokens, tuple(numbers[2:]), first)
+    tokens: Count
+    segments: tuple[Count, ...]
+    first: Count = 0
 
     def slice_segments(self, start: int, stop: int) -> "SourceDocument | None":
         """Return the part in the segments `start` to `stop`, renumbered from 0; None if there is none."""
@@ -57,70 +40,109 @@ class SourceDocument:
         return replace(self, segments=self.segments[low - self.first : high - self.first], first=low - start)
 
 
-@dataclass(frozen=True)
-class MemoryMetadata:
-    """Describes which model wrote a memory, which model may read it, and what was compressed.
+@dataclass(frozen=True, kw_only=True)
+class BaseMetadata:
+    """What the files of all memories record: version of laconic, model, SHA-256 of tokenizer.json, rows of texts."""
 
-    Attributes:
-        laconic: Version of laconic that wrote it.
-        reader: Fingerprint of the weights that must read it.
-        writer: Fingerprint of the weights that wrote it.
-        family: Model family of the decoder.
-        layers: Number of decoder layers.
-        width: Hidden size of the decoder.
-        vocab: Vocabulary size of the decoder.
-        method: Resolved recipe tables of the method.
-        positions: Scheme of position ids for memory and summaries.
-        bos: When a bos token precedes the memory.
-        dtype: dtype of the stored vectors.
-        tokenizer: SHA-256 of tokenizer.json.
-        created: Time of writing.
-        documents: The compressed texts of each row.
-    """
+    READER_FIELDS: ClassVar[dict[str, str]]  # which must be the reader's, and their names in messages
+    JOINED_FIELDS: ClassVar[tuple[str, ...]]  # which must be equal in memories that are concatenated
 
     laconic: str
-    reader: str
-    writer: str
     family: str
     layers: int
-    width: int
     vocab: int
-    method: Mapping[str, Any]
-    positions: str
-    bos: str
-    dtype: str
     tokenizer: str
     created: str
+    dtype: str = "float32"
     documents: tuple[tuple[SourceDocument, ...], ...] = ()
 
     @property
-    def summary(self) -> str | None:
-        """How the vectors were computed: parallel, self, pool or select; None if unknown."""
-        return self.method.get("compression", {}).get("summary")
+    def shape_text(self) -> str:
+        """Family and sizes of the model, for messages."""
+        raise NotImplementedError
+
+    def select_rows(self: Metadata, rows: Sequence[int]) -> Metadata:
+        return replace(self, documents=tuple(self.documents[row] for row in rows))
+
+    @staticmethod
+    def concat_rows(parts: Sequence[Metadata]) -> Metadata:
+        return replace(parts[0], documents=tuple(row for part in parts for row in part.documents))
+
+    def check_reader(self, file: str, reader: "BaseMetadata") -> None:
+        """Raise `CorruptArtifactError` unless a model that would write the metadata `reader` may read this memory."""
+        if type(reader) is not type(self):
+            raise UsageError(
+                f"memory: {file}: reader must be {type(self).__name__}, not {type(reader).__name__}; call "
+                "load_memory of a LanguageModel or a TextCompressor, which checks that the file fits"
+            )
+        for name, label in self.READER_FIELDS.items():
+            theirs, ours = getattr(self, name), getattr(reader, name)
+            if theirs != ours:
+                raise CorruptArtifactError(
+                    f"memory: {file} was written {label} {format_setting(theirs)} ({self.shape_text}), this model has "
+                    f"{format_setting(ours)} ({reader.shape_text}); load the model that wrote it, or compress again"
+                )
+
+    def check_joinable(self, operation: str, other: "BaseMetadata") -> None:
+        """Raise `CorruptArtifactError` if two memories were not written by the same model in the same way."""
+        for name in self.JOINED_FIELDS:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise CorruptArtifactError(
+                    f"{operation}: the memories differ in {name}: {format_setting(mine)} and "
+                    f"{format_setting(theirs)}; compress both in the same way"
+                )
+
+    @classmethod
+    def from_json(cls: type[Metadata], file: str, data: Mapping[str, Any]) -> Metadata:
+        """Parse the metadata of a file. Raises `CorruptArtifactError` if a field is malformed."""
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+        except ValidationError as error:
+            name = error.errors()[0]["loc"][0]
+            raise CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use an intact copy") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryMetadata(BaseMetadata):
+    """Describes which model wrote a memory, which model may read it, and what was compressed.
+
+    `reader` and `writer` are fingerprints of weights, `method` has the resolved recipe tables.
+    """
+
+    READER_FIELDS: ClassVar = {
+        "width": "with vectors of width", "reader": "for weights", "positions": "with positions", "bos": "with bos",
+        "tokenizer": "with tokenizer",
+    }  # fmt: skip
+    JOINED_FIELDS: ClassVar = (
+        "reader", "writer", "family", "layers", "width", "vocab", "method", "positions", "bos", "tokenizer",
+    )  # fmt: skip
+
+    reader: str
+    writer: str
+    width: int
+    method: Mapping[str, Mapping[str, Any] | None]
+    positions: str
+    bos: str
+
+    @property
+    def shape_text(self) -> str:
+        return f"{self.family}, width {self.width}"
 
     @property
     def is_overwriting(self) -> bool:
         """Whether a segment's vectors may also summarise older segments."""
-        return self.method.get("compression", {}).get("memory_policy") in OVERWRITING_POLICIES
+        return (self.method.get("compression") or {}).get("memory_policy") in OVERWRITING_POLICIES
 
     @property
     def origin(self) -> tuple[object, ...]:
         """The weights that wrote and may read a memory, the method, and the texts."""
         return self.reader, self.writer, self.tokenizer, self.method, self.positions, self.bos, self.documents
 
-    def select_rows(self, rows: Sequence[int]) -> "MemoryMetadata":
-        """Return the metadata of some rows."""
-        return replace(self, documents=tuple(self.documents[row] for row in rows))
-
     def slice_segments(self, start: int, stop: int) -> "MemoryMetadata":
         """Return the metadata of the segments `start` to `stop`."""
         cut = ([document.slice_segments(start, stop) for document in row] for row in self.documents)
         return replace(self, documents=tuple(tuple(part for part in row if part is not None) for row in cut))
-
-    @staticmethod
-    def concat_rows(parts: Sequence["MemoryMetadata"]) -> "MemoryMetadata":
-        """Return the metadata of the rows of all parts."""
-        return replace(parts[0], documents=tuple(row for part in parts for row in part.documents))
 
     @staticmethod
     def concat_segments(parts: Sequence["MemoryMetadata"], starts: Sequence[int]) -> "MemoryMetadata":
@@ -130,96 +152,6 @@ class MemoryMetadata:
             for part, start in zip(parts, starts, strict=True)
         ]
         return replace(parts[0], documents=tuple(sum(rows, ()) for rows in zip(*moved, strict=True)))
-
-    def check_reader(self, file: str, reader: "MemoryMetadata") -> None:
-        """Check that a model may read this memory, and report the first mismatch.
-
-        Args:
-            file: Name of the memory's file, for the message.
-            reader: Metadata that the model would write.
-
-        Raises:
-            CorruptArtifactError: If it may not.
-        """
-        check_reader_type(file, self, reader)
-        if self.width != reader.width:
-            raise CorruptArtifactError(
-                f"memory: {file} has vectors of width {self.width} ({self.family}), this model reads {reader.width} "
-                f"({reader.family}); {RECOMPRESS_HINT}"
-            )
-        if self.reader != reader.reader:
-            raise CorruptArtifactError(
-                f"memory: {file} was written for weights {abbreviate_hash(self.reader)} ({self.family}, width "
-                f"{self.width}), this model is {abbreviate_hash(reader.reader)} ({reader.family}, width "
-                f"{reader.width}); {RECOMPRESS_HINT}"
-            )
-        for name, theirs, ours in (
-            ("positions", self.positions, reader.positions),
-            ("bos", self.bos, reader.bos),
-            ("tokenizer", abbreviate_hash(self.tokenizer), abbreviate_hash(reader.tokenizer)),
-        ):
-            if theirs != ours:
-                raise CorruptArtifactError(
-                    f"memory: {file} was written with {name} {theirs}, this run has {name} {ours}; {RECOMPRESS_HINT}"
-                )
-
-    def check_joinable(self, operation: str, other: "MemoryMetadata") -> None:
-        """Raise `CorruptArtifactError` if two memories were not written by the same model."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name not in INDEPENDENT_FIELDS and mine != theirs:
-                raise CorruptArtifactError(
-                    f"{operation}: the memories differ in {field.name}: {format_setting(mine)} and "
-                    f"{format_setting(theirs)}; compress both with one run"
-                )
-
-    @classmethod
-    def from_json(cls, file: str, data: Mapping[str, Any]) -> "MemoryMetadata":
-        """Parse the metadata of a file.
-
-        Raises:
-            CorruptArtifactError: If a field is malformed.
-        """
-        types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int), "method": dict}
-        metadata = cls(**parse_metadata(file, data, types))
-        if not isinstance(metadata.method.get("compression"), dict):
-            raise bad_field_error(file, "method")
-        return metadata
-
-
-def parse_metadata(file: str, data: Mapping[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
-    """Check the metadata of a memory file, and return its fields.
-
-    Args:
-        file: Name of the file, for messages.
-        data: The JSON object in the file.
-        types: Type of each field but `documents`.
-
-    Raises:
-        CorruptArtifactError: If a field is malformed.
-    """
-    bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
-    if bad is not None:
-        raise bad_field_error(file, bad)
-    try:
-        rows = tuple(tuple(SourceDocument.from_json(entry) for entry in row) for row in data["documents"])
-    except (KeyError, TypeError, AttributeError):
-        raise bad_field_error(file, "documents") from None
-    return {name: data[name] for name in types} | {"documents": rows}
-
-
-def bad_field_error(file: str, name: str) -> CorruptArtifactError:
-    """Return the error for a malformed field."""
-    return CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use an intact copy")
-
-
-def check_reader_type(file: str, metadata: object, reader: object) -> None:
-    """Raise `UsageError` if the reader of a memory is given as anything but metadata of the same kind."""
-    if type(reader) is not type(metadata):
-        raise UsageError(
-            f"memory: {file}: reader must be {type(metadata).__name__}, not {type(reader).__name__}; call "
-            "load_memory of a LanguageModel or a TextCompressor, which checks that the file fits"
-        )
 
 
 def memory_to_html(
@@ -249,17 +181,11 @@ def format_setting(value: object) -> str:
 
 
 def check_file_path(path: Path) -> None:
-    """Raise `UsageError` if a memory is to be saved where there is a folder."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the name of a file, such as {path / 'memory.safetensors'}")
 
 
 def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:
-    """Write tensors and metadata.
-
-    Raises:
-        UsageError: If `path` is a folder, or there are more documents than a header can hold.
-    """
     check_file_path(path)
     data = asdict(metadata)
     text = to_canonical_json(data)
@@ -271,12 +197,6 @@ def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetad
 
 
 def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
-    """Read what `save_memory` wrote, memory-mapped.
-
-    Raises:
-        CorruptArtifactError: If tensors are missing, inconsistent or not finite.
-        InputError: If there is no such file.
-    """
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = MemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})
@@ -284,13 +204,7 @@ def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
 
 
 def check_tensors(file: str, bad: str | None, tensors: Mapping[str, Tensor | None]) -> None:
-    """Raise `CorruptArtifactError` for a tensor that is missing or inconsistent, or for numbers that are not finite.
-
-    Args:
-        file: Name of the file, for the message.
-        bad: Name of a tensor that is missing or inconsistent with the others, if any.
-        tensors: Tensors whose numbers are checked.
-    """
+    """Raise `CorruptArtifactError` for a `bad` tensor (missing or inconsistent), or for numbers that are not finite."""
     if bad is not None:
         raise CorruptArtifactError(
             f"memory: {file}: {bad} is missing or inconsistent with the other tensors; use an intact copy"

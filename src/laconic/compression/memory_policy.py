@@ -69,18 +69,10 @@ def max_memory_vectors(
     *,
     compresses: bool = True,
 ) -> int | None:
-    """Eq. AC1: return how many memory vectors fit in front of a segment.
+    """Eq. AC1: return how many memory vectors fit in front of a segment; None if there is no limit.
 
-    Args:
-        decoder_config: Decoder that reads the segment.
-        config: Compression settings.
-        prefix_length: Columns in front of the memory (bos).
-        segment_tokens: Tokens of the segment's text.
-        compresses: Whether summary positions follow the text; False if it is only read.
-
-    Returns:
-        The number of vectors, negative if the segment alone is too long, or None if there is no limit. With
-        "zero" positions only the text takes position ids.
+    The number is negative if the segment alone is too long. `prefix_length` counts bos; summary positions follow the
+    text unless it is only read (`compresses`). With "zero" positions only the text takes position ids.
     """
     n = num_summary_positions(config) if compresses else 0
     windows = [window for window in decoder_config.sliding_windows if window is not None]
@@ -137,22 +129,13 @@ def check_fits(
     room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens, compresses=compresses)
     if room is None or num_slots <= room:
         return
-    windows = [window for window in decoder_config.sliding_windows if window is not None]
     P, n = decoder_config.max_position_embeddings, num_summary_positions(config) if compresses else 0
-    limit = f"{P} positions"
-    if windows and min(windows) < prefix_length + num_slots + segment_tokens + n:
-        limit = f"a sliding window of {min(windows)}"
-    bos = " and bos" if prefix_length else ""
-    problem = (
-        f"{num_slots} memory vectors, {segment_tokens} text tokens and {n} summary positions{bos} do not fit: "
-        f"{decoder_config.family} has {limit}"
-    )
-    fitting = max_segments(decoder_config, config, prefix_length, segment_tokens)
-    if num_slots == 0 or config.memory_policy != "accumulate" or not fitting:
-        longest = max_segment_tokens(decoder_config, config, prefix_length) if compresses and num_slots == 0 else 0
-        hint = f"segments of at most {longest} tokens" if longest > 0 else "shorter segments or prompts"
-        raise UsageError(f"{problem}; use {hint}")
+    windows = [window for window in decoder_config.sliding_windows if window is not None]
+    limit = f"{P} positions" + (f" and a sliding window of {min(windows)}" if windows else "")
+    longest = max_segment_tokens(decoder_config, config, prefix_length) if compresses and num_slots == 0 else 0
+    hint = 'shorter segments or prompts, or memory_policy = "budgeted", "fifo" or "replace"'
     raise UsageError(
-        f"{problem}; an accumulating memory is full after {fitting} segments of {segment_tokens} tokens: use "
-        'memory_policy = "budgeted", "fifo" or "replace"'
+        f"{num_slots} memory vectors, {segment_tokens} text tokens and {n} summary positions"
+        f"{' and bos' if prefix_length else ''} do not fit: {decoder_config.family} has {limit}; use "
+        + (f"segments of at most {longest} tokens" if longest > 0 else hint)
     )

@@ -29,14 +29,7 @@ StopCheck = Callable[[Tensor], bool]
 
 
 class SegmentOutput(NamedTuple):
-    """Result of a forward pass over a segment.
-
-    Attributes:
-        text_states: Last hidden states of the text.
-        summary_states: Last hidden states at the summary positions.
-        cache: KV cache of all columns.
-        prefix_length: Number of bos columns.
-    """
+    """Result of a pass over a segment: last hidden states, KV cache of all columns, and number of bos columns."""
 
     text_states: Float[Tensor, "B T D"]
     summary_states: Float[Tensor, "B n D"]
@@ -56,7 +49,6 @@ class CompressionOutput(NamedTuple):
     """Result of compressing a segment.
 
     Attributes:
-        text_states: Last hidden states of the text.
         summary_states: Last hidden states at the summary positions, from which the vectors are computed.
         first_state: The state that the ratio classifier reads.
         last_embeds: Embeddings of the last tokens that the summary tokens begin as; None if they begin otherwise.
@@ -69,16 +61,9 @@ class CompressionOutput(NamedTuple):
 
 
 def resolve_position_scheme(config: CompressionConfig, decoder_config: DecoderConfig) -> PositionScheme:
-    """Return the scheme of position ids, configured or the default of the model family.
-
-    Raises:
-        UsageError: If memory is to have no positions in a model with RoPE.
-    """
+    """Return the scheme of position ids, configured or the default of the model family."""
     if config.summary_positions == "zero" and decoder_config.position_encoding == "rope":
-        raise UsageError(
-            f'summary_positions = "zero" needs a position table, but {decoder_config.family} has RoPE, which gives '
-            'every slot a position; use "contiguous"'
-        )
+        raise UsageError(f'summary_positions = "zero" needs a position table, not the RoPE of {decoder_config.family}')
     default = "zero" if decoder_config.position_encoding == "table" else "contiguous"
     return config.summary_positions or default
 
@@ -134,16 +119,7 @@ def build_memory_prompt(
     text_mask: Bool[Tensor, "B T"] | None = None,
     num_summaries: int = 0,
 ) -> MemoryPrompt:
-    """Build [bos; M_{i-1}].
-
-    Args:
-        decoder: Decoder that reads the prompt.
-        config: Compression settings.
-        memory: M_{i-1}.
-        bos_token_id: Id of bos; None if the tokenizer has none.
-        text_mask: Mask of a text that follows; the result's mask and position ids then include it.
-        num_summaries: Number of summary positions after the text, included likewise.
-    """
+    """Build [bos; M_{i-1}]; mask and position ids include a text and summary positions after it, if any."""
     bos_mask = build_bos_mask(config, memory, bos_token_id)
     embeds = memory.vectors.to(decoder.token_embedding.weight.dtype)
     text_mask = memory.valid[:, :0] if text_mask is None else text_mask
@@ -196,14 +172,7 @@ def generate_summaries(
 ) -> Float[Tensor, "B n D"]:
     """Eq. VL2: z_t = state of one more position that reads A(z_{t-1}) + step_t, for t = 1..num_vectors.
 
-    Args:
-        decoder: Decoder that runs the loop.
-        summaries: Parameters of A and step_t.
-        memory: Memory in front of the segment, for its gate.
-        z: z_0.
-        segment: The pass over the segment, whose cache is extended.
-        num_vectors: Number of positions.
-        should_stop: Ends the loop early if it returns True for the states so far.
+    `memory` precedes the segment; `should_stop` ends the loop early if it returns True for the states so far.
     """
     position_ids, cache = None, segment.cache
     if resolve_position_scheme(summaries.config, decoder.config) == "zero":

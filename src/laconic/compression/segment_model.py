@@ -61,14 +61,7 @@ def mask_trigger_targets(targets: Int[Tensor, "B T"], attention_mask: Bool[Tenso
 
 @dataclass(frozen=True)
 class SegmentModel:
-    """A decoder with the trainable parameters of compression.
-
-    Attributes:
-        decoder: Reads and compresses segments.
-        summaries: The trainable parameters beside the decoder.
-        bos_token_id: Id of bos; None if the tokenizer has none.
-        base_model_context: Returns a context in which the decoder's adapter is disabled, for adapter_scope "write".
-    """
+    """A decoder with the trainable parameters of compression; in `base_model_context`, its adapter is disabled."""
 
     decoder: Decoder
     summaries: SummaryParameters
@@ -77,7 +70,6 @@ class SegmentModel:
 
     @property
     def config(self) -> CompressionConfig:
-        """The compression settings."""
         return self.summaries.config
 
     def reading_context(self) -> AbstractContextManager[object]:
@@ -87,17 +79,14 @@ class SegmentModel:
         return nullcontext()
 
     def empty_memory(self, B: int) -> SummaryMemory:
-        """Create an empty memory with the decoder's dtype and device."""
         table = self.decoder.token_embedding.weight
         return SummaryMemory.empty(B, table.shape[1], table.dtype, table.device)
 
     @property
     def prefix_length(self) -> int:
-        """Number of columns in front of the memory."""
         return int(self.bos_token_id is not None and self.config.bos in ("sink", "first"))
 
     def check_fits(self, memory: SummaryMemory, segment_tokens: int, *, compresses: bool = True) -> None:
-        """Raise `UsageError` if a memory and a segment of `segment_tokens` do not fit the model."""
         num_slots = memory.M
         if resolve_position_scheme(self.config, self.decoder.config) == "reserved":
             num_slots = int((memory.vectors_per_segment > 0).sum(1).amax()) * self.config.fixed_length
@@ -151,9 +140,6 @@ class SegmentModel:
         """Compute the states from which a text's vectors are made, by the configured kind of summary.
 
         Args:
-            memory: M_{i-1}, in front of the text.
-            input_ids: The text.
-            attention_mask: Mask of the text.
             num_vectors: Number of summary positions; pooled and selected summaries have none.
             keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
             should_stop: Ends that loop early, see `generate_summaries`.
@@ -264,7 +250,6 @@ class SegmentModel:
 
     @torch.no_grad()
     def teacher_logits(self, hidden_states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Compute the teacher's logits."""
         with self.teacher_context():
             return self.decoder.logits(hidden_states)
 

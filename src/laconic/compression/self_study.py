@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from laconic.batches.padding import pad_rows
 from laconic.compression.kv.selection import RepeatPrompt
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
@@ -55,14 +56,7 @@ class StudyRow(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyBatch:
-    """Rows as tensors, padded on the right.
-
-    Args:
-        input_ids: Ids.
-        attention_mask: True at real ids.
-        predicts: True at positions whose next id is scored.
-        teacher: Teacher's hidden states after the final norm at these positions, in row order.
-    """
+    """Rows padded on the right; the teacher's states, after the final norm, are those where the next id is scored."""
 
     input_ids: Int[Tensor, "R T"]
     attention_mask: Bool[Tensor, "R T"]
@@ -84,13 +78,8 @@ def write_study_rows(
     """Return passages of a document and texts that the model writes about it.
 
     Args:
-        decoder: Model.
         cache: Cache of the whole document, one row.
-        document: Ids of the document.
-        requests: Prompts, used in turn.
-        num_rows: Number of rows.
         max_tokens: Largest number of scored ids of a row.
-        seed: Seed of the samples.
         on_progress: Called with the number of rows that the model has written and their total.
     """
     ids, num_passages = torch.tensor([list(document)]), int(num_rows * PASSAGE_SHARE)
@@ -119,13 +108,10 @@ def write_study_rows(
 @torch.no_grad()
 def build_study_batch(decoder: Decoder, cache: KVCache, rows: Sequence[StudyRow]) -> StudyBatch:
     """Pad rows, and compute the teacher's hidden states with the cache of the whole document."""
-    device, width = cache.valid.device, max(len(row.ids) for row in rows)
-    input_ids = torch.tensor([[*row.ids, *[0] * (width - len(row.ids))] for row in rows], device=device)
-    column = torch.arange(width, device=device)
-    lengths, prompts = (
-        torch.tensor(values, device=device)[:, None]
-        for values in ([len(row.ids) for row in rows], [max(row.num_prompt, 1) for row in rows])
-    )
-    mask, predicts = column < lengths, (column >= prompts - 1) & (column < lengths - 1)
+    device = cache.valid.device
+    input_ids, mask = pad_rows([row.ids for row in rows], device=device)
+    prompts = torch.tensor([[max(row.num_prompt, 1)] for row in rows], device=device)
+    column = torch.arange(mask.shape[1], device=device)
+    predicts = (column >= prompts - 1) & (column < mask.sum(1, keepdim=True) - 1)
     output = decoder(decoder.embed(input_ids), cache.repeat_rows(len(rows)), attention_mask=mask)
     return StudyBatch(input_ids, mask, predicts, output.hidden_states[predicts])

@@ -41,14 +41,8 @@ class SummaryParameters(nn.Module):
     `r` is the mean rms of token embeddings.
 
     Args:
-        decoder: Decoder whose width, device and embedding table are used.
-        config: Compression settings.
         stop_head_config: Settings of learned lengths; required for length_policy "stop_head" and "classifier".
         eos_token_id: Id whose embedding initialises the summary tokens, with summary_init "eos" (or None).
-        seed: Seed of the initialisation.
-
-    Raises:
-        UsageError: If `eos_token_id` or `stop_head_config` is needed and missing.
     """
 
     r: Tensor
@@ -118,11 +112,9 @@ class SummaryParameters(nn.Module):
 
     @property
     def param_dtype(self) -> torch.dtype:
-        """dtype of the parameters."""
         return self.r.dtype
 
     def add_map(self, generator: torch.Generator) -> None:
-        """Create the parameters of A."""
         kind = self.config.resolved_summary_map
         self.scale = nn.Parameter(torch.ones(1, dtype=self.param_dtype)) if kind != "none" else None
         self.inner = self.outer = None
@@ -202,7 +194,6 @@ class SummaryParameters(nn.Module):
         """Compute the stop logits a_t, by the stop head or from the probability of the stop row in the vocabulary.
 
         Args:
-            decoder: Decoder whose vocabulary is used.
             z: States at the summary positions, detached if the settings say so.
             head_only: Whether only the head is trained, so that the graph stops at z and at the vocabulary.
         """

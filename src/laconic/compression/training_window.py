@@ -45,12 +45,8 @@ class WindowRun:
     """One pass over a window.
 
     Args:
-        model: Reads and compresses segments.
-        batch: The window.
-        memory: The memory that enters it.
         phase: "decoder": lengths are fixed or uniformly random, and the decoder is trained; "joint": decoder and stop
             head are trained; "head_only": only the head or the ratio classifier is.
-        seed: Seed of random lengths.
         stream: Random stream of lengths sampled from the stop head.
 
     Attributes:
@@ -100,7 +96,6 @@ class WindowRun:
         self.has_targets = torch.stack(has_targets, 1)
 
     def run(self) -> "WindowRun":
-        """Process the segments in order."""
         batch = self.batch
         if self.config.distillation_weight and self.phase != "head_only":
             self.teacher_states = self.model.read_as_teacher(batch.input_ids, batch.attention_mask)

@@ -51,19 +51,8 @@ def fit_text(
 ) -> TextCompression:
     """Train a selection of a text's keys and values so that the model answers as with the whole text.
 
-    Args:
-        decoder: Model; its weights stay as they are.
-        tokenizer: Its tokenizer.
-        text: The text.
-        selection: Result of `compress_text` for the text.
-        config: Options of the training.
-        on_progress: Called with the current step, the number done, and their total.
-
     Returns:
         The memory after training; its metadata has the held-out loss by step.
-
-    Raises:
-        UsageError: If the text does not fit the context.
     """
     metadata = selection.memory.metadata
     assert metadata is not None

@@ -58,18 +58,10 @@ class SummaryLength:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        labels = {
-            "stop_rule": "a stop rule",
-            "num_vectors": "vectors per segment",
-            "total_vectors": "vectors per text",
-            "quantile": "a quantile",
-            "threshold": "a threshold",
-        }
-        present = [name for name in labels if getattr(self, name) is not None]
-        parameter = [name for name in ("quantile", "threshold") if name == self.stop_rule]
-        if len(present) > 1 and present != ["stop_rule", *parameter]:
-            settings = " and ".join(labels[name] for name in present)
-            raise UsageError(f"{settings}: give only one of them, to choose the number of vectors")
+        names = ("stop_rule", "num_vectors", "total_vectors", "quantile", "threshold")
+        present = [name for name in names if getattr(self, name) is not None]
+        if len(present) > 1 and (present[0] != "stop_rule" or present[1:] != [self.stop_rule]):
+            raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the number of vectors")
         if self.stop_rule not in (None, *STOP_HEAD_RULES):
             raise UsageError(f"stop_rule {self.stop_rule!r} is unknown; use one of {', '.join(STOP_HEAD_RULES)}")
         for name in ("num_vectors", "total_vectors", "seed"):
@@ -86,15 +78,8 @@ def resolve_stop_rule(method: AutoCompressor, length: SummaryLength) -> StopRule
         return StopRule("fixed", num_vectors=length.num_vectors)
     if length.total_vectors is not None:
         return StopRule("soft")
-    quantile, threshold, rule = length.quantile, length.threshold, length.stop_rule or default.name
-    if length.stop_rule is None and (quantile is not None or threshold is not None):
-        rule = "quantile" if quantile is not None else "threshold"
-    return StopRule(
-        rule,
-        default.quantile if quantile is None else quantile,
-        default.threshold if threshold is None else threshold,
-        default.num_vectors,
-    )
+    chosen = {name: getattr(length, name) for name in ("quantile", "threshold") if getattr(length, name) is not None}
+    return default._replace(**chosen, name=length.stop_rule or next(iter(chosen), default.name))
 
 
 class CompressionJob(ResumableReading[SummaryMemory]):
@@ -115,7 +100,6 @@ class CompressionJob(ResumableReading[SummaryMemory]):
 
     @property
     def documents(self) -> list[tuple[SourceDocument, ...]]:
-        """Texts of the finished rows."""
         return [(text.to_document(),) for text in self.texts]
 
     @torch.no_grad()
@@ -123,7 +107,9 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         B, method = len(piece.input_ids), self.method
         tokens = piece.attention_mask.sum(1)
         before = method.segment_model.empty_memory(B) if self.current is None else self.current
-        after = method.compress(piece.input_ids, piece.attention_mask, before, self.next_rule(B))
+        rows, K = torch.arange(B, device=self.device) + len(self.texts), method.config.fixed_length
+        rule = add_uniforms(self.stop_rule, self.length.seed, rows, self.next_piece - 1, K)
+        after = method.compress(piece.input_ids, piece.attention_mask, before, rule)
         self.tokens += int(tokens.sum())
         self.positions_spent += int((self.extra_positions(before, after) + tokens)[tokens > 0].sum())
         return after
@@ -147,11 +133,6 @@ class CompressionJob(ResumableReading[SummaryMemory]):
             condensed = (before.num_vectors > 0) & (before.num_vectors + N > reading.max_memory_vectors)
             positions = positions + condensed * (before_text + reading.fixed_length + trigger)
         return positions
-
-    def next_rule(self, B: int) -> StopRule:
-        """Return the rule of the next segment, with random numbers if it samples."""
-        rows, K = torch.arange(B, device=self.device) + len(self.texts), self.method.config.fixed_length
-        return add_uniforms(self.stop_rule, self.length.seed, rows, self.next_piece - 1, K)
 
     def append_rows(self, before: SummaryMemory | None, done: SummaryMemory) -> SummaryMemory:
         """Return all rows, with hard lengths and at most `total_vectors` each."""

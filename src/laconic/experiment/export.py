@@ -125,25 +125,14 @@ def export_model(
     tokenizer: Tokenizer | None = None,
     *,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: float = 5e9,
 ) -> None:
-    """Write a decoder as a folder that `laconic.load` and transformers open.
+    """Write a decoder as a folder, new or empty, that `laconic.load` and transformers open.
 
-    Args:
-        decoder: The decoder.
-        folder: Folder to create; it may exist only if it is empty.
-        tokenizer: Its tokenizer; by default the files that lie where the decoder was loaded from.
-        dtype: Convert the weights.
-        max_shard_bytes: Size limit of one safetensors file.
-
-    Raises:
-        BusyError: If the folder is not empty.
-        DiskError: If the disk is full.
-        UsageError: If the decoder has an unmerged adapter or int8 weights.
+    Without a `tokenizer`, it gets the files that lie where the decoder was loaded from.
     """
 
     def write(new: Path) -> None:
-        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
+        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype))
         if tokenizer is not None:
             tokenizer.save(new)
         write_export_record(new)
@@ -168,19 +157,12 @@ def remove_folders(recipe: dict[str, Any]) -> None:
 
 
 def check_repository_name(repo: str) -> None:
-    """Raise UsageError for a name that is not OWNER/NAME."""
     if not REPOSITORY_NAME.fullmatch(repo):
         raise UsageError(f"repository {repo!r}: expected OWNER/NAME, such as me/kava-smollm2")
 
 
 def upload_folder(folder: Path, repo: str, *, private: bool, message: str) -> str:
-    """Create a model repository unless it exists, upload a folder as one commit, and return its address.
-
-    The hub's client takes the token from `hf auth login` or HF_TOKEN.
-
-    Raises:
-        InputError: The hub refuses, or cannot be reached; what was uploaded before stays in no commit.
-    """
+    """Create a model repository unless it exists, upload a folder as one commit, and return its address."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -14,9 +14,9 @@ from laconic.compression.segment import resolve_position_scheme
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
-from laconic.errors import InputError, UnsafeFileError
+from laconic.errors import InputError
 from laconic.experiment.from_recipe.build_model import check_vocabulary
-from laconic.models.checkpoints.checkpoint_files import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE, index_tensors
+from laconic.models.checkpoints.checkpoint_files import index_tensors
 from laconic.models.decoder import Decoder
 from laconic.storage.strict_json import read_foreign_json
 
@@ -33,16 +33,8 @@ def is_published(path: str | Path) -> bool:
 def load_published(
     path: str | Path, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[AutoCompressor, Tokenizer, int]:
-    """Load a published AutoCompressor with its tokenizer and a segment length that it can read.
-
-    It has parallel summaries of fixed number, accumulated or replaced, without bos.
-
-    Raises:
-        UnsafeFileError: If the weights are pickles.
-        InputError: If a tensor or key of this layout is missing or does not match.
-    """
+    """Load a published AutoCompressor (parallel summaries, no bos), its tokenizer and a segment length for it."""
     folder = Path(path)
-    check_has_safetensors(folder)
     config, tensors = read_foreign_json(folder / "config.json"), index_tensors(folder)
     accumulates, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]
     if type(accumulates) is not bool:
@@ -70,17 +62,6 @@ def load_published(
         summaries.tokens.copy_(tensors[SUMMARY_EMBEDDING].load())
     method = AutoCompressor(decoder, summaries, compression, total_steps=1).eval()
     return method, tokenizer, choose_segment_length(decoder, compression)
-
-
-def check_has_safetensors(folder: Path) -> None:
-    """Raise UnsafeFileError if the weights are only pickles, and say how to convert them."""
-    pickle = next((path.name for path in sorted(folder.iterdir()) if path.name.endswith(PICKLE_SUFFIXES)), None)
-    if pickle and not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
-        raise UnsafeFileError(
-            f"{pickle} is a pickle, which can run code, so it was not opened. In an environment you trust, save the "
-            f"tensors of torch.load(..., weights_only=True) with safetensors.torch.save_file as {SINGLE_FILE}; "
-            f"save_pretrained of transformers would drop {SUMMARY_EMBEDDING}"
-        )
 
 
 def choose_segment_length(decoder: Decoder, compression: CompressionConfig) -> int:

@@ -28,7 +28,6 @@ from laconic.models.decoder import Decoder
 from laconic.models.quantize import quantize_decoder
 from laconic.storage.manifest import MANIFEST_FILE
 
-MAX_NAMES = 8  # of runs in an error message
 LoadedModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
 
 
@@ -104,7 +103,6 @@ def load(
 
 
 def wrap_run(run: LoadedRun) -> LoadedModel:
-    """Return a loaded run as the object for its method."""
     if isinstance(run.method, AutoCompressor):
         return as_compressor(run)
     if run.recipe.method == "hope":
@@ -192,13 +190,11 @@ def check_is_model(path_or_name: str | Path) -> None:
         return
     runs = sorted(entry.name for entry in path.iterdir() if is_run_dir(entry))
     if runs:
-        more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
-        names = ", ".join(runs[:MAX_NAMES])
-        raise InputError(f"{path} is not a run, but holds runs: {names}{more}; load one: {path / runs[0]}")
+        raise InputError(f"{path} is not a run, but holds runs; load one of them, such as {path / runs[0]}")
     if any((path / "steps").glob("step-*")) or (path / MANIFEST_FILE).is_file():
         raise InputError(
             f"{path} has checkpoints, but no {RECIPE_FILE}; load the run directory that has one, or write it with "
-            "laconic.experiment.run_init.init_run(run, recipe), where recipe is the one that it was trained with"
+            "laconic.experiment.run_init.init_run(run, recipe)"
         )
     if (path / ADAPTER_CONFIG_FILE).is_file() and read_base_model(path) is None:
         raise InputError(

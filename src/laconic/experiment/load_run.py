@@ -56,7 +56,6 @@ def is_run_dir(path: str | Path) -> bool:
 
 
 def is_export(path: str | Path) -> bool:
-    """Return whether a path is a folder of `laconic export RUN`."""
     record = read_export_record(Path(path))
     return record is not None and record.is_run
 
@@ -84,14 +83,7 @@ class RunStep(NamedTuple):
 
 
 def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
-    """Return the run that a path names, which may be exported or the folder of a step; None for another path.
-
-    Whether there is such a step shows when it is loaded.
-
-    Raises:
-        InputError: For a run directory without a checkpoint that has no recipe yet.
-        UsageError: For a step folder together with another step.
-    """
+    """Return the run that a path names, which may be exported or a step, existing or not; None for another path."""
     folder = Path(os.path.expanduser(path))
     if is_run_dir(folder) or is_export(folder):
         return RunStep(folder, step)
@@ -197,7 +189,6 @@ def crop_vocabulary(decoder: Decoder, vocab_size: int) -> Decoder:
 
 
 def latest_step(folder: Path) -> StepFolder:
-    """Return the latest valid step of a run."""
     step = RunDirectory(folder).latest_valid_step()
     if step is None:
         raise InputError(f"{folder} {NO_CHECKPOINT}")
@@ -230,14 +221,8 @@ def restore_parts(
         decoder = build_nested.model_class(nested)(nested, seed=None).to(device, dtype)
     else:
         decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device).to(dtype)
-    if shards:
-        return build_model.build_parts(recipe, decoder, tokenizer, "" if is_full else decoder.fingerprint)
-    base = decoder.fingerprint
-    latents = build_model.build_latents(decoder, tokenizer, recipe)
-    summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
-    decoder.requires_grad_(is_full)
-    adapter = lora.load_adapter(decoder, step.path, trainable=True) if recipe.train.trainable == "lora" else None
-    return ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
+    base = "" if shards and is_full else decoder.fingerprint
+    return build_model.build_parts(recipe, decoder, tokenizer, base, None if shards else step.path)
 
 
 def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
@@ -285,12 +270,10 @@ class InitialModel(NamedTuple):
 
 
 def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
-    """Return the decoder that training starts with, and its tokenizer."""
     return load_initial_model(recipe, device)[:2]
 
 
 def check_is_no_run(name: str | None) -> None:
-    """Raise `InputError` for a `model.name` that is a run directory, not a checkpoint."""
     if name is not None and is_run_dir(name):
         raise InputError(f"model.name: {name} is a run of laconic train; to train it further, set model.init_from_run")
 

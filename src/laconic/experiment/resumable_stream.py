@@ -21,19 +21,7 @@ Value = TypeVar("Value")  # the result, one row per text
 
 
 class TokenStream:
-    """A text that arrives in chunks, as token segments; it is read once, and only one segment is in memory.
-
-    Args:
-        name: Name of the text.
-        chunks: Its text.
-        tokenizer: The tokenizer.
-        segment_tokens: Tokens of a segment of text.
-        prefix_ids: Ids before the first token of the text.
-
-    Attributes:
-        segments: Lengths of the segments returned so far.
-        bytes: Approximate size of their text, since a character may be split.
-    """
+    """A text that arrives in chunks, as token segments; it is read once, and only one segment is in memory."""
 
     def __init__(
         self,
@@ -43,9 +31,10 @@ class TokenStream:
         segment_tokens: int,
         prefix_ids: Sequence[int] = (),
     ) -> None:
-        self.name, self.digest, self.tokenizer, self.prefix_ids = name, sha256(), tokenizer, prefix_ids
-        self.segments: list[int] = []
-        self.bytes = 0
+        self.name, self.digest, self.tokenizer = name, sha256(), tokenizer
+        self.prefix_ids = prefix_ids  # before the first token of the text
+        self.segments: list[int] = []  # lengths of those returned so far
+        self.bytes = 0  # of their text, approximately: a character may be split
         self.ids = iter_token_chunks(self.hash_chunks(chunks), tokenizer, segment_tokens)
 
     def hash_chunks(self, chunks: Iterable[str]) -> Iterator[str]:
@@ -65,12 +54,10 @@ class TokenStream:
         return ids
 
     def to_document(self) -> SourceDocument:
-        """Return name, hash and lengths of the text read so far."""
         return SourceDocument(self.name, self.digest.hexdigest(), sum(self.segments), tuple(self.segments))
 
 
 def pad_segments(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedIds:
-    """Pad rows of ids on the right."""
     T = max(map(len, rows))
     text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows], device=device)
     counts = torch.tensor([len(row) for row in rows], device=device)
@@ -85,7 +72,6 @@ class ResumableReading(ABC, Generic[Value]):
         current: Rows of the group in progress.
         texts: Texts of the finished groups.
         names: Names of the texts in progress.
-        tokens: Number of tokens read.
         digest: Hash of all ids, to check that a resumed job reads the same texts.
         group: Index of the group in progress, from 0.
         next_piece: Segments of it that were read.
@@ -132,11 +118,7 @@ class ResumableReading(ABC, Generic[Value]):
         """Rebuild a value."""
 
     def run(self, groups: Iterable[Sequence[TokenStream]]) -> Iterator[Value]:
-        """Yield the current value after each segment; at the end all rows are in `done`.
-
-        Raises:
-            InputError: If a text is empty, or a resumed job gets other texts.
-        """
+        """Yield the current value after each segment; at the end all rows are in `done`."""
         at = (0, 0)
         for self.group, group in enumerate(groups):
             self.next_piece, self.names = 0, [text.name for text in group]
@@ -163,7 +145,6 @@ class ResumableReading(ABC, Generic[Value]):
         return self.done
 
     def check_same_text(self, same: bool) -> None:
-        """Raise InputError unless a resumed job reads the texts it began with."""
         if not same:
             raise InputError(
                 "--resume: the text differs from the one that was begun; give the same text, or remove --resume"

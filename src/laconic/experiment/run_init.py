@@ -60,11 +60,7 @@ def check_resume(run: RunDirectory, recipe: Recipe, resume: object = "auto") -> 
 
 
 def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:
-    """Return a note if the run becomes longer and its learning rates differ from those of a run of that length.
-
-    Raises:
-        UsageError: With every key that differs and changes what is learned.
-    """
+    """Return a note if the run becomes longer and its learning rates differ from those of a run of that length."""
     before, _ = load_recipe(path)
     theirs, ours = explicit_values(before), explicit_values(recipe)
     lines = [
@@ -91,13 +87,7 @@ def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:
 
 
 def check_same_rows(run: RunDirectory, recipe: Recipe, fingerprint: str) -> None:
-    """Raise `CorruptArtifactError` with the names of the files if the run was trained on other rows.
-
-    Args:
-        run: The run directory.
-        recipe: Its recipe.
-        fingerprint: SHA-256 of the rows.
-    """
+    """Raise `CorruptArtifactError` with the names of the files if the run was trained on other rows."""
     for step in reversed(run.step_numbers()):
         with suppress(CorruptArtifactError):  # a damaged step is not resumed
             before = manifest.read_manifest(run.step_path(step)).fingerprints.get("data")

@@ -1,8 +1,8 @@
 """Report what a fast-weight state holds: updates and norms of CMS levels and memories, and bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,13 @@ from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_posit
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
 from laconic.nested.cms.level import frobenius_norm
-from laconic.nested.state import FastWeightState, LinearMemoryState, MLPMemoryState
+from laconic.nested.state import FastWeightState, MLPMemoryState
+
+Key = TypeVar("Key")
 
 
-class LevelReport(NamedTuple):
+@dataclass(frozen=True)
+class LevelReport:
     """All levels of one chunk size: layers, updates of one layer (mean over rows), and ‖Δθ‖_F over all layers."""
 
     chunk_size: int
@@ -24,7 +27,8 @@ class LevelReport(NamedTuple):
     update_norm: float
 
 
-class MemoryReport(NamedTuple):
+@dataclass(frozen=True)
+class MemoryReport:
     """All memories of one name: layers, tokens written, and norm of the change."""
 
     name: str
@@ -33,48 +37,37 @@ class MemoryReport(NamedTuple):
     update_norm: float
 
 
+def group_layers(parts: Iterable[tuple[Key, Tensor, Tensor]]) -> list[tuple[Key, int, float, float]]:
+    """Group (key, counts, ‖·‖_F² of rows): layers of a key, their mean count, and the mean norm over all of them."""
+    groups = dict[Key, list[tuple[float, Tensor]]]()
+    for key, counts, squares in parts:
+        groups.setdefault(key, []).append((float(counts.double().mean()), squares.cpu()))
+    reports = list[tuple[Key, int, float, float]]()
+    for key, rows in groups.items():
+        norm = torch.stack([x for _, x in rows]).sum(0).sqrt().mean()
+        reports.append((key, len(rows), sum(n for n, _ in rows) / len(rows), float(norm)))
+    return reports
+
+
 def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[LevelReport]:
     """Return the CMS levels by chunk size, fastest first; `chunks` has the chunk sizes of every layer."""
-    by_chunk: dict[int, list[tuple[float, Tensor]]] = {}
-    for layer, sizes in zip(state.layers, chunks, strict=True):
-        for level, chunk in zip(layer.cms.levels if layer.cms else (), sizes, strict=True):
-            squares = [frobenius_norm(change).double().square() for change in level.change.values()]
-            total = torch.stack([x.cpu() for x in squares]).sum(0)
-            by_chunk.setdefault(chunk, []).append((float(level.num_updates.double().mean()), total))
-    return [
-        LevelReport(chunk, len(rows), sum(n for n, _ in rows) / len(rows), mean_norm([x for _, x in rows]))
-        for chunk, rows in sorted(by_chunk.items())
-    ]
+    parts = (
+        (chunk, level.num_updates, torch.stack([frobenius_norm(x).double() ** 2 for x in level.change.values()]).sum(0))
+        for layer, sizes in zip(state.layers, chunks, strict=True)
+        for level, chunk in zip(layer.cms.levels if layer.cms else (), sizes, strict=True)
+    )
+    return [LevelReport(*row) for row in sorted(group_layers(parts))]
 
 
 def memory_reports(state: FastWeightState) -> list[MemoryReport]:
-    """Return the memories of the mixers by name."""
-    by_name: dict[str, list[tuple[float, Tensor]]] = {}
+    parts = list[tuple[str, Tensor, Tensor]]()
     for layer in state.layers:
         for name, memory in layer.memory.items():
-            parts = (
-                {f"{name}.W1": memory.W1, f"{name}.W2": memory.W2}
-                if isinstance(memory, MLPMemoryState)
-                else {name: memory}
-            )
-            for part, matrix in parts.items():
-                by_name.setdefault(part, []).append(
-                    (float(matrix.num_tokens.double().mean()), squared_change_norm(matrix))
-                )
-    return [
-        MemoryReport(name, len(rows), sum(n for n, _ in rows) / len(rows), mean_norm([x for _, x in rows]))
-        for name, rows in by_name.items()
-    ]
-
-
-def squared_change_norm(matrix: LinearMemoryState) -> Tensor:
-    """Return ‖·‖_F² of each row's change."""
-    return matrix.change.detach().double().square().flatten(1).sum(1).cpu()
-
-
-def mean_norm(squares: Sequence[Tensor]) -> float:
-    """Return the norm over all parts, averaged over rows."""
-    return float(torch.stack(list(squares)).sum(0).sqrt().mean())
+            is_mlp = isinstance(memory, MLPMemoryState)
+            matrices = {f"{name}.W1": memory.W1, f"{name}.W2": memory.W2} if is_mlp else {name: memory}
+            for part, x in matrices.items():
+                parts.append((part, x.num_tokens, x.change.detach().double().square().flatten(1).sum(1)))
+    return [MemoryReport(*row) for row in group_layers(parts)]
 
 
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:
@@ -97,61 +90,27 @@ def format_norm(x: float) -> str:
     return f"{x:.4g}" if x > 1e-12 else "0"
 
 
-@dataclass(frozen=True)
-class StateCost:
-    """Size of a state that may have read texts before.
-
-    Attributes:
-        num_texts: Rows of the state.
-        num_tokens: Tokens read now.
-        num_state_tokens: Tokens that its rows have read, now and before.
-        state_bytes: Bytes of the state.
-        text_cache_bytes: Bytes of a KV cache of `num_state_tokens`, 2 L G E numbers per token.
-        levels: One for each level of MLPs.
-        memories: One for each kind of memory.
-    """
-
-    num_texts: int
-    num_tokens: int
-    num_state_tokens: int
-    state_bytes: int
-    text_cache_bytes: int
-    levels: tuple[LevelReport, ...]
-    memories: tuple[MemoryReport, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as a dict."""
-        parts = {"levels": [x._asdict() for x in self.levels], "memories": [x._asdict() for x in self.memories]}
-        return {**asdict(self), **parts}
-
-    def to_lines(self) -> list[str]:
-        """Return tokens and bytes as lines of text."""
-        of_texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
-        return [
-            f"read       {self.num_tokens:,} tokens{of_texts}",
-            f"bytes      {format_bytes(self.state_bytes)} of state; a KV cache of all that it has read "
-            f"({self.num_state_tokens:,} tokens) takes {format_bytes(self.text_cache_bytes)}",
-        ]
-
-
-def compute_state_cost(
-    state: FastWeightState,
-    chunks: Sequence[Sequence[int]],
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    num_tokens: int,
-) -> StateCost:
-    """Return the cost of a state that has read `num_tokens`; `dtype` is that of a KV cache."""
-    num_state_tokens = int(state.position.sum())
-    return StateCost(
-        len(state.position),
-        num_tokens,
-        num_state_tokens,
-        values.num_bytes(state),
-        num_state_tokens * kv_bytes_per_position(config, dtype),
-        tuple(level_reports(state, chunks)),
-        tuple(memory_reports(state)),
-    )
+def describe_state_cost(
+    state: FastWeightState, chunks: Sequence[Sequence[int]], config: DecoderConfig, dtype: torch.dtype, num_tokens: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the cost of a state that has read `num_tokens` now as JSON and lines; `dtype` is that of a KV cache."""
+    num_texts, num_state_tokens = len(state.position), int(state.position.sum())  # read now and before
+    state_bytes = values.num_bytes(state)
+    cache_bytes = num_state_tokens * kv_bytes_per_position(config, dtype)
+    data = {
+        "num_texts": num_texts,
+        "num_tokens": num_tokens,
+        "num_state_tokens": num_state_tokens,
+        "state_bytes": state_bytes,
+        "text_cache_bytes": cache_bytes,
+        "levels": [asdict(x) for x in level_reports(state, chunks)],
+        "memories": [asdict(x) for x in memory_reports(state)],
+    }
+    return data, [
+        f"read       {num_tokens:,} tokens" + (f" of {num_texts:,} texts" if num_texts > 1 else ""),
+        f"bytes      {format_bytes(state_bytes)} of state; a KV cache of all that it has read "
+        f"({num_state_tokens:,} tokens) takes {format_bytes(cache_bytes)}",
+    ]
 
 
 def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +125,8 @@ def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict
         "rows": len(state.position),
         "positions": state.position.tolist(),
         "state_bytes": values.num_bytes(state),
-        "levels": [x._asdict() for x in levels],
-        "memories": [x._asdict() for x in memory_reports(state)],
+        "levels": [asdict(x) for x in levels],
+        "memories": [asdict(x) for x in memory_reports(state)],
         "tokenizer": source.get("tokenizer"),
         "created": source.get("created"),
         "documents": source.get("documents", []),

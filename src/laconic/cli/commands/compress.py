@@ -160,7 +160,7 @@ class CompressCommand:
 
             return compress_with_checkpoint(self)
         from laconic.experiment.compress import CompressionJob, SummaryLength
-        from laconic.experiment.from_recipe.cost import compute_cost
+        from laconic.experiment.from_recipe.cost import describe_cost
         from laconic.experiment.text_models.compressor import load_compressor
 
         refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
@@ -187,8 +187,8 @@ class CompressCommand:
         memory.save(self.out)
         self.remove_partial()
         decoder = compressor.decoder
-        cost = compute_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
-        self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
+        cost, lines = describe_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
+        self.print_result(lines, {"cost": cost}, time.perf_counter() - start, cost["num_tokens"])
         return 0
 
     def validate(self) -> None:

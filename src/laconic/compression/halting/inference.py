@@ -51,22 +51,13 @@ class StopRule(NamedTuple):
 
 
 def add_uniforms(rule: StopRule, seed: int, row_index: Int[Tensor, " B"], segment: int, K: int) -> StopRule:
-    """Return a rule that samples with random numbers for one segment of each row; return other rules unchanged.
-
-    Args:
-        rule: Rule.
-        seed: Seed of the lengths.
-        row_index: Index of each row's document, which keys its numbers.
-        segment: Index of the segment.
-        K: Largest number of vectors of a segment.
-    """
+    """Return a rule that samples with random numbers for one segment, keyed by `row_index`; other rules unchanged."""
     if rule.name != "sample":
         return rule
     return rule._replace(uniforms=draw_uniforms("length", seed, 0, row_index, segment, K))
 
 
 def default_rule(model: SegmentModel) -> StopRule:
-    """Return the rule that the model's settings name."""
     head, length_policy = model.summaries.stop_head_config, model.config.length_policy
     if length_policy == "stop_head" and head is not None:
         return StopRule(head.stop_rule, head.stop_quantile, head.stop_threshold)
@@ -76,27 +67,17 @@ def default_rule(model: SegmentModel) -> StopRule:
 
 
 def check_rule(model: SegmentModel, rule: StopRule) -> int:
-    """Return the largest number of vectors that a rule keeps of a segment.
-
-    Raises:
-        UsageError: If the model was not trained for the rule, or a number is out of range.
-    """
+    """Return the largest number of vectors that a rule keeps of a segment."""
     length_policy, K = model.config.length_policy, model.config.fixed_length
     needs = {"classifier": "classifier", "fixed": length_policy}.get(rule.name, "stop_head")
     if length_policy != needs:
         name = "a total number of vectors" if rule.name == "soft" else f'stop rule "{rule.name}"'
-        raise UsageError(
-            f'{name} needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
-            "give a number of vectors per segment"
-        )
+        raise UsageError(f'{name} needs a model of length_policy = "{needs}", but this one has "{length_policy}"')
     n, most = rule.num_vectors, model.config.possible_lengths[-1]
     if rule.name == "fixed" and n is not None and n > most:
         raise UsageError(f"{n} vectors: this model writes at most {most} per segment; give {most} or fewer")
     if rule.name == "fixed" and length_policy == "fixed" and n is not None and n < K:
-        raise UsageError(
-            f"{n} vectors: this model always writes {K} per segment; give {K}, or train with "
-            'length_policy = "nested_dropout"'
-        )
+        raise UsageError(f"{n} vectors: this model always writes {K} per segment; give {K}")
     for name, value in (("quantile", rule.quantile), ("threshold", rule.threshold)):
         if not 0 < value < 1:
             raise UsageError(f"{name} {value}: give a probability strictly between 0 and 1")
@@ -104,11 +85,7 @@ def check_rule(model: SegmentModel, rule: StopRule) -> int:
 
 
 def fixed_length(n: int, allowed_lengths: tuple[int, ...]) -> int:
-    """Eq. VL17: N = min(n, K).
-
-    Raises:
-        UsageError: If that length is not allowed.
-    """
+    """Eq. VL17: N = min(n, K)."""
     length = min(n, allowed_lengths[-1])
     if length not in allowed_lengths:
         raise UsageError(f"{n} vectors: allowed lengths are {', '.join(map(str, allowed_lengths))}; choose one of them")
@@ -156,7 +133,6 @@ def select_vectors(
     rule: StopRule,
     num_vectors: int,
 ) -> SegmentVectors:
-    """Return the vectors that a rule keeps."""
     if rule.name == "fixed":
         lengths = torch.full_like(attention_mask[:, 0], num_vectors, dtype=torch.long)
         return model.select_vectors(compressed, attention_mask, lengths)

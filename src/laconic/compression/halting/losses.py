@@ -48,15 +48,9 @@ def length_loss(
     weight: Weight,
     denominators: Mapping[str, float],
 ) -> Float[Tensor, ""]:
-    """Compute the classifier's loss, or price and gradient estimator of the stop head.
+    """Compute the classifier's loss, or price and gradient estimator of the stop head, of one or two passes.
 
-    Args:
-        windows: One pass over the window, or two with different sampled lengths.
-        config: Settings of the stop head.
-        beta: Price of a vector in nats.
-        omega: Share of the price in effect.
-        weight: Weight of a nat of each row in the loss.
-        denominators: Totals of the optimizer step.
+    `beta` is the price of a vector in nats, `omega` the share of it that is in effect.
     """
     num_compressions = denominators["compressions"]
     if windows[0].config.length_policy == "classifier":

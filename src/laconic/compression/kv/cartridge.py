@@ -156,7 +156,6 @@ def fit_cartridge(
 
 
 def check_document_fits(decoder: Decoder, num_tokens: int, config: CartridgeConfig) -> None:
-    """Raise `UsageError` if a document and a row of self-study after it exceed the context."""
     context = decoder.config.max_position_embeddings
     room = context - config.row_tokens
     if num_tokens > room:
@@ -217,7 +216,6 @@ def study_loss(decoder: Decoder, cache: KVCache, batch: StudyBatch) -> Float[Ten
 
 @torch.no_grad()
 def held_out_loss(decoder: Decoder, cache: KVCache, batches: Sequence[StudyBatch]) -> float:
-    """Return the mean distillation loss per scored id."""
     counts = [int(batch.predicts.sum()) for batch in batches]
     losses = [float(study_loss(decoder, cache, batch)) for batch in batches]
     return sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)

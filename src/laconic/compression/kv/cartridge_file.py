@@ -74,23 +74,12 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
 
 
 def is_cartridge(path: str | Path) -> bool:
-    """Return whether a path is a folder with a peft cartridge."""
     file = Path(path) / CONFIG_FILE
     return file.is_file() and read_foreign_json(file).get("peft_type") == "CARTRIDGE"
 
 
 def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetadata | None = None) -> KVMemory:
-    """Load a peft cartridge as a memory.
-
-    Args:
-        folder: Folder with adapter_config.json and adapter_model.safetensors.
-        decoder: Model that it was trained for. The files do not name its weights, so only shapes are checked.
-        metadata: Metadata of the memory.
-
-    Raises:
-        CorruptArtifactError: If laconic wrote the folder and the tensor was changed.
-        InputError: If the folder is not a cartridge, or was written for a model of another shape.
-    """
+    """Load a peft cartridge as a memory. The files do not name the decoder's weights; only shapes are checked."""
     folder, config = Path(folder), decoder.config
     if not is_cartridge(folder):
         raise InputError(f"{folder}: no peft cartridge; expected {CONFIG_FILE} with peft_type CARTRIDGE")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from numbers import Real
-from typing import Any, NamedTuple, SupportsIndex, cast, get_args
+from typing import Any, NamedTuple, SupportsIndex, cast
 
 import torch
 from jaxtyping import Int
@@ -32,7 +32,7 @@ from laconic.compression.kv.selection import (
 )
 from laconic.console import ProgressFn
 from laconic.errors import UsageError
-from laconic.generation.config import check_type
+from laconic.generation.config import check_choices, check_range, check_type
 from laconic.generation.prompt import check_ids, check_is_decoder
 from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import get_movable_rope
@@ -78,10 +78,8 @@ class KVCompressionConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(KVMethod):
-            raise UsageError(f"method {self.method!r}: give one of {', '.join(get_args(KVMethod))}")
-        sizes = {"keep": self.keep, "slots": self.slots, "max_loss": self.max_loss}
-        present = [name for name, value in sizes.items() if value is not None]
+        check_choices(method=(self.method, KVMethod))
+        sizes = {name: getattr(self, name) for name in ("keep", "slots", "max_loss")}
         for name in ("keep", "max_loss"):
             check_type(name, sizes[name], Real | None, "a number")
         check_type("slots", self.slots, SupportsIndex | None, "an integer")
@@ -91,23 +89,17 @@ class KVCompressionConfig:
             if isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}: give a number, not bool")
         check_type("equal_heads", self.equal_heads, bool, "True or False")
+        present = [name for name, value in sizes.items() if value is not None]
         if len(present) > 1:
             raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the size of the memory")
-        if self.keep is not None and not 0 < self.keep <= 1:
-            raise UsageError(f"keep {self.keep:g}: give a share of the tokens, above 0 and at most 1")
-        if self.slots is not None and self.slots < 1:
-            raise UsageError(f"slots {self.slots}: give 1 or more")
-        if self.max_loss is not None and not 0 <= self.max_loss < math.inf:
-            raise UsageError(f"max_loss {self.max_loss:g}: give nats per token, 0 or more")
-        if self.num_sinks < 0:
-            raise UsageError(f"num_sinks {self.num_sinks}: give 0 or more")
+        keep, slots, max_loss = (1 if value is None else value for value in sizes.values())
+        check_range("keep", keep, 0 < keep <= 1, "a share of the tokens, above 0 and at most 1")
+        check_range("slots", slots, slots >= 1, "1 or more")
+        check_range("max_loss", max_loss, 0 <= max_loss < math.inf, "nats per token, 0 or more")
+        check_range("num_sinks", self.num_sinks, self.num_sinks >= 0, "0 or more")
 
     def num_slots(self, num_tokens: int) -> int:
-        """Return how many of a document's tokens to keep, for `keep`, `slots` and the default.
-
-        Args:
-            num_tokens: Length of the document.
-        """
+        """Return how many of a document's `num_tokens` tokens to keep, for `keep`, `slots` and the default."""
         if self.slots is not None:
             return min(self.slots, num_tokens)
         share, least = (DEFAULT_KEEP, MIN_DEFAULT_SLOTS) if self.keep is None else (self.keep, 1)
@@ -174,9 +166,6 @@ def compress_document(
     """Compress as `compress_kv` does, and also report the cost.
 
     Args:
-        decoder: Model.
-        input_ids: Document.
-        config: Method and size.
         repeat_prompt: KVzip's request, which also serves to measure the loss.
         prefix_tokens: Tokens of a chat prefix at the beginning, which are kept while there is room.
         on_progress: Called with the current step, the positions read so far, and all that are to be read.
@@ -231,23 +220,19 @@ def compress_document(
     if config.max_loss is not None and len(windows) > 1:
         memories = shrink_to_context(decoder, memories, probes_of_windows, measured)
     lengths = [window.shape[1] for window in windows]
-    memory = memories[0] if len(memories) == 1 else join_windows(decoder, memories, ids.shape[1])
+    if len(memories) > 1:  # joined at consecutive positions, as if the dropped tokens had never been
+        check_slots_fit(decoder, [memory.M for memory in memories], ids.shape[1])
+        memories = [memory.renumber_slots(decoder.config) for memory in memories]
+    memory = memories[0] if len(memories) == 1 else KVMemory.concat_documents(decoder.config, *memories)
     return DocumentCompression(memory, lengths, reader.positions, {"windows": measured} if measured else {})
 
 
 def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> list[Int[Tensor, "1 n"]]:
-    """Split a document into windows of nearly equal size, of `longest` tokens at most.
-
-    Raises:
-        UsageError: If the document is too long for a sliding window.
-    """
+    """Split a document into windows of nearly equal size, of `longest` tokens at most."""
     N, config = ids.shape[1], decoder.config
     sliding = min((window for window in config.sliding_windows if window is not None), default=None)
     if sliding is not None and sliding < N:
-        raise UsageError(
-            f"the document has {N:,} tokens, and layers of this {config.family} attend to the last {sliding:,} only; "
-            f"give a text of at most {sliding:,} tokens"
-        )
+        raise UsageError(f"{N:,} tokens, but layers attend to the last {sliding:,} only; give at most that many")
     return list(ids.tensor_split(-(-N // longest), 1))
 
 
@@ -264,7 +249,6 @@ def compute_window_tokens(
 
 
 def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:
-    """Raise `UsageError` if the slots of several windows exceed the context of the model."""
     total, context = sum(slots), decoder.config.max_position_embeddings
     if total > context:
         raise UsageError(
@@ -290,13 +274,3 @@ def shrink_to_context(
         losses["memory"] = asdict(loss)
         losses["trials"].append({"slots": memory.M, "loss": loss.mean})
     return shorter
-
-
-def join_windows(decoder: Decoder, memories: Sequence[KVMemory], num_tokens: int) -> KVMemory:
-    """Join the memories of a document's windows at consecutive positions, as if the dropped tokens had not been there.
-
-    Raises:
-        UsageError: If their slots exceed the context.
-    """
-    check_slots_fit(decoder, [memory.M for memory in memories], num_tokens)
-    return KVMemory.concat_documents(decoder.config, *(m.renumber_slots(decoder.config) for m in memories))

@@ -26,13 +26,7 @@ SIZE_PRECISION = 1.08  # the search ends when two sizes differ by less than this
 
 @dataclass(frozen=True)
 class DocumentLoss:
-    """Loss in nats per token.
-
-    Attributes:
-        repeat: On passages of the document that the model is asked to repeat.
-        continuation: On the model's own greedy continuation of the whole document.
-        mean: On all of these tokens.
-    """
+    """Nats per token: on passages to repeat, on the model's own greedy continuation of the document, and on both."""
 
     repeat: float
     continuation: float
@@ -53,12 +47,7 @@ def build_loss_probes(
 ) -> LossProbes:
     """Return passages that are spread evenly over a document, each after a request to repeat it, and a continuation.
 
-    Args:
-        decoder: Model.
-        cache: Cache of the whole document, which the continuation is generated from.
-        ids: Document.
-        prompt: Request to repeat.
-        prefix_tokens: Tokens of a chat prefix, which are not repeated.
+    `cache` is that of the whole document, whose first `prefix_tokens`, of a chat prefix, are not repeated.
     """
     N = ids.shape[1]
     length = min(PASSAGE_TOKENS, N - prefix_tokens)
@@ -94,20 +83,11 @@ def find_smallest_memory(
     max_loss: float,
     on_measure: Callable[[int], None] = lambda slots: None,
 ) -> tuple[KVMemory, dict[str, Any]]:
-    """Find the smallest memory whose loss exceeds that of the whole cache by at most `max_loss`.
+    """Find the smallest memory whose loss exceeds that of the whole cache by at most `max_loss`, in nats per token.
 
     The slots are dropped in the order of their ranks; the number is found by bisection on a logarithmic scale, which
-    assumes that the loss falls as slots are added.
-
-    Args:
-        decoder: Model.
-        memory: Ranked memory of all positions of the document.
-        probes: Result of `build_loss_probes`.
-        max_loss: Largest increase over the loss of the whole cache, in nats per token.
-        on_measure: Called with each number of slots before it is measured.
-
-    Returns:
-        The memory, which is the whole one if no smaller one satisfies the bound, and what was measured.
+    assumes that the loss falls as slots are added. Return the memory, the whole one if no smaller one satisfies the
+    bound, and what was measured.
     """
     full = measure_document_loss(decoder, memory.to_cache(), probes)
     low, high, best, loss = max(1, int(memory.M * SMALLEST_SHARE)), memory.M, memory, full

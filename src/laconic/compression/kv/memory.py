@@ -263,7 +263,7 @@ class KVMemory:
             concat_parts([m.split_layers(m.ranks) for m in memories]),
             torch.cat([m.slots for m in memories], 1),
             torch.cat([m.num_tokens for m in memories]),
-            KVMemoryMetadata.concat_rows(known) if known else None,
+            replace(KVMemoryMetadata.concat_rows(known), measured={}) if known else None,
         )
 
     @staticmethod
@@ -309,10 +309,9 @@ class KVMemory:
         )
 
     def renumber_slots(self, config: DecoderConfig) -> "KVMemory":
-        """Give the slots of every head consecutive positions from 0, as StreamingLLM does. Raises like `move_slots`.
+        """Give the slots of every head consecutive positions from 0, as StreamingLLM does.
 
-        Raises:
-            UsageError: If heads use different numbers of slots, so that the next token would have several positions.
+        The next token has one position, so that all heads need the same number of slots. Raises like `move_slots`.
         """
         if not self.has_equal_heads:
             raise UsageError("renumber_slots: the heads have different numbers of slots; compress with equal_heads")
@@ -321,15 +320,9 @@ class KVMemory:
     def move_slots(
         self, config: DecoderConfig, positions: Int[Tensor, " N"], num_tokens: Int[Tensor, " B"]
     ) -> "KVMemory":
-        """Rotate the keys on to other positions.
+        """Rotate the keys on to other `positions`; the next token of each row has the position `num_tokens`.
 
-        Args:
-            config: Architecture of the decoder that wrote the memory.
-            positions: New position of each slot.
-            num_tokens: Position of the next token of each row.
-
-        Raises:
-            UsageError: If the architecture has learned positions, or RoPE frequencies that depend on the length.
+        Raises `UsageError` if the `config` of the decoder has learned positions, or RoPE that depends on the length.
         """
         keys = rotate_keys(config, self.keys, self.split_layers(positions - self.positions))
         return replace(self, keys=keys, positions=positions, num_tokens=num_tokens)

@@ -2,66 +2,44 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_file import (
-    SourceDocument,
-    abbreviate_hash,
-    check_file_path,
-    check_reader_type,
-    check_tensors,
-    parse_metadata,
-)
-from laconic.errors import CorruptArtifactError
+from laconic.compression.memory_file import BaseMetadata, SourceDocument, check_file_path, check_tensors
 from laconic.storage.atomic import load_artifact, save_artifact
 
 FILE_KIND = "kv-memory"
-STRING_FIELDS = ("laconic", "model", "family", "tokenizer", "method", "dtype", "created")
-INT_FIELDS = ("layers", "kv_heads", "head_size", "vocab")
-MAPPING_FIELDS = ("settings", "measured")
 
 
-@dataclass(frozen=True)
-class KVMemoryMetadata:
+@dataclass(frozen=True, kw_only=True)
+class KVMemoryMetadata(BaseMetadata):
     """Describes which model wrote a KV memory and may read it, how its slots were chosen, and which texts were read.
 
     Attributes:
-        laconic: Version of laconic that wrote it.
         model: Fingerprint of the weights that wrote it and must read it.
-        family: Model family of the decoder.
-        layers: Number of decoder layers.
-        kv_heads: Number of KV heads.
-        head_size: Size of a head.
-        vocab: Vocabulary size of the decoder.
-        tokenizer: SHA-256 of tokenizer.json.
         method: How the slots were chosen: kvzip, snapkv, …
-        created: Time of writing.
         chat: Whether the text opens a user turn of the model's chat template, which the prompt continues.
-        settings: Settings of the method.
         measured: What was measured when the memory was written, for example losses in nats per token.
-        documents: The texts of each row.
-        dtype: dtype of the stored keys and values.
     """
 
-    laconic: str
+    READER_FIELDS: ClassVar = {"model": "for weights", "tokenizer": "with tokenizer"}
+    JOINED_FIELDS: ClassVar = ("chat", "model", "tokenizer")
+
     model: str
-    family: str
-    layers: int
     kv_heads: int
     head_size: int
-    vocab: int
-    tokenizer: str
     method: str
-    created: str
     chat: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    documents: tuple[tuple[SourceDocument, ...], ...] = ()
-    dtype: str = "float32"
+
+    @property
+    def shape_text(self) -> str:
+        return f"{self.family}, {self.layers} layers, {self.kv_heads} KV heads of {self.head_size}"
 
     @property
     def origin(self) -> tuple[object, ...]:
@@ -73,92 +51,25 @@ class KVMemoryMetadata:
         settings = {name: value for name, value in self.settings.items() if name not in ("keep", "max_loss")}
         return replace(self, settings={**settings, "slots": num_slots}, measured={})
 
-    def select_rows(self, rows: Sequence[int]) -> "KVMemoryMetadata":
-        """Return the metadata of some rows."""
-        return replace(self, documents=tuple(self.documents[row] for row in rows))
-
-    @staticmethod
-    def concat_rows(parts: Sequence["KVMemoryMetadata"]) -> "KVMemoryMetadata":
-        """Return the metadata of the rows of all parts. Measurements are of single memories and are left out."""
-        return replace(parts[0], documents=tuple(row for part in parts for row in part.documents), measured={})
-
     @staticmethod
     def concat_documents(parts: Sequence["KVMemoryMetadata"]) -> "KVMemoryMetadata":
         """Return the metadata of memories side by side, row by row, without measurements."""
         if len(parts) == 1:
             return parts[0]
-        rows = zip(*(part.documents for part in parts), strict=True)
-        return replace(parts[0], documents=tuple(number_documents(sum(row, ())) for row in rows), measured={})
-
-    def check_reader(self, file: str, reader: "KVMemoryMetadata") -> None:
-        """Check that a model may read this memory, and report the first mismatch.
-
-        Args:
-            file: Name of the memory's file, for the message.
-            reader: Metadata that the model would write.
-
-        Raises:
-            CorruptArtifactError: If it may not.
-        """
-        check_reader_type(file, self, reader)
-        mine, theirs = (
-            f"{abbreviate_hash(m.model)} ({m.family}, {m.layers} layers, {m.kv_heads} KV heads of {m.head_size})"
-            for m in (self, reader)
-        )
-        if self.model != reader.model:
-            raise CorruptArtifactError(
-                f"memory: {file} was written for weights {mine}, this model is {theirs}; compress again with this model"
-            )
-        if self.tokenizer != reader.tokenizer:
-            raise CorruptArtifactError(
-                f"memory: {file} was written with tokenizer {abbreviate_hash(self.tokenizer)}, this model has "
-                f"{abbreviate_hash(reader.tokenizer)}; compress again with this model"
-            )
-
-    def check_joinable(self, operation: str, other: "KVMemoryMetadata") -> None:
-        """Raise `CorruptArtifactError` if other models wrote two memories, or if only one of them opens a chat."""
-        if self.chat != other.chat:
-            reason = "one memory opens a chat, the other does not; compress both with --chat, or both without"
-            raise CorruptArtifactError(f"{operation}: {reason}")
-        for name in ("model", "tokenizer"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                raise CorruptArtifactError(
-                    f"{operation}: the memories differ in {name}: {abbreviate_hash(str(mine))} and "
-                    f"{abbreviate_hash(str(theirs))}; compress both in the same way"
-                )
-
-    @classmethod
-    def from_json(cls, file: str, data: Mapping[str, Any]) -> "KVMemoryMetadata":
-        """Parse the metadata of a file.
-
-        Raises:
-            CorruptArtifactError: If a field is malformed.
-        """
-        types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int)}
-        types |= {"chat": bool, **dict.fromkeys(MAPPING_FIELDS, dict)}
-        return cls(**parse_metadata(file, data, types))
-
-
-def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocument, ...]:
-    """Return the documents of a row with the index of each one's first segment."""
-    starts = [sum(len(d.segments) for d in documents[:i]) for i in range(len(documents))]
-    return tuple(replace(document, first=start) for document, start in zip(documents, starts, strict=True))
+        rows = list[tuple[SourceDocument, ...]]()
+        for row in zip(*(part.documents for part in parts), strict=True):
+            documents = sum(row, ())
+            starts = accumulate((len(d.segments) for d in documents[:-1]), initial=0)
+            rows.append(tuple(replace(d, first=start) for d, start in zip(documents, starts, strict=False)))
+        return replace(parts[0], documents=tuple(rows), measured={})
 
 
 def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> None:
-    """Write tensors and metadata. Raises `UsageError` if `path` is a folder."""
     check_file_path(path)
     save_artifact(path, tensors, FILE_KIND, asdict(metadata), is_named=True)
 
 
 def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
-    """Read what `save_kv_tensors` wrote, memory-mapped.
-
-    Raises:
-        CorruptArtifactError: If tensors are missing, inconsistent or not finite.
-        InputError: If there is no such file.
-    """
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = KVMemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), tensors)

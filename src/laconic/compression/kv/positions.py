@@ -14,16 +14,7 @@ from laconic.models.ops.rope_scaling import ROPE_SCALINGS, get_movable_rope
 def rotate_keys(
     config: DecoderConfig, keys: Sequence[Float[Tensor, "_ E"]], offsets: Sequence[Int[Tensor, " _"]]
 ) -> tuple[Float[Tensor, "_ E"], ...]:
-    """Rotate the keys of every layer, each by its own offset of positions.
-
-    Args:
-        config: Architecture of the decoder that wrote the keys.
-        keys: Keys of each layer.
-        offsets: For each key, its new position minus the old one.
-
-    Raises:
-        UsageError: If the architecture has learned positions, or RoPE frequencies that depend on the length.
-    """
+    """Rotate the keys of every layer; `offsets` is the new position of each key minus the old one."""
     scaling = get_movable_rope(config.rope, config.family, "use one memory at a time")
     rotated = list[Tensor]()
     for layer, (k, offset) in enumerate(zip(keys, offsets, strict=True)):

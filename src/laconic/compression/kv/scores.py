@@ -155,9 +155,6 @@ def attend_and_score(
     Args:
         q: Queries; their own keys are the last T.
         k: Keys of a document and of its repetition so far.
-        v: Values.
-        scale: Attention scale.
-        piece: Keys to score.
         others: Keys to leave out of the softmax of the scores; None: no key.
 
     Returns:
@@ -189,7 +186,6 @@ def rank_slots(
 
     Args:
         scores: Scores; those of sinks and recent keys are not used.
-        num_sinks: Number of attention sinks.
         recent: Keys without a score, which are ranked by recency.
         equal_heads: Compare keys of the same head only, so that all heads keep the same number; otherwise all heads of
             all layers share the slots.
@@ -214,10 +210,7 @@ def rank_slots(
 def merge_ranks(ranks: Int[Tensor, " N"], sizes: Sequence[Int[Tensor, " N"]], document: int) -> Int[Tensor, " N"]:
     """Return the ranks of one document's slots in a joint memory, in which each document has its share at every size.
 
-    Args:
-        ranks: Ranks of the document's slots.
-        sizes: For each document, its number of ranks in the layer and head of each slot.
-        document: Index of the document.
+    `sizes` are the numbers of ranks of each document in the layer and head of each slot.
     """
     merged = ranks.clone()
     # before rank r of size n come the slots of other documents with smaller r / n, of earlier ones also with equal

@@ -44,11 +44,7 @@ class RepeatPrompt(NamedTuple):
     def build(self, ids: Int[Tensor, "1 N"], start: int, stop: int, first: int = 0) -> Int[Tensor, "1 T"]:
         """Return the ids of the request and of the piece from `start` to `stop` that the model repeats.
 
-        Args:
-            ids: Document.
-            start: First token of the piece.
-            stop: End of the piece.
-            first: First token of the document that is repeated at all; a piece that begins there is the first.
+        The piece that begins at `first`, the first token that is repeated at all, is the first.
         """
         quoted = ids[:, max(first, start - PREVIOUS_TOKENS) : start]
         request = torch.tensor([self.first if start == first else self.later], dtype=torch.long, device=ids.device)
@@ -60,12 +56,7 @@ NO_REPEAT_PROMPT = RepeatPrompt()
 
 
 class DocumentReader:
-    """Reads ids with a decoder, `READ_TOKENS` per forward pass, and counts the positions it reads.
-
-    Args:
-        decoder: Model.
-        on_read: Called with the number of positions read so far after every pass.
-    """
+    """Reads ids with a decoder, `READ_TOKENS` per pass, counts the positions, and tells `on_read` their number."""
 
     def __init__(self, decoder: Decoder, on_read: Callable[[int], None] | None = None) -> None:
         self.decoder, self.on_read, self.positions = decoder, on_read, 0
@@ -210,14 +201,10 @@ def score_expected_attention(
 
 @dataclass(frozen=True, eq=False)
 class RepeatedPrefix(KVPrefix):
-    """The KV cache of a document while the model repeats a piece of it, which scores the keys of the piece.
+    """The KV cache of a document while the model repeats a piece of it, which updates the largest `scores` of its keys.
 
-    Neither the document nor its repetition is hidden by a sliding window, like the memory that is made of it.
-
-    Args:
-        piece: Keys that are scored.
-        num_sinks: First keys of the document, which the softmax of the scores includes beside piece and repetition.
-        scores: Largest probabilities so far; every forward pass updates those of the piece.
+    Neither the document nor its repetition is hidden by a sliding window, like the memory that is made of it. The
+    softmax of the scores includes the first `num_sinks` keys of the document beside piece and repetition.
     """
 
     piece: slice

@@ -50,9 +50,6 @@ def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Op
 
     M3 and DGD update matrices; AdamW updates all other parameters, and with M3 also embeddings and output head. With M3
     only the matrices it updates have weight decay.
-
-    Raises:
-        UsageError: For weight decay with DGD, or an epsilon with M3 or DGD.
     """
     if config.optimizer == "adamw":
         return build_adamw(method, config)
@@ -107,17 +104,9 @@ class Experiment:
 
 
 def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
-    """Let training go on with the summary vectors of an earlier run.
-
-    Raises:
-        UsageError: If those are of other sizes or kinds.
-    """
     shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
     if shapes != expected:
-        raise UsageError(
-            f"compression: the summary parameters of {recipe.model.init_from_run} have other sizes; copy its table "
-            "[compression]"
-        )
+        raise UsageError(f"compression: {recipe.model.init_from_run} has other sizes; copy its table [compression]")
     target.load_state_dict(source.state_dict())
 
 
@@ -161,13 +150,7 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
 
 
 def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Repeat the update of RUN/incidents/step-N, and return the recorded incident and the repeated one.
-
-    Nothing is written.
-
-    Raises:
-        InputError: If the folder is not an incident of a run.
-    """
+    """Repeat the update of RUN/incidents/step-N, without writing; return the recorded incident and the repeated one."""
     run = folder.resolve().parent.parent
     if not (folder / INCIDENT_FILE).is_file() or not is_run_dir(run):
         raise InputError(f"{folder} is not an incident of a run; give RUN/incidents/step-N")

@@ -46,14 +46,7 @@ HELD_OUT_SEED = 0  # of generated held-out rows, which are the same for every ru
 
 
 class RowSet(NamedTuple):
-    """Rows of a split.
-
-    Attributes:
-        source: The rows as batches.
-        examples: The rows as text; empty for documents and generated rows.
-        protocol: Decides whether an answer is correct; None for documents.
-        notes: Messages about rows that were dropped or truncated.
-    """
+    """Rows of a split; documents and generated rows are no text examples, and documents have no protocol of answers."""
 
     source: ReasoningDataset | DigitsDataset | DocumentDataset | StatefulBatches | SyntheticData
     examples: Sequence[ReasoningExample]
@@ -64,11 +57,7 @@ class RowSet(NamedTuple):
 def load_training_rows(
     recipe: Recipe, tokenizer: Tokenizer, context: int, progress: ProgressFn | None = None
 ) -> RowSet:
-    """Load the training rows of a recipe for a decoder with `context` positions.
-
-    Raises:
-        InputError: If rows are invalid, or occur in validation or test.
-    """
+    """Load the training rows of a recipe for a decoder with `context` positions."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, "train", progress=progress)
@@ -95,7 +84,6 @@ def encode_examples(
     min_rows: int = 1,
     progress: ProgressFn | None = None,
 ) -> ReasoningDataset:
-    """Encode examples as the recipe says, for a decoder with `context` positions."""
     return ReasoningDataset(
         examples,
         tokenizer,
@@ -130,7 +118,6 @@ def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
 
 
 def check_documents(recipe: Recipe, rows: ReasoningDataset) -> None:
-    """Raise `InputError` if no row has a document for a recipe that compresses them."""
     if recipe.reads_documents and not rows.counts.num_documents:
         raise InputError(
             "no row has a document, which the table [compression] is for; add a field document (a string), name yours: "
@@ -147,11 +134,7 @@ def memory_counter(recipe: Recipe) -> Callable[[int], int] | None:
 
 
 def build_digits(data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName) -> DigitsDataset:
-    """Build a split of the digits task, over documents if they are configured.
-
-    Raises:
-        CorruptArtifactError: If the tokenizer is not the task's own.
-    """
+    """Build a split of the digits task, over documents if they are configured."""
     drop_last_step = data.chain_steps == "drop_last"
     with_documents = build_digit_documents_tokenizer()  # whose first words are those of the other
     if data.digits.document_tokens is not None:
@@ -245,7 +228,6 @@ def segment_config(recipe: Recipe) -> TextConfig:
 def build_synthetic(
     data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, max_rows: int | None
 ) -> SyntheticData:
-    """Build the dataset of a synthetic task. Raises `CorruptArtifactError` if the tokenizer is not the task's own."""
     dataset, rows = SYNTHETIC_TASKS[data.source]
     check_synthetic_tokenizer(tokenizer, dataset.build_tokenizer(), rows)
     return dataset(seed, getattr(data, data.source), part, max_rows)
@@ -283,16 +265,12 @@ def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None
     if row.document_ids is not None and count_positions is not None:
         length += count_positions(row.document_ids.shape[1])
     if length > context:
-        raise InputError(
-            f"a row has {length} positions, the model {context}; "
-            "lower data.digits.num_operations or latents.num_latents"
-        )
+        raise InputError(f"a row has {length} positions, the model {context}; lower data.digits.num_operations")
 
 
 def load_held_out_rows(
     recipe: Recipe, tokenizer: Tokenizer, context: int, part: SplitName, max_rows: int | None = None
 ) -> RowSet:
-    """Load the first rows of validation or test."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, part, max_rows)
@@ -308,12 +286,7 @@ def load_held_out_rows(
 
 
 def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> RowSet:
-    """Load the questions of validation, and check that answers can be judged and fit the model.
-
-    Raises:
-        InputError: If a gold answer cannot be judged.
-        UsageError: If a question and `validation.max_tokens` exceed a table of position embeddings.
-    """
+    """Load the questions of validation, and check that answers can be judged and fit the model."""
     assert recipe.validation is not None
     context, max_tokens = config.max_position_embeddings, recipe.validation.max_tokens
     rows = load_held_out_rows(recipe, tokenizer, context, "valid", recipe.validation.max_rows)
@@ -352,10 +325,7 @@ def describe_short_answers(recipe: Recipe, questions: ReasoningBatch) -> list[st
 
 
 def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> tuple[str, ...]:
-    """Run the checks of `load_validation_questions` on held-out questions that are local, and return its notes.
-
-    Of local documents, check that some are held out.
-    """
+    """Check held-out questions that are local, and return notes; of local documents, check that some are held out."""
     data = recipe.data
     if recipe.validation is None:
         return ()
@@ -375,5 +345,4 @@ def choose_default_protocol(data: DataConfig) -> AnswerProtocol:
 
 
 def has_text_answers(data: DataConfig) -> bool:
-    """Return whether answers are texts rather than numbers."""
     return data.answer_type == "text" or (data.source == "catalog" and reasoning_load.get_answer_kind(data) != "number")

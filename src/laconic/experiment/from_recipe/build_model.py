@@ -48,11 +48,9 @@ class ModelParts:
 
     Attributes:
         decoder: The decoder, wrapped in place if there is an adapter.
-        tokenizer: Its tokenizer.
         latents: Control vectors and projection of a latent reasoning method.
         adapter: LoRA by peft.
         base: Fingerprint of the decoder before training.
-        summary_parameters: Summary tokens, maps and heads of an AutoCompressor.
         method_parameters: Parameters of a method outside laconic.
     """
 
@@ -76,7 +74,6 @@ class ModelParts:
 
 
 def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
-    """Load the tokenizer of a checkpoint or a new decoder."""
     if model.tokenizer in TOKENIZERS_BY_NAME:
         return TOKENIZERS_BY_NAME[model.tokenizer]()
     name = model.tokenizer or model.name
@@ -142,7 +139,6 @@ def add_lora(decoder: Decoder, config: LoraConfig, seed: int) -> "PeftModel":
 
 
 def attention_projection_names(decoder: Decoder) -> list[str]:
-    """Return the names of attention's linear layers: q, k, v, o, or GPT-2's two."""
     names = WEIGHT_NAMES[decoder.config.family]
     return [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
 
@@ -210,13 +206,18 @@ def resolve_bos(config: CompressionConfig, tokenizer: Tokenizer) -> CompressionC
     return config.model_copy(update={"bos": "sink" if is_added else "none"})
 
 
-def build_parts(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> ModelParts:
-    """Build the initial adapter and extras of a decoder; only trainable parameters require gradients."""
+def build_parts(
+    recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str, adapter_folder: Path | None = None
+) -> ModelParts:
+    """Build the extras of a decoder, and its adapter, or load that; only trainable parameters require gradients."""
     latents = build_latents(decoder, tokenizer, recipe)
     summary_parameters = build_summary_parameters(decoder, tokenizer, recipe)
     decoder.requires_grad_(recipe.train.trainable == "full")
-    lora = recipe.lora if recipe.train.trainable == "lora" else None
-    adapter = add_lora(decoder, lora, recipe.seed) if lora else None
+    adapter = None
+    if recipe.train.trainable == "lora" and adapter_folder is not None:
+        adapter = experiment_lora.load_adapter(decoder, adapter_folder, trainable=True)
+    elif recipe.train.trainable == "lora" and recipe.lora is not None:
+        adapter = add_lora(decoder, recipe.lora, recipe.seed)
     return ModelParts(decoder, tokenizer, latents, adapter, base, summary_parameters)
 
 
@@ -224,17 +225,14 @@ def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     """Raise UsageError if rows, segments or layers of a recipe do not fit the decoder; no weight is needed."""
     limit, row_tokens, num_latents = config.max_position_embeddings, recipe.data.max_tokens or 0, recipe.num_latents
     if row_tokens + num_latents > limit:
-        parts = [f"data.max_tokens {row_tokens}"] if row_tokens else []
-        parts += [f"latents.num_latents {num_latents}"] if num_latents else []
-        needed = f"{' and '.join(parts)} need {row_tokens + num_latents} positions"
-        raise UsageError(f"{needed}, the model has {limit}; lower {parts[0] if len(parts) == 1 else 'one of them'}")
+        raise UsageError(
+            f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} "
+            f"positions, the model has {limit}; lower one of them"
+        )
     check_segment_fits(recipe, config)
     layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.method == "kava" else None
     if layers and max(layers) >= config.num_hidden_layers:
-        raise UsageError(
-            f"kv_distillation.layers names layer {max(layers)}, but the model has layers 0 to "
-            f"{config.num_hidden_layers - 1}; remove it"
-        )
+        raise UsageError(f"kv_distillation.layers names layer {max(layers)}; the model has {config.num_hidden_layers}")
 
 
 def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:
@@ -277,7 +275,6 @@ def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig) -> None:
 
 
 def load_decoder_config(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
-    """Return the decoder's configuration without reading its weights."""
     if folder is not None:
         return build_nested.read_decoder_config(folder)
     config = build_config(recipe.model, tokenizer.vocab_size)

@@ -41,11 +41,7 @@ def check_code_allowed(recipe: Recipe, folder: Path, allow_code: bool) -> None:
 
 
 def import_method_class(name: str) -> type[nn.Module]:
-    """Import the class "package.module:Class" of a method, from the current directory or an installed package.
-
-    Raises:
-        UsageError: If the module cannot be imported, or has no such subclass of `torch.nn.Module`.
-    """
+    """Import the class "package.module:Class" of a method, from the current directory or an installed package."""
     module_name, _, class_name = name.partition(":")
     if str(Path.cwd()) not in sys.path:  # as `python -m` has it; a console script has not
         sys.path.insert(0, str(Path.cwd()))
@@ -62,11 +58,7 @@ def import_method_class(name: str) -> type[nn.Module]:
 
 
 def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str, Any]:
-    """Return the options of a recipe's method, checked against the keyword-only parameters of its class.
-
-    Raises:
-        UsageError: With one line for each unknown, missing or invalid option, or if the class breaks its contract.
-    """
+    """Return the options of a recipe's method, checked against the keyword-only parameters of its class."""
     hints = typing.get_type_hints(method_class.__init__)
     parameters = inspect.signature(method_class.__init__).parameters
     fields: dict[str, Any] = {
@@ -109,11 +101,7 @@ def check_signature(method_class: type[nn.Module], function: str, options: Mappi
 
 
 def build_custom_method(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer) -> nn.Module:
-    """Build a recipe's method as `Class(decoder, tokenizer, **options)`, with random numbers from the run's seed.
-
-    Raises:
-        UsageError: If the class cannot be imported or takes other options.
-    """
+    """Build a recipe's method as `Class(decoder, tokenizer, **options)`, with random numbers from the run's seed."""
     method_class = import_method_class(recipe.method)
     options = validate_options(method_class, recipe)
     before = default_seed.set(recipe.seed)
@@ -140,13 +128,11 @@ class MethodParameters:
     decoder: Decoder
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
         shared = {id(tensor) for tensor in (*self.decoder.parameters(), *self.decoder.buffers())}
         tensors = cast(Mapping[str, Tensor], self.method.state_dict(keep_vars=True))
         return {name: tensor.detach() for name, tensor in tensors.items() if id(tensor) not in shared}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors into the method."""
         self.method.load_state_dict(tensors, strict=False)
 
     def save(self, path: Path, metadata: Mapping[str, object]) -> None:

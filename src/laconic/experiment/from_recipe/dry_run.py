@@ -8,16 +8,18 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from math import floor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.config.recipe import Recipe
@@ -91,34 +93,18 @@ class MetaMode(TorchFunctionMode):
             if func is Tensor.cpu:
                 return first
             if func in (Tensor.item, Tensor.__float__, Tensor.__bool__, Tensor.tolist):
-                return {Tensor.__bool__: bool, Tensor.tolist: lambda x: x.tolist()}.get(func, float)(
-                    torch.zeros(first.shape)
-                )
+                return func(torch.zeros(first.shape))
             dtype, name = kwargs.get("dtype"), getattr(func, "__name__", "")
             if dtype is not None and not dtype.is_floating_point and (name[:4] == "new_" or name[-5:] == "_like"):
                 kwargs = {**kwargs, "device": "cpu"}
-        devices = list[bool]()
-        _map_tensors((args, kwargs), lambda x: devices.append(x.is_meta))
-        if True in devices and False in devices:
-            args, kwargs = _map_tensors((args, kwargs), lambda x: x if x.is_meta else x.to("meta"))
+        if len({x.is_meta for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}) == 2:
+            args, kwargs = tree_map_only(Tensor, lambda x: x if x.is_meta else x.to("meta"), (args, kwargs))
         if func is F.scaled_dot_product_attention and self.has_fused_attention:
             options = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), args[3:], strict=False)), **kwargs}
             mask = options.pop("attn_mask", None)
             if mask is None or not mask.requires_grad:
                 return FusedAttention.apply(*args[:3], mask, options)
         return func(*args, **kwargs)
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to the tensors in nested lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _map_tensors(x, function) for key, x in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_map_tensors(x, function) for x in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
 
 
 class UpdateCost(NamedTuple):
@@ -139,10 +125,7 @@ def run_backward(loss: Tensor) -> None:
 def measure_on_meta(
     recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, *, has_backward: bool = True
 ) -> UpdateCost:
-    """Run forward and backward of a batch on the meta device.
-
-    Layers that are recomputed in the backward pass need `has_backward=False`, since a function mode is off there.
-    """
+    """Run forward and, unless layers are recomputed in it (function modes are off there), backward of a batch."""
     method = cast(Any, build_meta_method(recipe, config, tokenizer))
     model_storages = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
     whole: Any = replace(cast(Any, batch), loss_denominators=get_loss_denominators(method, batch))
@@ -169,29 +152,23 @@ def measure_on_meta(
 
 def estimate_update(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch) -> UpdateCost:
     """Estimate the cost of a batch; with activation checkpointing, one part at a time has all its activations."""
-    plain = _extrapolate(without_checkpointing(recipe), config, tokenizer, batch, has_backward=True)
+    unit = recipe.train.activation_checkpointing or 1  # layers that are recomputed together
+
+    def extrapolate(recipe: Recipe, *, has_backward: bool) -> UpdateCost:
+        """Extrapolate from models of one and two units of layers."""
+        if config.num_hidden_layers <= 2 * unit:
+            return measure_on_meta(recipe, config, tokenizer, batch, has_backward=has_backward)
+        sizes = [with_num_layers(recipe, config, n * unit) for n in (1, 2)]
+        one, two = (measure_on_meta(*size, tokenizer, batch, has_backward=has_backward) for size in sizes)
+        more = config.num_hidden_layers / unit - 1
+        return UpdateCost(*(a + more * (b - a) for a, b in zip(one, two, strict=True)))
+
     parts = count_checkpointed_parts(recipe, config, batch)
+    plain = extrapolate(without_checkpointing(recipe), has_backward=True)
     if parts is None:
         return plain
-    inference_peak = _extrapolate(recipe, config, tokenizer, batch, has_backward=False)
-    return UpdateCost(
-        min(plain.saved_bytes, inference_peak.saved_bytes + plain.saved_bytes / parts), plain.flops * 4 / 3
-    )
-
-
-def _extrapolate(
-    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, has_backward: bool
-) -> UpdateCost:
-    """Extrapolate the cost of a batch from models of one and two units of layers."""
-    unit = recipe.train.activation_checkpointing or 1  # layers that are recomputed together
-    if config.num_hidden_layers <= 2 * unit:
-        return measure_on_meta(recipe, config, tokenizer, batch, has_backward=has_backward)
-    one, two = (
-        measure_on_meta(*with_num_layers(recipe, config, n * unit), tokenizer, batch, has_backward=has_backward)
-        for n in (1, 2)
-    )
-    more = config.num_hidden_layers / unit - 1
-    return UpdateCost(*(a + more * (b - a) for a, b in zip(one, two, strict=True)))
+    forward = extrapolate(recipe, has_backward=False).saved_bytes
+    return UpdateCost(min(plain.saved_bytes, forward + plain.saved_bytes / parts), plain.flops * 4 / 3)
 
 
 class MemoryModel(NamedTuple):
@@ -209,10 +186,7 @@ class MemoryModel(NamedTuple):
 
     def largest_micro_batch(self, room: float, batch_size: int) -> int:
         """Return the largest micro-batch that fits into `room` bytes, or 0."""
-        if self.peak(batch_size, batch_size) <= room:
-            return batch_size
-        fits = floor((room / self.overhead - self.fixed - self.gradients) / self.per_row)
-        return max(0, min(fits, batch_size)) if self.peak(1, batch_size) <= room else 0
+        return next((n for n in range(batch_size, 0, -1) if self.peak(n, batch_size) <= room), 0)
 
 
 def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
@@ -239,7 +213,11 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         costs.append(estimate_update(recipe, config, tokenizer, median_batch))
     flops = costs[-1].flops * train.batch_size / micro
     method = build_meta_method(recipe, config, tokenizer)
-    counts = count_parameters(method)
+    trainable = [p for p in method.parameters() if p.requires_grad]
+    counts = {
+        "parameters": sum(p.numel() for p in method.parameters()), "trainable": sum(p.numel() for p in trainable),
+        "bytes": sum(p.nbytes for p in method.parameters()), "trainable_bytes": sum(p.nbytes for p in trainable),
+    }  # fmt: skip
     memory = MemoryModel(
         counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"], per_row,
         ALLOCATOR_OVERHEAD.get(device.type, 1.0),
@@ -250,9 +228,12 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     seconds = flops / measure_matmul(recipe, config, device)
     step_bytes = counts["trainable_bytes" if train.trainable != "full" else "bytes"] + 2 * counts["trainable_bytes"]
     retained = 2 + train.keep_best
+    quantiles = np.quantile(rows.lengths, (0.5, 0.9, 1.0), axis=0).astype(int).T.tolist()
+    lengths = [dict(zip(("p50", "p90", "max"), values, strict=True)) for values in quantiles]
     return {
         "schema": 2, "method": recipe.method, **counts, "rows": rows.num_rows, "assumed": rows.is_assumed,
-        "steps": steps, "steps_per_epoch": per_epoch, "tokens": summarize_lengths(rows.lengths, rows.parts()),
+        "steps": steps, "steps_per_epoch": per_epoch,
+        "tokens": dict(zip(rows.parts(), lengths, strict=True)),
         "notes": list(notes), "flops_per_step": flops, "threads": torch.get_num_threads(),
         "memory": {"bytes": memory.peak(micro, train.batch_size), "micro_batch_size": micro},
         "largest_micro_batch": {**fits, "free": free}, "seconds": {"step": seconds, "run": seconds * steps},
@@ -270,28 +251,9 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     updater.update(experiment.training_data, compute_update_index(recipe.train, recipe.seed, 0, rows))
     synchronize(device)
     seconds = time.perf_counter() - start
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory()
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident
     return plan | {"measured": {"seconds": seconds, "bytes": peak}}
-
-
-def count_parameters(method: nn.Module) -> dict[str, int]:
-    """Return the number of all and of trainable parameters, and their bytes."""
-    every = list(method.parameters())
-    trainable = [p for p in every if p.requires_grad]
-    return {
-        "parameters": sum(p.numel() for p in every), "trainable": sum(p.numel() for p in trainable),
-        "bytes": sum(p.nbytes for p in every), "trainable_bytes": sum(p.nbytes for p in trainable),
-    }  # fmt: skip
-
-
-def summarize_lengths(lengths: Any, parts: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """Return median, 90th percentile and maximum of each part, in tokens."""
-    columns = torch.as_tensor(lengths).double().unbind(1)
-    quantiles = {"p50": 0.5, "p90": 0.9, "max": 1.0}
-    return {
-        part: {name: int(column.quantile(q)) for name, q in quantiles.items()}
-        for part, column in zip(parts, columns, strict=True)
-    }
 
 
 def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) -> float:
@@ -309,7 +271,6 @@ def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) 
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a CUDA device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -318,27 +279,14 @@ def free_memory(device: torch.device) -> int:
     """Return the free bytes of a GPU, or of the system within the limits of container and shell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    text = _read_text(Path("/proc/meminfo"))
-    limits += [1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:")]
-    limit, used = (_read_text(Path("/sys/fs/cgroup") / name).strip() for name in ("memory.max", "memory.current"))
-    if limit.isdecimal() and used.isdecimal():
-        limits.append(int(limit) - int(used))
-    shell_limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return min(limits if shell_limit == resource.RLIM_INFINITY else [*limits, shell_limit])
-
-
-def _read_text(path: Path) -> str:
-    """Return a system file's text, or nothing if it does not exist."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def resident_memory() -> int:
-    """Return the largest number of bytes that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_AS)[0]]
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # the limit of a group without one is "max"
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        limits.append(limit - used)
+    return min(limit for limit in limits if limit != resource.RLIM_INFINITY)
 
 
 def format_plan(plan: Mapping[str, Any]) -> str:

@@ -49,7 +49,6 @@ class MetaAdapter:
 
     @contextmanager
     def disable_adapter(self) -> Generator[None]:
-        """Compute without the adapter."""
         for layer in self.layers:
             layer.is_enabled = False
         try:
@@ -77,7 +76,6 @@ def build_meta_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenize
 
 
 def with_num_layers(recipe: Recipe, config: DecoderConfig, num_layers: int) -> tuple[Recipe, DecoderConfig]:
-    """Return recipe and sizes of a model with fewer layers."""
     config = replace(
         config,
         num_hidden_layers=num_layers,
@@ -97,7 +95,6 @@ def with_num_layers(recipe: Recipe, config: DecoderConfig, num_layers: int) -> t
 
 
 def without_checkpointing(recipe: Recipe) -> Recipe:
-    """Return the recipe without recomputation in the backward pass."""
     off = {"activation_checkpointing": False}
     changes: dict[str, object] = {"train": recipe.train.model_copy(update={"activation_checkpointing": 0})}
     if recipe.compression is not None:

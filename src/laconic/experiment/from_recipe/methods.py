@@ -60,7 +60,6 @@ def stop_training(recipe: Recipe, sizes: ScheduleSizes) -> StopTraining | None:
 
 
 def build_autocompressor(parts: ModelParts, recipe: Recipe, total_steps: int) -> AutoCompressor:
-    """Build the AutoCompressor of a recipe with a table [compression]."""
     summaries = require(parts.summary_parameters)
     return AutoCompressor(
         parts.decoder,
@@ -121,11 +120,7 @@ def set_stage(method: nn.Module, epoch: int) -> None:
 def build_method(
     parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None = None
 ) -> nn.Module:
-    """Build the method of a recipe; `max_chain_tokens` is the longest chain of the training rows.
-
-    Raises:
-        UsageError: If a trainable extra would receive no gradient, or a method outside laconic cannot be built.
-    """
+    """Build the method of a recipe; `max_chain_tokens` is the longest chain of the training rows."""
     if recipe.is_custom_method:
         method = build_custom_method(recipe, parts.decoder, parts.tokenizer)
         parameters = MethodParameters(method, parts.decoder)
@@ -175,13 +170,7 @@ def answer_questions(
     with_cot: bool = False,
     state: KVCache | None = None,
 ) -> AnswerBatch:
-    """Answer questions as the method does, or with the chain of thought written out.
-
-    `state` is the KV cache of what precedes the questions.
-
-    Raises:
-        UsageError: If the method does not answer questions.
-    """
+    """Answer questions, as the method does or with the chain written out, after what the KV cache `state` holds."""
     if not isinstance(method, AnswersQuestions):
         raise UsageError(f"{type(method).__name__} does not answer questions: it has no method `answer`")
     if state is None:

@@ -38,10 +38,7 @@ Lengths = NDArray[np.int64]  # [rows, parts]
 
 
 class PublishedLengths(NamedTuple):
-    """Rows of a published data set, and quantiles of its lengths in GPT-2 tokens.
-
-    `short_chain` is the chain without its last step.
-    """
+    """Rows of a published data set, and quantiles of lengths in GPT-2 tokens; short chains lack the last step."""
 
     rows: int
     question: tuple[int, ...]
@@ -80,17 +77,11 @@ class RowLengths(NamedTuple):
     synthetic: SyntheticData | None = None  # documents of a synthetic task, which are cheap to make
 
     def parts(self) -> tuple[str, ...]:
-        """Return the names of the columns of `lengths`."""
         n = self.lengths.shape[1]
         return DOCUMENT_PARTS if n == 1 else (*REASONING_PARTS, *DOCUMENT_PARTS)[:n]
 
 
 def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:
-    """Return number and lengths of the training rows.
-
-    Raises:
-        InputError: If rows are invalid, or neither local nor a known data set.
-    """
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return _document_lengths(recipe, tokenizer, context)
@@ -173,13 +164,10 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
         source = cast(SyntheticData, load_training_rows(recipe, tokenizer, context).source)
         return RowLengths(len(source), np.full((len(source), 1), source.max_length), synthetic=source)
     if train.steps is not None and (data.path is None or not Path(data.path).is_file()):
-        rows = "full rows, as many as the steps need"
-        if data.path is None:
-            note = f"{(data.name or ('',))[0]} is not local: {rows}; data.path=FILE counts yours"
-        else:
-            if Path(data.path).is_dir():
-                check_data_file(Path(data.path))
-            note = f"no file {Path(data.path).name}: {rows}"
+        if data.path is not None and Path(data.path).is_dir():
+            check_data_file(Path(data.path))
+        name = (data.name or ("",))[0] if data.path is None else Path(data.path).name
+        note = f"{name} is not local: full rows, as many as the steps need; data.path=FILE counts yours"
         lengths = np.full((train.batch_size, 1), row_tokens)
         return RowLengths(train.steps * train.batch_size, lengths, (note,), True)
     documents, notes = load_documents(data, "train")

@@ -6,7 +6,6 @@ LoRA (arXiv:2106.09685), rsLoRA (2312.03732), DoRA (2402.09353), and rows of new
 import copy
 import difflib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from laconic.experiment.lora.adapter_config import (
 )
 from laconic.experiment.lora.lora_linear import use_fast_forward
 from laconic.generation.config import check_type
-from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
 from laconic.models.init import add_submodule
 from laconic.storage import atomic, file_names, safetensors_header
@@ -78,7 +76,6 @@ def save_adapter(model: "PeftModel", folder: str | Path) -> None:
 
 
 def save_adapter_config(model: "PeftModel", folder: Path) -> None:
-    """Write adapter_config.json."""
     settings = cast("LoraConfig", model.peft_config["default"])
     replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(folder))
 
@@ -101,7 +98,6 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     check_has_no_adapter(decoder)
     settings = read_adapter_config(Path(folder))
     shapes = read_adapter_shapes(Path(folder))
-    check_base_model(decoder, shapes, family_only=True)  # adapters of some layers only look like a smaller model
     if (num_new_tokens := count_new_tokens(decoder, shapes)) > 0:
         decoder = decoder.resize_vocabulary(num_new_tokens)  # the adapter's file has the new rows
     if changes_embedding_or_head(decoder, settings):
@@ -132,12 +128,6 @@ def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
 
 
 def read_adapter_shapes(folder: Path) -> TensorShapes:
-    """Return names and shapes of an adapter's tensors.
-
-    Raises:
-        InputError: If there is no file.
-        UnsafeFileError: If there is only a pickle.
-    """
     if not (folder / ADAPTER_WEIGHTS_FILE).exists():
         if (folder / ADAPTER_PICKLE_FILE).exists():
             raise UnsafeFileError(
@@ -154,7 +144,6 @@ def read_adapter_shapes(folder: Path) -> TensorShapes:
 
 
 def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
-    """Load an adapter's tensors and check that they are finite."""
     tensors = atomic.open_tensors(file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), shapes)
     for name, tensor in tensors.items():
         atomic.check_finite(name, tensor)
@@ -201,10 +190,7 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
     embedding = decoder.weight_names.token_embedding
     tied = [name for name in settings.modules_to_save or () if f".{embedding}".endswith(f".{name}")]
     if tied and decoder.config.tie_word_embeddings:
-        raise InputError(
-            f"modules_to_save {tied[0]}: this model's head is tied to it, and transformers would give other logits; "
-            "use trainable_token_indices"
-        )
+        raise InputError(f"modules_to_save {tied[0]}: this model's head is tied to it; use trainable_token_indices")
     return settings
 
 
@@ -275,7 +261,8 @@ def target_module_names(decoder: Decoder, requested: list[str] | set[str] | str 
     for name in sorted(requested):
         if not any(ends_in(known, [name]) for known in maps):
             near = difflib.get_close_matches(name, sorted(inside), 1, 0.0)[0]
-            raise InputError(f"target {name}: no such module; did you mean {near}?")
+            family = decoder.config.family
+            raise InputError(f"target {name}: no such module in this {family}; did you mean {near}?")
     return sorted(requested)
 
 
@@ -294,36 +281,14 @@ def expected_tensors(decoder: Decoder, settings: "LoraConfig") -> TensorShapes:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def check_base_model(decoder: Decoder, shapes: TensorShapes, *, family_only: bool = False) -> None:
-    """Raise InputError if the tensors belong to another family or model size."""
-    config, theirs = decoder.config, infer_base_model(shapes, decoder)
-    ours = f"{config.family} {config.hidden_size} × {config.num_hidden_layers}"
-    if theirs not in (None, ours) and not (family_only and theirs.startswith(f"{config.family} ")):
-        raise InputError(f"adapter is for {theirs}, this is {ours}")
-
-
 def check_adapter_shapes(decoder: Decoder, shapes: TensorShapes, expected: TensorShapes) -> None:
     """Raise InputError unless the file has exactly the tensors that its settings create here."""
     if shapes == expected:
         return
-    check_base_model(decoder, shapes)
     odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
     have, need = (list(table[odd[0]]) if odd[0] in table else "nothing" for table in (shapes, expected))
+    config = decoder.config
     raise InputError(
-        f"{ADAPTER_WEIGHTS_FILE} does not fit its settings: {len(odd)} tensors, first {odd[0]}: {have}, expected {need}"
+        f"{ADAPTER_WEIGHTS_FILE} does not fit its settings and this {config.family} of width {config.hidden_size} and "
+        f"{config.num_hidden_layers} layers: {len(odd)} tensors, first {odd[0]}: {have}, expected {need}"
     )
-
-
-def infer_base_model(shapes: TensorShapes, decoder: Decoder) -> str | None:
-    """Return family, width and layers of an adapter's base model, as far as its tensors show."""
-    families = sorted(WEIGHT_NAMES, key=lambda family: family != decoder.config.family)
-    for family in families:
-        names = WEIGHT_NAMES[family]
-        inside = re.compile(rf"{re.escape(PEFT_PREFIX + names.layers)}\.(\d+)\.(.+)\.(lora_[AB])\.weight")
-        parts = [(match, shape) for name, shape in shapes.items() if (match := inside.fullmatch(name))]
-        readers = (names.q, names.k, names.v, names.qkv, names.gate, names.up)
-        width = {shape[1] for match, shape in parts if match[3] == "lora_A" and match[2] in readers}
-        width |= {shape[0] for match, shape in parts if match[3] == "lora_B" and match[2] in (names.o, names.down)}
-        if width:
-            return f"{family} {min(width)} × {1 + max(int(match[1]) for match, _ in parts)}"
-    return None

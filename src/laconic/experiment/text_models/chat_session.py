@@ -31,7 +31,6 @@ class ChatPrefix:
     """What the model has before the conversation, such as a memory of documents.
 
     Attributes:
-        cache: Its KV cache, of one row.
         first_position: Position of the conversation's first token; None: the one after the last cached position.
         opening: For a memory whose text is the beginning of the first user message: the chat template up to there.
         reading_mode: Returns a context in which the model reads, for models with adapters that only write memories.
@@ -116,11 +115,7 @@ class ChatSession:
         return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
 
     def set_system(self, system: str | None) -> None:
-        """Replace or remove the system message; the conversation stays.
-
-        Args:
-            system: New system message; None removes it.
-        """
+        """Replace the system message, or remove it for None; the conversation stays."""
         check_texts("system", [] if system is None else [system])
         turns = self.messages[1:] if self.system is not None else self.messages
         self.messages = add_system_message(turns, system)
@@ -130,19 +125,11 @@ class ChatSession:
         self.messages = add_system_message([], self.system)
 
     def load_messages(self, messages: Sequence[Message]) -> None:
-        """Replace the conversation. Raises InputError for invalid messages.
-
-        Args:
-            messages: Messages with `role` and `content`, as in the OpenAI API.
-        """
+        """Replace the conversation by messages as in the OpenAI API. Raises InputError for invalid messages."""
         self.messages = check_messages(list(messages) if isinstance(messages, tuple) else messages, "messages")
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of messages in the chat template, up to the beginning of the reply.
-
-        Args:
-            messages: Messages with `role` and `content`.
-        """
+        """Return the ids of messages in the chat template, up to the beginning of the reply."""
         if self.prefix is None or not self.prefix.opening:
             text = self.tokenizer.apply_chat_template(messages)
         else:
@@ -187,12 +174,7 @@ class ChatSession:
         return generation
 
     def generate(self, ids: list[int], config: GenerationConfig) -> Generation:
-        """Generate from the ids of the whole conversation, reading only those that differ from the cached ones.
-
-        Args:
-            ids: Token ids of the whole conversation.
-            config: Length and sampling of the reply.
-        """
+        """Generate, as `config` says, from the `ids` of the whole conversation, reading those that are not cached."""
         pairs = zip(self.cached_ids, ids[:-1], strict=False)  # the last id is read again, for its logits
         num_reused = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         num_prefix_slots = 0 if self.prefix is None else self.prefix.cache.S

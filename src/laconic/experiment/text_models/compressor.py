@@ -153,33 +153,18 @@ class TextCompressor:
         return self.with_metadata(job)
 
     def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
-        """Return a text as a stream of segments, by default as long as in training.
-
-        Args:
-            name: Name of the text in messages.
-            chunks: Pieces of the text, in order.
-            segment_tokens: Length of a segment in tokens.
-        """
+        """Return the text `name` in `chunks` as segments of `segment_tokens`, by default as many as in training."""
         if segment_tokens is not None and segment_tokens < 1:
             raise UsageError(f"segment_tokens {segment_tokens}: give 1 or more")
         return TokenStream(name, chunks, self.tokenizer, segment_tokens or self.segment_tokens)
 
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
-        """Return the memory of a finished job with its metadata.
-
-        Args:
-            job: A job that has read all its texts.
-        """
+        """Return the memory of a finished job with its metadata."""
         assert job.done is not None
         return replace(job.done, metadata=replace(self.metadata, documents=tuple(job.documents)))
 
     def save(self, memory: SummaryMemory, path: str | Path) -> None:
-        """Write a memory to a file.
-
-        Args:
-            memory: Memory of this model.
-            path: File to write.
-        """
+        """Write a `memory` of this model to a file at `path`."""
         memory.save(path)
 
     def load_memory(self, path: str | Path) -> SummaryMemory:
@@ -196,15 +181,7 @@ class TextCompressor:
         return SummaryMemory.load(path, self.metadata).to(embedding.device, embedding.dtype)
 
     def prepare_prompts(self, prompts: Sequence[str], memory: SummaryMemory) -> MemoryPrompts:
-        """Encode prompts that follow a memory: one prompt per row, one for all rows, or one row for all prompts.
-
-        Args:
-            prompts: Texts to continue.
-            memory: Memory that precedes them, one row per text.
-
-        Raises:
-            UsageError: For other numbers of prompts, or if a prompt and the memory do not fit the model.
-        """
+        """Encode `prompts` that follow a `memory`: one per row, one for all rows, or one row for all prompts."""
         check_memory_type(memory, SummaryMemory)
         if memory.metadata is not None:
             memory.metadata.check_reader("the one given", self.metadata)
@@ -318,14 +295,7 @@ class TextCompressor:
 def load_compressor(
     path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> TextCompressor:
-    """Load an AutoCompressor: a run at its latest checkpoint or another, or a published checkpoint in some dtype.
-
-    Raises:
-        InputError: If the folder is neither.
-        UsageError: If the run's method is another.
-        CorruptArtifactError: If a file is damaged.
-        UnsafeFileError: If the weights are pickles.
-    """
+    """Load an AutoCompressor: a run at its latest checkpoint or another, or a published checkpoint in some dtype."""
     target = weights.resolve_device(device)
     run = find_run(path)
     if run is not None:
@@ -338,7 +308,6 @@ def load_compressor(
 
 
 def is_compressor(path: str | Path) -> bool:
-    """Return whether a folder holds a run of an AutoCompressor or a published one."""
     method = read_run_method(path)
     return is_published(path) if method is None else method == "autocompressor"
 
@@ -355,10 +324,7 @@ def as_compressor(run: LoadedRun) -> TextCompressor:
     if isinstance(method, DocumentReasoning):
         method = method.compressor
     if not isinstance(method, AutoCompressor):
-        raise UsageError(
-            f"{run.folder} was trained by {run.recipe.method}, which writes no memory; give a run of autocompressor, "
-            "or of a recipe with a table [compression]"
-        )
+        raise UsageError(f"{run.folder} was trained by {run.recipe.method}, which writes no memory; load another run")
     reader = run.parts.base if method.config.adapter_scope == "write" else method.decoder.fingerprint
     segment_tokens = data.recall.segment_tokens if data.source == "recall" else data.text.mean_segment_tokens
     segment_tokens = data.segment_tokens if run.recipe.reads_documents else segment_tokens

@@ -34,11 +34,7 @@ def compress_documents(
     document_mask: Bool[Tensor, "B Nd"],
     segment_tokens: int,
 ) -> SummaryMemory:
-    """Compress documents into K summary vectors per segment; gradients flow through all of them.
-
-    Raises:
-        UsageError: If memory and segments do not fit the model.
-    """
+    """Compress documents into K summary vectors per segment; gradients flow through all of them."""
     memory, K = model.empty_memory(len(document_ids)), model.config.fixed_length
     for ids, mask in zip(document_ids.split(segment_tokens, 1), document_mask.split(segment_tokens, 1), strict=True):
         model.check_fits(memory, ids.shape[1])
@@ -51,34 +47,7 @@ def compress_documents(
 
 
 class DocumentReasoning(nn.Module):
-    """A reasoning method whose questions follow the summary vectors of their documents.
-
-    Questions without a document are read alone.
-
-    Args:
-        method: The reasoning method.
-        compressor: Compresses documents with the same decoder.
-        segment_tokens: Tokens of the segments in which documents are compressed.
-
-    Raises:
-        UsageError: If the decoder gives summary vectors no consecutive positions.
-
-    Examples:
-        >>> import laconic
-        >>> from laconic.compression.autocompressor import AutoCompressor
-        >>> from laconic.compression.summary_tokens import SummaryParameters
-        >>> from laconic.config.data import DigitsConfig
-        >>> from laconic.config.methods import CompressionConfig
-        >>> from laconic.data.synthetic.digit_documents import DOCUMENT_VOCABULARY, DigitDocumentsDataset
-        >>> data = DigitDocumentsDataset(0, DigitsConfig(document_tokens=24))
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=len(DOCUMENT_VOCABULARY)))
-        >>> config = CompressionConfig(max_vectors=4, summary_init="normal")
-        >>> summaries = SummaryParameters(decoder, config, eos_token_id=None)
-        >>> compressor = AutoCompressor(decoder, summaries, config, total_steps=1)
-        >>> method = DocumentReasoning(laconic.Cot(decoder), compressor, segment_tokens=24)
-        >>> sorted(method(data.batch([0], epoch=0, step=0)).metrics)
-        ['teacher', 'teacher_token_accuracy']
-    """
+    """A reasoning method whose questions follow the summary vectors of their documents; others are read alone."""
 
     def __init__(self, method: Cot | NoCot | Codi, compressor: AutoCompressor, segment_tokens: int) -> None:
         super().__init__()
@@ -112,7 +81,6 @@ class DocumentReasoning(nn.Module):
         return self.method.loss_denominators(batch)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
-        """Return whether the reasoning method resets the optimizer before this update."""
         return isinstance(self.method, ResetsOptimizer) and self.method.resets_optimizer_state(batch)
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
@@ -158,10 +126,6 @@ class LatentDocumentReasoning(DocumentReasoning):
 
 
 def add_documents(method: Cot | NoCot | Codi, compressor: AutoCompressor, segment_tokens: int) -> DocumentReasoning:
-    """Return a method that reads the documents of its questions, with `think` if it has latents.
-
-    Raises:
-        UsageError: As `DocumentReasoning`.
-    """
+    """Return a method that reads the documents of its questions, with `think` if it has latents."""
     kind = LatentDocumentReasoning if isinstance(method, Codi) else DocumentReasoning
     return kind(method, compressor, segment_tokens)

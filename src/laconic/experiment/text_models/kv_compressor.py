@@ -53,30 +53,20 @@ def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tupl
 
     With `chat`, the document opens a user message of the chat template; a question continues the message, after an
     empty line. White space at the end of the document is then left out: the tokens of a message have none there.
-
-    Raises:
-        InputError: If the text is empty, or the tokenizer has no chat template.
     """
     if not text.strip():
         raise InputError("the document is empty; give text")
     if not chat:
         return tokenizer.encode(text), 0
     if tokenizer.chat_template is None:
-        raise InputError(
-            "the tokenizer has no chat template (base models have none); compress the text without chat, or use the "
-            "model's instruction-tuned version"
-        )
+        raise InputError("the tokenizer has no chat template (base models have none); compress the text without chat")
     opening = split_template(tokenizer, MARK)[0]
     prefix = len(tokenizer.encode(opening, add_special_tokens=False))
     return tokenizer.encode(opening + text.rstrip(), add_special_tokens=False), prefix
 
 
 def encode_prompt(tokenizer: Tokenizer, memory: KVMemory, prompt: str) -> list[int]:
-    """Return the ids that follow a memory: the prompt, or for a memory of a chat the rest of the user message.
-
-    Raises:
-        UsageError: If the prompt is empty.
-    """
+    """Return the ids that follow a memory: the prompt, or for a memory of a chat the rest of the user message."""
     if is_chat_memory(memory):
         return encode_messages(tokenizer, memory, [{"role": "user", "content": prompt}])
     ids = tokenizer.encode(prompt, add_special_tokens=False)
@@ -86,13 +76,7 @@ def encode_prompt(tokenizer: Tokenizer, memory: KVMemory, prompt: str) -> list[i
 
 
 def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[Message]) -> list[int]:
-    """Return the ids of chat messages that follow a memory; the first user message continues that of a chat memory.
-
-    Raises:
-        UsageError: If a memory of a chat is the beginning of another conversation.
-        InputError: If the chat template rejects the messages.
-        CorruptArtifactError: If a memory of a chat was written with another chat template.
-    """
+    """Return the ids of chat messages that follow a memory; the first user message continues that of a chat memory."""
     if is_chat_memory(memory):
         text = render_after_opening(tokenizer, messages, get_opening(tokenizer, memory))
     else:
@@ -101,16 +85,11 @@ def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[M
 
 
 def is_chat_memory(memory: KVMemory) -> bool:
-    """Return whether the text of a memory opens a user message."""
     return memory.metadata is not None and memory.metadata.chat
 
 
 def get_opening(tokenizer: Tokenizer, memory: KVMemory) -> str:
-    """Return the chat template up to the text of a memory that opens a user message, "" for another memory.
-
-    Raises:
-        CorruptArtifactError: If the memory was written with another chat template.
-    """
+    """Return the chat template up to the text of a memory that opens a user message, "" for another memory."""
     if memory.metadata is None or not memory.metadata.chat:
         return ""
     theirs, ours = str(memory.metadata.settings.get(TEMPLATE_KEY)), hash_template(tokenizer)
@@ -128,14 +107,7 @@ def hash_template(tokenizer: Tokenizer) -> str:
 
 
 def render_after_opening(tokenizer: Tokenizer, messages: Sequence[Message], opening: str) -> str:
-    """Return a chat from the end of a memory on, whose text comes before the first user message.
-
-    `opening` is the chat template up to the memory's text.
-
-    Raises:
-        UsageError: If the messages begin differently from those that the memory was written in.
-        InputError: If the chat template rejects the messages.
-    """
+    """Return a chat after its `opening` and the memory's text, which comes before the first user message."""
     marked = [dict(message) for message in messages]
     first = next((message for message in marked if message["role"] == "user"), None)
     if first is None:
@@ -191,21 +163,7 @@ def compress_text(
     chat: bool = False,
     on_progress: ProgressFn = lambda name, done, total: None,
 ) -> TextCompression:
-    """Compress one text, and describe the memory so that it can be saved.
-
-    Args:
-        decoder: Model.
-        tokenizer: Its tokenizer.
-        text: Document.
-        config: Method and size.
-        name: Name of the text in the memory's metadata.
-        chat: Read the document as the beginning of a user message.
-        on_progress: Called with the current step, the positions read so far, and all that are to be read.
-
-    Raises:
-        InputError: If the text is empty, or there is no chat template.
-        UsageError: If the text does not fit the model.
-    """
+    """Compress one text, with `chat` as the beginning of a user message, into a memory that can be saved."""
     ids, prefix = encode_document(tokenizer, text, chat)
     prompt = build_repeat_prompt(tokenizer)
     result = compress_document(decoder, ids, config, prompt, prefix, on_progress)
@@ -230,11 +188,6 @@ def load_kv_memories(
     """Return memories, or those of files, that this model may read, one document after the other, on its device.
 
     A folder is a peft cartridge, which does not name its model's weights.
-
-    Raises:
-        CorruptArtifactError: If a file is damaged, or a memory was written by another model.
-        InputError: If there is no such file.
-        UsageError: If there is none, one is another kind of memory, or several cannot be joined.
     """
     sources = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     if not sources:
@@ -262,7 +215,4 @@ def load_kv_memories(
     chat = next((source for source, memory in zip(sources, memories, strict=True) if is_chat_memory(memory)), None)
     if chat is not None:
         raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without chat")
-    if len({memory.B for memory in memories}) > 1:
-        sizes = ", ".join(f"{source} has {memory.B}" for source, memory in zip(sources, memories, strict=True))
-        raise UsageError(f"memories of different numbers of texts cannot be joined: {sizes}")
     return KVMemory.concat_documents(decoder.config, *memories)

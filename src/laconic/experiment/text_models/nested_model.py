@@ -125,13 +125,7 @@ class NestedTextModel:
 
     @classmethod
     def from_decoder(cls, decoder: Decoder, tokenizer: Tokenizer, levels: CMSConfig) -> "NestedTextModel":
-        """Put levels on the MLPs of a decoder, whose tensors are shared.
-
-        Args:
-            decoder: A plain decoder.
-            tokenizer: Its tokenizer.
-            levels: Chunk sizes and learning rate of the levels.
-        """
+        """Put `levels` on the MLPs of a plain `decoder`, whose tensors are shared, with its `tokenizer`."""
         model = HopeAttention.from_decoder(decoder, levels.chunk_sizes, options=levels.options)
         return cls(model, tokenizer, untrained=UntrainedLevels(levels, decoder.fingerprint))
 
@@ -361,7 +355,6 @@ class NestedTextModel:
 
 
 def get_weights_dtype(model: Hope) -> str:
-    """Return the name of the dtype of a model's weights, such as float32."""
     return str(cast(torch.Tensor, model.token_embedding.weight).dtype).removeprefix("torch.")
 
 
@@ -390,7 +383,6 @@ def is_nested(path: str | Path) -> bool:
 
 
 def as_nested(run: LoadedRun) -> NestedTextModel:
-    """Return a loaded run of method hope as a `NestedTextModel`."""
     assert isinstance(run.parts.decoder, Hope)
     updates = run.recipe.inner_loop is None or run.recipe.inner_loop.enabled
     return NestedTextModel(run.parts.decoder, run.parts.tokenizer, updates, run.recipe)

@@ -36,12 +36,6 @@ class ReadingLoss:
 
     The 1st, 2nd, 4th, 8th … segment is read once more on the same KV cache by a model that has learned nothing. A loss
     above its loss means that learning does harm.
-
-    Attributes:
-        nats: Summed loss of the scored tokens.
-        num_scored: Their number.
-        num_segments: Segments read.
-        has_warned: Whether a warning was given.
     """
 
     def __init__(self, model: Hope, window: int) -> None:
@@ -82,16 +76,12 @@ class StateReadingJob(ResumableReading[FastWeightState]):
     """Job that reads texts into fast weights; `run` raises NonFiniteError if one is not finite.
 
     Args:
-        model: The model.
         window: Largest number of tokens that attention sees; when a row has as many, its cache is emptied and its fast
             weights stay, however the text is cut into segments.
         initial_state: State of one row that every text continues, or of one row per text.
 
     Attributes:
         loss: Loss of the tokens that were read, before a resumption too.
-
-    Raises:
-        UsageError: If a chunk, which is read at once to learn from it, exceeds a table of learned positions.
     """
 
     kind = "state-reading-job"
@@ -118,7 +108,6 @@ class StateReadingJob(ResumableReading[FastWeightState]):
 
     @property
     def documents(self) -> list[tuple[ReadDocument, ...]]:
-        """Texts of the finished rows."""
         return [(ReadDocument(x.name, x.digest.hexdigest(), sum(x.segments)),) for x in self.texts]
 
     @torch.no_grad()
@@ -194,11 +183,7 @@ def clear_attention_if_full(
 ) -> FastWeightState:
     """Empty the attention cache of the rows whose new tokens do not fit into the window; fast weights stay.
 
-    Args:
-        model: The model.
-        state: Its state.
-        num_new_tokens: New tokens of all rows, or of each. A row without any stays as it is.
-        window: Largest number of tokens in the cache.
+    `num_new_tokens` is the number of all rows, or of each; a row without any stays as it is.
     """
     cache, chunk = state.attention_cache, state.open_chunk
     if cache is None:

@@ -27,7 +27,7 @@ from laconic.experiment.from_recipe.methods import (
 )
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
-from laconic.experiment.text_models.kv_compressor import load_kv_memories
+from laconic.experiment.text_models.kv_compressor import MemorySource, load_kv_memories
 from laconic.experiment.text_models.text_model import check_memory_type, describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig, check_type
 from laconic.interfaces import ThinksInLatents
@@ -224,14 +224,7 @@ class Reasoner:
         return answer_batches()
 
     def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
-        """Return how answers are decoded with these options.
-
-        Args:
-            config: Length and sampling of an answer.
-
-        Raises:
-            UsageError: If there are several seeds.
-        """
+        """Return how answers are decoded with these options."""
         if not isinstance(config.seed, int):
             raise UsageError("seed: give one number; rows are seeded by it and by their index")
         decoding = answer_decoding(self.tokenizer, self.recipe.data, config.max_tokens, config, config.seed)
@@ -270,21 +263,16 @@ class Reasoner:
             CorruptArtifactError: If the memory is damaged or belongs to another model.
             InputError: If there is no such file.
         """
-        cache = self._read_kv_memory(memory) if is_kv_memory(memory) else self.read_summaries(memory)
+        if is_kv_memory(memory):
+            cache = load_kv_memories(cast(MemorySource, memory), self.decoder, self.tokenizer).to_cache()
+        else:
+            cache = self.read_summaries(memory)
         if cache.B not in (1, num_questions):
             raise UsageError(f"a memory of {cache.B} texts needs {cache.B} questions, one each, not {num_questions}")
         return cache if num_questions == cache.B else cache.repeat_rows(num_questions)
 
-    def _read_kv_memory(self, memory: Any) -> KVCache:
-        """Return the cache of keys and values that the decoder selected."""
-        return load_kv_memories(memory, self.decoder, self.tokenizer).to_cache()
-
     def read_summaries(self, memory: Any) -> KVCache:
-        """Return the cache of summary vectors, which the decoder reads in one pass.
-
-        Args:
-            memory: Summary vectors of one text per row.
-        """
+        """Return the cache of summary vectors, which the decoder reads in one pass."""
         compressor = self.compressor
         if isinstance(memory, str | Path):
             memory = compressor.load_memory(memory)

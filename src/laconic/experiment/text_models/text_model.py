@@ -15,11 +15,7 @@ Prompt = TypeVar("Prompt")
 
 
 def name_texts(texts: Iterable[str] | str, names: Sequence[str] | str) -> list[tuple[str, str]]:
-    """Return pairs of name and text, for a single text one pair; unnamed texts are numbered.
-
-    Raises:
-        UsageError: If there is no text, one is not text, or the number of names differs.
-    """
+    """Return pairs of name and text, for a single text one pair; unnamed texts are numbered."""
     texts = list_texts("texts", texts)
     names = [names] if isinstance(names, str) else [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
     if not texts:
@@ -70,18 +66,13 @@ def find_stop_token_ids(tokenizer: Tokenizer, config: DecoderConfig, *, is_reply
 
 
 def match_prompts(prompts: Sequence[Prompt], num_texts: int) -> list[Prompt]:
-    """Return as many prompts as texts of a memory: one text serves all prompts, and one prompt all texts.
-
-    Raises:
-        UsageError: For other numbers of prompts than one and that of the texts.
-    """
+    """Return as many prompts as texts of a memory: one text serves all prompts, and one prompt all texts."""
     if len(prompts) != num_texts and 1 not in (len(prompts), num_texts):
         raise UsageError(f"{len(prompts)} prompts for a memory of {num_texts} texts; give one prompt, or one per text")
     return list(prompts) * (num_texts if len(prompts) == 1 else 1)
 
 
 def describe_decoder(decoder: Decoder) -> str:
-    """Return name, layers and width of a decoder on one line."""
     config = decoder.config
     return f"{Path(decoder.name_or_path).name}, {config.num_hidden_layers} layers, width {config.hidden_size}"
 
