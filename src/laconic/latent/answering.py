@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -18,9 +19,8 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
-from laconic.latent.last_pass import LastPass
-from laconic.latent.rollout import LatentRollout
-from laconic.latent.stepwise_rollout import RolloutReads, run_stepwise_rollout
+from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout
+from laconic.latent.stepwise_rollout import RolloutReads, read_latents, run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -198,9 +198,13 @@ def prompt_with_chain(
     decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
 ) -> AnswerPrompt:
     """Return the prompt of questions, to be continued by a chain, the answer prompt and the answer."""
-    offset, eos_count = partial(find_answer_offset, decoding.answer_prompt), count_expected_eos(decoding)
-    prompt = prompt_with_question(decoder, questions, (), state)
-    return prompt._replace(eos_count=eos_count, answer_offset=offset)
+    return expect_chain(prompt_with_question(decoder, questions, (), state), decoding)
+
+
+def expect_chain(prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
+    """Return a prompt that is continued by steps of a chain and the answer prompt, before the answer."""
+    offset = partial(find_answer_offset, decoding.answer_prompt)
+    return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
 
 
 def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
@@ -216,57 +220,6 @@ def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
 def count_expected_eos(decoding: AnswerDecoding) -> int:
     """Return how many eos tokens end a row whose answer prompt is generated and may hold eos tokens itself."""
     return 1 + sum(i in decoding.eos_token_ids for i in decoding.answer_prompt)
-
-
-@torch.no_grad()
-def prompt_after_latents(
-    decoder: Decoder, rollout: LatentRollout, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
-) -> AnswerPrompt:
-    """Return the prompt of eot (`end_vector`) and the answer prompt, after the cache of questions and latents.
-
-    Reading them is the first pass of the answer.
-    """
-    passes = tuple(p._replace(answer=p.answer + 1) for p in rollout.passes)
-    inputs = embed_suffix(decoder, end_vector, answer_prompt).expand(rollout.cache.B, -1, -1)
-    mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-    return AnswerPrompt(inputs, mask, rollout.cache, passes, rollout.count_latents())
-
-
-@torch.no_grad()
-def prompt_stepwise(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    question: ReasoningBatch,
-    M: int,
-    answer_prompt: Sequence[int],
-    *,
-    tolerance: float = 0.0,
-    eos_count: int = 1,
-) -> StepwisePrompt:
-    """Return the reads of one question, its M latents, eot and the answer prompt."""
-    embeds, suffix = decoder.embed(question.question_ids), embed_suffix(decoder, latent_thoughts.end, answer_prompt)
-    reads = run_stepwise_rollout(latent_thoughts, embeds, M, suffix, tolerance)
-    return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], eos_count)
-
-
-@torch.no_grad()
-def embed_suffix(
-    decoder: Decoder, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
-) -> Float[Tensor, "1 Ns D"]:
-    """Return what is read after the latents: eot and the answer prompt."""
-    ids = decoder.embed(torch.tensor([list(answer_prompt)], dtype=torch.long, device=end_vector.device))
-    return torch.cat([end_vector.to(ids.dtype)[None, None], ids], 1)
-
-
-@torch.no_grad()
-def prompt_with_last_pass(
-    decoder: Decoder, last: LastPass, num_latents: int, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
-) -> AnswerPrompt:
-    """Return the prompt of the last pass over the latents, with eot and the answer prompt after them."""
-    B = len(last.embeds)
-    suffix = embed_suffix(decoder, end_vector, answer_prompt).to(last.embeds.dtype).expand(B, -1, -1)
-    mask = torch.cat([last.attention_mask, last.attention_mask.new_ones(suffix.shape[:2])], 1)
-    return AnswerPrompt(torch.cat([last.embeds, suffix], 1), mask, last.cache, last.passes, (num_latents,) * B)
 
 
 def build_answer_config(
@@ -302,3 +255,114 @@ def pack_answers(
     texts = [decoding.decode([i for i in row if i not in decoding.eos_token_ids]) for row in ids]
     passes = tuple(g.passes for g in generations)
     return AnswerBatch(tuple(texts), tuple(map(tuple, ids)), passes, tuple(zip(starts, ends, strict=True)))
+
+
+class LatentReasoning(PromptedAnswers):
+    """Base of methods whose answers follow question, bot, latents and eot.
+
+    Attributes:
+        latent_thoughts: Control vectors and projection.
+        writes_chain: Whether the answer prompt is generated, after what is left of the chain.
+    """
+
+    latent_thoughts: LatentThoughts
+    writes_chain: ClassVar[bool] = False
+
+    @property
+    def num_answer_latents(self) -> int:
+        """Number of latents before an answer."""
+        return self.latent_thoughts.num_latents
+
+    def think(
+        self,
+        questions: ReasoningBatch,
+        intervention: Intervention | None = None,
+        record_passes: bool = False,
+        question_cache: KVCache | None = None,
+        state: KVCache | None = None,
+    ) -> LatentRollout:
+        """Return the latents after the questions, without gradients.
+
+        The questions are read after `state`, the KV cache of what precedes them, unless `question_cache` has them.
+        """
+        decoder, M = self.decoder, self.num_answer_latents
+        with eval_no_grad(self):
+            if question_cache is None:
+                embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
+                question_cache = decoder(embeds, state, attention_mask=mask).cache
+            return self.latent_thoughts.think(
+                decoder, question_cache, num_latents=M, intervention=intervention, record_passes=record_passes
+            )
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
+    ) -> AnswerPrompt:
+        """Return the prompt of the answers: questions and latents.
+
+        If the number of passes over the latents is fixed, the last is left to the caller, which reads eot and the
+        answer prompt in the same pass.
+        """
+        latents, tolerance, M = self.latent_thoughts, decoding.jacobi_tolerance, self.num_answer_latents
+        with eval_no_grad(self):
+            embeds, mask = self.decoder.embed(questions.question_ids), questions.question_mask
+            if tolerance or latents.stop_head is not None:
+                rollout = latents.think(self.decoder, state, question=embeds, attention_mask=mask, tolerance=tolerance)
+                return self.prompt_after_latents(rollout, decoding)
+            prompt = self.run_until_last_pass(latents.build_prefix(self.decoder, state, embeds, mask), M)
+        return self.append_suffix(prompt, decoding)
+
+    def run_until_last_pass(self, prefix: LatentPrefix, M: int) -> AnswerPrompt:
+        """Run all passes over M latents but the last one; return its inputs."""
+        reads, cache, mask = read_latents(self.latent_thoughts, prefix.embeds, M), prefix.cache, prefix.attention_mask
+        try:
+            read = next(reads)
+            while True:
+                mask = pad_mask(mask, read.inputs_embeds)
+                cache = cache and cache.crop(cache.S - read.num_replaced)
+                output = self.decoder(read.inputs_embeds, cache, attention_mask=mask, num_outputs=read.num_outputs)
+                cache, mask = output.cache, None
+                read = reads.send(output.hidden_states)
+        except StopIteration as end:
+            read, passes = end.value
+            cache = cache and cache.crop(cache.S - read.num_replaced)
+            B, mask = len(read.inputs_embeds), pad_mask(mask, read.inputs_embeds)
+            return AnswerPrompt(read.inputs_embeds, mask, cache, (passes,) * B, (M,) * B)
+
+    def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
+        """Return the prompt of eot and the answer prompt, after the cache of questions and latents.
+
+        Reading them is the first pass of the answer.
+        """
+        passes = tuple(p._replace(answer=p.answer + 1) for p in rollout.passes)
+        nothing = rollout.latents[:, :0]
+        prompt = AnswerPrompt(nothing, pad_mask(None, nothing), rollout.cache, passes, rollout.count_latents())
+        return self.append_suffix(prompt, decoding)
+
+    def append_suffix(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
+        """Append eot and the answer prompt, or expect the latter after what is left of the chain."""
+        embeds = prompt.inputs_embeds
+        embeds = torch.cat([embeds, self.embed_suffix(decoding).to(embeds.dtype).expand(len(embeds), -1, -1)], 1)
+        prompt = prompt._replace(inputs_embeds=embeds, attention_mask=pad_mask(prompt.attention_mask, embeds))
+        return expect_chain(prompt, decoding) if self.writes_chain else prompt
+
+    @torch.no_grad()
+    def embed_suffix(self, decoding: AnswerDecoding) -> Float[Tensor, "1 Ns D"]:
+        """Return what is read after the latents: eot, and the answer prompt unless the method writes it."""
+        end, prefix_ids = self.latent_thoughts.end, () if self.writes_chain else decoding.answer_prompt
+        ids = self.decoder.embed(torch.tensor([list(prefix_ids)], dtype=torch.long, device=end.device))
+        return torch.cat([end.to(ids.dtype)[None, None], ids], 1)
+
+    @torch.no_grad()
+    def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
+        """Return the prompt of the answer to one question, with the latents still to be computed."""
+        latents, M = self.latent_thoughts, self.num_answer_latents
+        embeds, suffix = self.decoder.embed(question.question_ids), self.embed_suffix(decoding)
+        reads = run_stepwise_rollout(latents, embeds, M, suffix, decoding.jacobi_tolerance)
+        eos_count = count_expected_eos(decoding) if self.writes_chain else 1
+        return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], eos_count)
+
+
+def pad_mask(mask: Bool[Tensor, "B n"] | None, embeds: Float[Tensor, "B T D"]) -> Bool[Tensor, "B T"]:
+    """Return a mask that is True at the vectors after the first n; without one, at all."""
+    mask = torch.ones(len(embeds), 0, dtype=torch.bool, device=embeds.device) if mask is None else mask
+    return F.pad(mask, (0, embeds.shape[1] - mask.shape[1]), value=True)

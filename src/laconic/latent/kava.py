@@ -16,7 +16,6 @@ from torch import Tensor
 from laconic.batches import ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
-from laconic.interfaces import StepOutput
 from laconic.latent import codi, rkv
 from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.stop_training import StopTraining
@@ -183,15 +182,12 @@ class Kava(codi.Codi):
         kv = float(targets[self.kv_config.short_chain_targets].sum())
         return super().loss_denominators(batch) | {"kv": kv}
 
-    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions.
+    def combine_terms(self, terms: codi.LossTerms) -> Tensor:
+        student, teacher, kd, kv = (terms[name] for name in ("student", "teacher", "codi", "kv"))
+        return combine_losses(student, teacher, kd, kv, self.config, self.kv_config.weight)
 
-        Args:
-            batch: Questions, chains and answers.
-            state: Cache of the documents, or None.
-        """
-        if self.trains_stop_head(batch.step):
-            return self.train_stop_head(batch, state)
+    def compute_loss_terms(self, batch: ReasoningBatch, state: KVCache | None) -> codi.LossTerms:
+        """Return the terms whose weight is not 0, and accuracies; see `forward`."""
         weight = self.kv_config.weight
         keys = tuple(f"k.{l}" for l in self.layers if weight and self.kv_config.key_space == "pre_rope")
         needs_queries = weight and rkv.get_needed_scores(self.selection_config)[0]
@@ -199,11 +195,10 @@ class Kava(codi.Codi):
         outputs = self.run_teacher_and_student(
             batch, state, capture_teacher=(*queries, *keys), capture_latents=keys, needs_teacher_cache=bool(weight)
         )
-        terms = self.compute_loss_terms(batch, outputs)
+        terms = self.compute_distillation_terms(batch, outputs)
         if weight and outputs.teacher:
             terms |= self._compute_kv_terms(batch, outputs.teacher, outputs.latents)
-        student, teacher, kd, kv = codi.ordered_terms(terms, "student", "teacher", "codi", "kv")
-        return codi.make_output(combine_losses(student, teacher, kd, kv, self.config, weight), terms)
+        return terms
 
     def select_kv(self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int) -> LayerSelection:
         """Select the chain tokens of a layer; a policy of your own selects min(M, N_C) in every layer and KV head.

@@ -14,7 +14,6 @@ from torch import Tensor
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.halting.estimators import ponder_loss
 from laconic.interfaces import StepOutput
-from laconic.latent.rollout import LatentRollout
 from laconic.latent.stop_head import StopHead, keep_first_latents
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_student_targets
@@ -35,11 +34,14 @@ class StopTraining(NamedTuple):
     length_cost: float
 
     def compute_loss(
-        self, decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, rollout: LatentRollout
+        self, decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, state: KVCache | None
     ) -> StepOutput:
-        """Return the loss of the stop head on a rollout of all latents."""
+        """Return the loss of the stop head on the latents of a batch after `state`, which get no gradient."""
         head, M = latent_thoughts.stop_head, latent_thoughts.num_latents
         assert head is not None
+        with eval_no_grad(decoder, latent_thoughts):
+            question = decoder(decoder.embed(batch.question_ids), state, attention_mask=batch.question_mask).cache
+            rollout = latent_thoughts.think(decoder, question, uses_stop_head=False)
         trial_losses = compute_trial_losses(decoder, latent_thoughts.end, batch, rollout.cache, M)
         num_rows = (batch.loss_denominators or {"rows": float(batch.B)})["rows"]
         return compute_stop_loss(head, rollout.hidden_states, trial_losses, self.length_cost, num_rows)
