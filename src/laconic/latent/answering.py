@@ -19,7 +19,7 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
-from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout
+from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, read_question
 from laconic.latent.stepwise_rollout import RolloutReads, read_latents, run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
@@ -288,8 +288,7 @@ class LatentReasoning(PromptedAnswers):
         decoder, M = self.decoder, self.num_answer_latents
         with eval_no_grad(self):
             if question_cache is None:
-                embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
-                question_cache = decoder(embeds, state, attention_mask=mask).cache
+                question_cache = read_question(decoder, questions, state).cache
             return self.latent_thoughts.think(
                 decoder, question_cache, num_latents=M, intervention=intervention, record_passes=record_passes
             )

@@ -17,6 +17,7 @@ from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import LatentReasoning
 from laconic.latent.cot import compute_single_loss, drop_chain_prefix
+from laconic.latent.rollout import read_after_latents
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
@@ -131,11 +132,9 @@ class Coconut(LatentReasoning):
         # rows with fewer latents than the others do not attend to their last ones
         latents_valid = torch.arange(most, device=n.device) < n[:, None]
         cache = cache.with_valid(torch.cat([cache.valid[:, : cache.S - most], latents_valid], 1))
-        tokens = self.decoder.embed(torch.cat([remaining.chain_ids, remaining.answer_ids], 1))
-        eot = self.latent_thoughts.end.to(tokens.dtype).expand(batch.B, 1, -1)
-        eot_mask = torch.ones_like(k, dtype=torch.bool)[:, None]
-        mask = torch.cat([eot_mask, remaining.chain_mask, remaining.answer_mask], 1)
-        hidden = self.decoder(torch.cat([eot, tokens], 1), cache, attention_mask=mask).hidden_states
+        ids = torch.cat([remaining.chain_ids, remaining.answer_ids], 1)
+        mask = torch.cat([remaining.chain_mask, remaining.answer_mask], 1)
+        hidden = read_after_latents(self.decoder, self.latent_thoughts.end, ids, mask, cache).hidden_states
         return compute_single_loss("student", self.decoder, hidden, build_teacher_targets(remaining), batch)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:

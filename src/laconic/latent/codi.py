@@ -22,6 +22,7 @@ from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, AnswerPrompt, LatentReasoning, prompt_with_chain
+from laconic.latent.rollout import Capture, read_after_latents, read_chain, read_question
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining
 from laconic.latent.thoughts import LatentThoughts
@@ -66,13 +67,7 @@ def hidden_loss(
 ) -> Float[Tensor, ""]:
     """Eq. 2, PCCoT Eq. 3: L = 1/n sum over l of 1/sigma_l mean_{b,d} d(h_s,l - sg h_t,l).
 
-    Args:
-        h_t: Hidden states of the teacher in n layers; gradients stop here.
-        h_s: Hidden states of the student.
-        has_target: Rows that have a distillation token.
-        distance: Elementwise distance d.
-        scale: Divisor of each layer's distance.
-        denominator: Number of rows with a distillation token in the whole optimizer step; None for those of this batch.
+    `has_target` marks the rows with a distillation token, `denominator` is their number in the whole optimizer step.
     """
     h_t, h_s = h_t.detach().to(accumulation_dtype(h_t.dtype)), h_s.to(accumulation_dtype(h_s.dtype))
     denominator = float(has_target.sum()) if denominator is None else denominator
@@ -94,32 +89,6 @@ class TeacherStudentPasses(NamedTuple):
     distill_target: DecoderOutput | None
     latents: list[DecoderOutput]
     student: DecoderOutput
-
-
-def read_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
-    """Read the question, which teacher and student both continue."""
-    return decoder(decoder.embed(batch.question_ids), cache, attention_mask=batch.question_mask)
-
-
-def read_chain(decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: tuple[str, ...] = ()) -> DecoderOutput:
-    """Read chain and answer after the question: the teacher's pass."""
-    input_ids = torch.cat([batch.chain_ids, batch.answer_ids], 1)
-    mask = torch.cat([batch.chain_mask, batch.answer_mask], 1)
-    return decoder(decoder.embed(input_ids), cache, attention_mask=mask, capture=capture)
-
-
-def read_answer(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    batch: ReasoningBatch,
-    cache: KVCache,
-    capture: tuple[str, ...] = (),
-) -> DecoderOutput:
-    """Read eot and answer after the latents: the student's pass."""
-    answer = decoder.embed(batch.answer_ids)
-    eot = latent_thoughts.end.to(answer.dtype).expand(batch.B, 1, -1)
-    mask = F.pad(batch.answer_mask, (1, 0), value=True)
-    return decoder(torch.cat([eot, answer], 1), cache, attention_mask=mask, capture=capture)
 
 
 def distilled_layer_names(decoder: Decoder, config: DistillationConfig) -> tuple[str, ...]:
@@ -224,20 +193,14 @@ class Codi(LatentReasoning):
         batch: ReasoningBatch,
         cache: KVCache | None = None,
         *,
-        capture_teacher: tuple[str, ...] = (),
-        capture_latents: tuple[str, ...] = (),
+        capture_teacher: Capture = (),
+        capture_latents: Capture = (),
         needs_teacher_cache: bool = False,
     ) -> TeacherStudentPasses:
-        """Run the passes that the terms of the loss need.
+        """Run the passes over a `batch`, after `cache`, that the terms of the loss need.
 
         Passes that only terms of weight 0 need are skipped, except the teacher's with `needs_teacher_cache`.
-
-        Args:
-            batch: Questions, chains and answers.
-            cache: KV cache of what precedes the questions.
-            capture_teacher: Further activations to capture in the teacher's pass.
-            capture_latents: Activations to capture in every pass over the latents.
-            needs_teacher_cache: Whether the teacher's cache is used.
+        `capture_teacher` and `capture_latents` name activations of the teacher's pass and of those over the latents.
         """
         decoder, latents, config = self.decoder, self.latent_thoughts, self.config
         hidden_names = distilled_layer_names(decoder, config)
@@ -260,16 +223,13 @@ class Codi(LatentReasoning):
         if latents.length_policy != "fixed":
             M = latents.num_latents
             latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latents.seed), M)
-        student = read_answer(decoder, latents, batch, latent_cache, hidden_names)
+        student = read_after_latents(
+            decoder, latents.end, batch.answer_ids, batch.answer_mask, latent_cache, hidden_names
+        )
         return TeacherStudentPasses(question, teacher, target, latent_passes, student)
 
     def compute_distillation_terms(self, batch: ReasoningBatch, outputs: TeacherStudentPasses) -> LossTerms:
-        """Return the loss terms whose weight is not 0, and the accuracy of student and teacher.
-
-        Args:
-            batch: The batch that was read.
-            outputs: Result of `run_teacher_and_student`.
-        """
+        """Return the terms of a `batch` whose weight is not 0, and accuracies; `outputs` are those of the passes."""
         config, logits = self.config, self.decoder.logits
         denominators = batch.loss_denominators or self.loss_denominators(batch)
         terms: LossTerms = {}

@@ -142,15 +142,11 @@ class Kava(codi.Codi):
 
     Examples:
         >>> import laconic
+        >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
-        >>> from laconic.batches import ReasoningExample
-        >>> from laconic.config.data import DataConfig
-        >>> from laconic.data.reasoning.dataset import ReasoningDataset
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> tokenizer = build_byte_tokenizer()
-        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
-        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> from laconic.data.synthetic.digits import DigitsDataset
+        >>> data = DigitsDataset(0, DigitsConfig())
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> latents = laconic.LatentThoughts(decoder, num_latents=4, num_iterations=2)
         >>> method = laconic.Kava(decoder, latents, DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
         >>> output = method(data.batch([0], epoch=0, step=0))

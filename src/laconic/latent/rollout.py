@@ -11,17 +11,19 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.batches import PassCounts
+from laconic.batches import PassCounts, ReasoningBatch
 from laconic.models.cache import KVCache
-from laconic.models.decoder import DecoderOutput
+from laconic.models.decoder import Decoder, DecoderOutput
 
 ForwardFn = Callable[..., DecoderOutput]  # called like Decoder.forward
 ProjectFn = Callable[[Tensor], Tensor]
 Intervention = Callable[[Tensor, int], Tensor]
 LatentSchedule = Literal["jacobi", "sequential"]
+Capture = tuple[str, ...]
 
 
 class LatentPrefix(NamedTuple):
@@ -70,6 +72,32 @@ class LatentRollout(NamedTuple):
         """Return how many latents each row has in the cache: all, or those that a stop head keeps."""
         valid = self.cache.valid
         return tuple(map(int, valid[:, valid.shape[1] - self.latents.shape[1] :].sum(1)))
+
+
+def read_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
+    """Read the question, which teacher and student both continue."""
+    return decoder(decoder.embed(batch.question_ids), cache, attention_mask=batch.question_mask)
+
+
+def read_chain(decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: Capture = ()) -> DecoderOutput:
+    """Read chain and answer after the question: the teacher's pass."""
+    input_ids = torch.cat([batch.chain_ids, batch.answer_ids], 1)
+    mask = torch.cat([batch.chain_mask, batch.answer_mask], 1)
+    return decoder(decoder.embed(input_ids), cache, attention_mask=mask, capture=capture)
+
+
+def read_after_latents(
+    decoder: Decoder,
+    end_vector: Float[Tensor, " D"],
+    ids: Int[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"],
+    cache: KVCache,
+    capture: Capture = (),
+) -> DecoderOutput:
+    """Read eot, which is `end_vector`, and the answer's ids after the latents: the student's pass."""
+    answer = decoder.embed(ids)
+    inputs = torch.cat([end_vector.to(answer.dtype).expand(len(ids), 1, -1), answer], 1)
+    return decoder(inputs, cache, attention_mask=F.pad(mask, (1, 0), value=True), capture=capture)
 
 
 def run_latent_rollout(

@@ -21,10 +21,10 @@ from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.document_reasoning import LatentDocumentReasoning
 from laconic.latent import rkv
 from laconic.latent.answering import AnswerDecoding, LatentReasoning, decode_answers
-from laconic.latent.codi import Codi, read_chain, read_question
+from laconic.latent.codi import Codi
 from laconic.latent.kava import find_distilled_layers
 from laconic.latent.rkv import LayerSelection, SelectedColumns
-from laconic.latent.rollout import Intervention, LatentRollout
+from laconic.latent.rollout import Intervention, LatentRollout, read_chain, read_question
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
