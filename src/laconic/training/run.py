@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -43,22 +44,13 @@ Resume = Literal["auto", "never"] | int
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of a run.
-
-    Attributes:
-        steps: Updates tried.
-        metrics: Loss and terms of the last update, without those that are not finite.
-        validation: Metrics of the validation of the last step.
-        best: Best validated (metric, step).
-        num_skipped: Updates skipped because they were not finite.
-        step_path: Folder of the last step.
-    """
+    """Result of a run: updates tried, finite metrics of the last one, its validation, and best (metric, step)."""
 
     steps: int
     metrics: Mapping[str, float]
     validation: Mapping[str, float]
     best: tuple[float, int] | None
-    num_skipped: int
+    num_skipped: int  # updates that were not finite
     step_path: Path | None
 
 
@@ -103,9 +95,8 @@ class TrainingRun:
         """Open metrics.jsonl, without the lines after the step resumed from."""
         if self.run_directory is not None and self.ranks.rank == 0:
             path = self.run_directory.path / "metrics.jsonl"
-            self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker)
-            if self.progress.metrics_sha256:  # a new run has none
-                self.metrics_writer.check_sha256(self.progress.metrics_sha256)
+            progress = self.progress
+            self.metrics_writer = MetricsWriter(path, progress.metrics_bytes, progress.metrics_sha256, tracker)
             if self.progress.step in self.validations.metrics:  # its line follows the step, which was saved before
                 self.write_validation()
 
@@ -150,8 +141,7 @@ class TrainingRun:
             if report_progress and self.ranks.rank == 0:
                 speed = result.num_tokens / max(1e-9, time.monotonic() - start)
                 rate = self.updater.optimizer.param_groups[0]["lr"]
-                metrics = select_progress_metrics(result.metrics)
-                terms = " · ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+                terms = " · ".join(format_metrics(result.metrics))
                 text = f"{terms} · learning rate {rate:.2g} · {speed:,.0f} tokens/s; updates"
                 report_progress(text, self.progress.step, self.num_steps)
 
@@ -331,28 +321,26 @@ class TrainingRun:
 
 
 def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder | None:
-    """Return the step to resume from, which rank 0 chooses and verifies."""
-    step = ranks.run_on_rank_zero(lambda: chosen.step if (chosen := find_start(run, resume)) else None)
+    """Return the step to resume from, which rank 0 chooses and verifies.
+
+    Raises:
+        BusyError: If `resume` is "never" and the run has steps.
+    """
+
+    def find() -> int | None:
+        if resume == "never":
+            if run.step_numbers():
+                raise BusyError(f"{run.path} already has checkpoints; resume or choose another folder")
+            return None
+        chosen = run.latest_valid_step() if resume == "auto" else run.get_step(resume)
+        return chosen and chosen.step
+
+    step = ranks.run_on_rank_zero(find)
     if step is None:
         return None
     return StepFolder(step, run.step_path(step), manifest.read_manifest(run.step_path(step)))
 
 
-def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
-    """Return the step to resume from.
-
-    Raises:
-        BusyError: If `resume` is "never" and the run has steps.
-    """
-    if resume == "never":
-        if run.step_numbers():
-            raise BusyError(f"{run.path} already has checkpoints; resume or choose another folder")
-        return None
-    if resume == "auto":
-        return run.latest_valid_step()
-    return run.get_step(resume)
-
-
-def select_progress_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the first metrics of an update, loss first."""
-    return dict(list(metrics.items())[:MAX_PROGRESS_METRICS])
+def format_metrics(metrics: Mapping[str, float], most: int | None = MAX_PROGRESS_METRICS) -> list[str]:
+    """Return the name and value of the first metrics, loss first."""
+    return [f"{name} {value:.4g}" for name, value in islice(metrics.items(), most)]

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,28 +60,18 @@ def _is_cuda_initialized() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
-@dataclass(frozen=True)
-class UpdateResult:
-    """Loss, terms and gradient norm of an update, its tokens, and what became of it.
-
-    `status` is "applied", "nonfinite" or "overflow".
-    """
+class UpdateResult(NamedTuple):
+    """Loss, terms and gradient norm of an update, its tokens, and what became of it."""
 
     metrics: Mapping[str, float]
     num_tokens: int
-    status: str
+    status: str  # "applied", "nonfinite" or "overflow"
 
 
 class Updater:
     """A method with its optimizer and everything that changes from update to update.
 
-    Args:
-        method: Module that implements `Method`.
-        config: Optimizer, precision and batch sizes.
-        num_steps: Updates of the whole run, for the learning-rate schedule.
-        ranks: Processes that train together.
-        device: Device of the method.
-        build_optimizer: Builds the optimizer of the trainable parameters.
+    `num_steps` are the updates of the whole run, for the learning-rate schedule.
     """
 
     def __init__(

@@ -60,11 +60,6 @@ class ClientTracker:
             self.package.finish()
 
 
-def import_tracker(name: TrackerName) -> Any:
-    """Import a tracker's package, so that a missing one is reported before training."""
-    return importlib.import_module(name)
-
-
 def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[str, Any]) -> Tracker:
     """Start tracking a run under the name of its directory; a resumed run continues its old record.
 
@@ -78,7 +73,7 @@ def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[st
         ImportError: If the package is not installed.
         UsageError: If its client cannot start, for example without a login.
     """
-    package = import_tracker(name)
+    package = importlib.import_module(name)
     if name == "tensorboard":
         return TensorBoardTracker(run / TENSORBOARD_FOLDER)
     options: dict[str, Any] = {"project": project, "name": run.name, "config": dict(config), "resume": "allow"}

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +31,7 @@ from laconic.cli.usage_errors import find_hint
 from laconic.console import log_message, log_note, progress
 from laconic.errors import BusyError, UsageError
 from laconic.training.signals import StopSignal, handle_signals
-from laconic.training.trackers import import_tracker, start_tracker
+from laconic.training.trackers import start_tracker
 
 if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
@@ -92,7 +93,7 @@ class TrainCommand:
                 "no recipe given; laconic train RECIPE; laconic recipes lists them, laconic recipes keys their keys"
             )
         if self.track is not None:
-            import_tracker(self.track)  # on every rank, before training starts
+            importlib.import_module(self.track)  # on every rank, before training starts
         recipe, notes = load_recipe(self.recipe, self.overrides, flag_names())
         for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
             log_note(text)
@@ -176,10 +177,10 @@ class TrainCommand:
         return {"out": str(out), **outcome_to_json(outcome)}
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
-        from laconic.training.run import select_progress_metrics
+        from laconic.training.run import format_metrics
 
-        parts = [f"step {outcome.steps}", *format_metrics(select_progress_metrics(outcome.metrics))]
-        validation = ", ".join(format_metrics(outcome.validation))
+        parts = [f"step {outcome.steps}", *format_metrics(outcome.metrics)]
+        validation = ", ".join(format_metrics(outcome.validation, None))
         log_message(f"{out}: {', '.join(parts)}" + (f"; validation: {validation}" if validation else ""))
         if outcome.step_path is not None and (note := describe_size(outcome.step_path)):
             log_note(note)
@@ -230,11 +231,6 @@ def describe_size(step: Path) -> str:
         f"{step}: {optimizer / 1e6:,.0f} of {sum(sizes.values()) / 1e6:,.0f} MB are the optimizer's, with which a "
         "larger train.steps continues; laconic export writes the model alone"
     )
-
-
-def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    """Return each metric as its name and its value."""
-    return [f"{name} {value:.4g}" for name, value in metrics.items()]
 
 
 def parse_resume(text: str) -> Any:
