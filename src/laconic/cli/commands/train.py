@@ -27,7 +27,6 @@ from laconic.cli.arguments import (
     command_line,
 )
 from laconic.cli.files import print_json
-from laconic.cli.usage_errors import find_hint
 from laconic.console import log_message, log_note, progress
 from laconic.errors import BusyError, UsageError
 from laconic.training.signals import StopSignal, handle_signals
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 VALUELESS_FLAGS = ("plan", "schema", "help")  # take no value as a separate argument
 VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
-MIN_REPORTED_BYTES = 100_000_000  # of the optimizer in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -182,8 +180,6 @@ class TrainCommand:
         parts = [f"step {outcome.steps}", *format_metrics(outcome.metrics)]
         validation = ", ".join(format_metrics(outcome.validation, None))
         log_message(f"{out}: {', '.join(parts)}" + (f"; validation: {validation}" if validation else ""))
-        if outcome.step_path is not None and (note := describe_size(outcome.step_path)):
-            log_note(note)
 
     def print_plan(self, recipe: "Recipe") -> int:
         from laconic.experiment.from_recipe.dry_run import format_plan, plan_run, plan_with_step
@@ -219,18 +215,6 @@ def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
         "skipped": outcome.num_skipped,
         "folder": None if outcome.step_path is None else str(outcome.step_path),
     }
-
-
-def describe_size(step: Path) -> str:
-    """Return how much of a checkpoint is the optimizer's; "" for one that takes little."""
-    sizes = {file.relative_to(step): file.stat().st_size for file in step.rglob("*") if file.is_file()}
-    optimizer = sum(size for file, size in sizes.items() if file.parts[0].startswith("optimizer"))
-    if optimizer < MIN_REPORTED_BYTES:
-        return ""
-    return (
-        f"{step}: {optimizer / 1e6:,.0f} of {sum(sizes.values()) / 1e6:,.0f} MB are the optimizer's, with which a "
-        "larger train.steps continues; laconic export writes the model alone"
-    )
 
 
 def parse_resume(text: str) -> Any:
@@ -301,8 +285,6 @@ def normalise_args(args: list[str]) -> list[str]:
             flags.append(item)
             if not equals and flag not in VALUELESS_FLAGS:
                 flags.append(pop_value(item, remaining))
-        elif hint := find_hint("train", name):
-            raise UsageError(f"train has no option {name}; {hint}")
         elif item != "--":
             positionals.append(f"{flag}={value if equals else pop_value(item, remaining)}")
     return [*flags, *positionals]
