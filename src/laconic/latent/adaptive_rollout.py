@@ -78,13 +78,8 @@ def run_adaptive_rollout(
     A row ends once its residual is below the tolerance, or when the latents that the stop head keeps are final. A row
     that has ended takes part in no further pass, so its latents do not depend on those of other rows.
 
-    The other arguments are those of `run_latent_rollout`.
-
-    Args:
-        num_iterations: Largest number of iterations T.
-        tolerance: Residual below which a row ends; 0 ends none.
-        count_latents: Map from the latents' hidden states to the number N of latents that each row keeps. Whether
-            N <= n must depend on the first n only. The other slots of the cache are not valid.
+    `count_latents` maps the latents' hidden states to the number N of latents that each row keeps; whether N <= n must
+    depend on the first n only. The other slots of the cache are not valid.
     """
     B, Np, D = prefix.embeds.shape
     placeholders = placeholder.to(prefix.embeds.dtype).expand(B, M, D)

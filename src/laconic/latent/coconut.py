@@ -79,19 +79,11 @@ class Coconut(LatentReasoning):
         self.eval_stage: int | None = None  # stage whose latents an answer uses; None: the last one
 
     def get_stage(self, epoch: int) -> int:
-        """Return the stage of an epoch, before random stages.
-
-        Args:
-            epoch: Epoch from 0.
-        """
+        """Return the stage of an epoch from 0, before random stages."""
         return self.config.first_stage + epoch // self.config.epochs_per_stage
 
     def sample_stages(self, batch: ReasoningBatch) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-        """Return k and n of each row; random stages are drawn only in training.
-
-        Args:
-            batch: Rows with their numbers of steps.
-        """
+        """Return k and n of each row; random stages are drawn only in training."""
         config, device = self.config, batch.chain_ids.device
         steps = torch.zeros(batch.B, dtype=torch.long, device=device)
         if batch.chain_ids.shape[1]:
@@ -117,12 +109,7 @@ class Coconut(LatentReasoning):
         return {"student": count_scored(build_teacher_targets(remaining))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
-
-        Args:
-            batch: Questions, steps and answers.
-            state: Cache of the documents, or None.
-        """
+        """Return loss and accuracy of a `batch`; `state` is the KV cache of what precedes the questions."""
         k, n = self.sample_stages(batch)
         remaining, most = self._drop_steps(batch, k), int(n.max())
         question, mask = self.decoder.embed(batch.question_ids), batch.question_mask

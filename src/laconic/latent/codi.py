@@ -162,11 +162,9 @@ class Codi(LatentReasoning):
         }
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and terms of a batch; from its first step on, training of the stop head replaces all else.
+        """Return loss and terms of a `batch`; `state` is the KV cache of what precedes the questions, or None.
 
-        Args:
-            batch: Questions, chains and answers.
-            state: KV cache of what precedes the questions, or None.
+        From the first step of its training on, the stop head alone is trained.
 
         Raises:
             UsageError: If every weight of the loss is 0.

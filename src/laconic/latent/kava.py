@@ -197,12 +197,9 @@ class Kava(codi.Codi):
         return terms
 
     def select_kv(self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int) -> LayerSelection:
-        """Select the chain tokens of a layer; a policy of your own selects min(M, N_C) in every layer and KV head.
+        """Select the chain tokens of a `layer` of a `batch`, from the pass of the `teacher` over chain and answer.
 
-        Args:
-            batch: Questions, chains and answers.
-            teacher: The teacher's pass over chain and answer.
-            layer: Layer to select in.
+        A policy of your own selects min(M, N_C) in every layer and KV head.
         """
         config, M, key_space = self.selection_config, self.latent_thoughts.num_latents, self.kv_config.key_space
         return rkv.select_tokens(self.decoder, batch, teacher, layer, config, M, self.seed, key_space)

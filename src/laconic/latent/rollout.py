@@ -27,13 +27,7 @@ Capture = tuple[str, ...]
 
 
 class LatentPrefix(NamedTuple):
-    """Input that the model reads before the latents.
-
-    Attributes:
-        embeds: Vectors to read first; the last one is bot.
-        cache: KV cache of what precedes them.
-        attention_mask: True at real vectors of `embeds`.
-    """
+    """Input that the model reads before the latents: vectors that end with bot, and the KV cache before them."""
 
     embeds: Float[Tensor, "B Np D"]
     cache: KVCache | None = None
@@ -53,8 +47,7 @@ class LatentRollout(NamedTuple):
 
     Attributes:
         latents: Vectors read in the last pass.
-        hidden_states: Hidden states of the last pass, after the final norm.
-        begin_hidden: Hidden state at bot.
+        hidden_states: Hidden states of the last pass, after the final norm; `begin_hidden` is that at bot.
         cache: KV cache of prefix and latents.
         passes: Decoder calls that each row took part in.
         records: If requested, pass t of the Jacobi iteration, where pass 0 reads the placeholders; a sequential rollout

@@ -20,17 +20,11 @@ from laconic.latent.thoughts import LatentThoughts
 
 
 class RolloutRead(NamedTuple):
-    """Vectors that a row reads next.
-
-    Attributes:
-        inputs_embeds: The vectors.
-        num_outputs: Number of last hidden states to send back.
-        num_replaced: Number of slots at the end of the row's KV cache to remove first.
-    """
+    """Vectors that a row reads next."""
 
     inputs_embeds: Float[Tensor, "B n D"]
-    num_outputs: int = 1
-    num_replaced: int = 0
+    num_outputs: int = 1  # last hidden states to send back
+    num_replaced: int = 0  # slots at the end of the row's KV cache to remove first
 
 
 class StepwiseCounts(NamedTuple):
@@ -50,21 +44,10 @@ def run_stepwise_rollout(
     suffix: Float[Tensor, "1 Ns D"],
     tolerance: float = 0.0,
 ) -> RolloutReads:
-    """Compute M latents after a question, and read a suffix after them.
+    """Compute M latents after a question, and read a suffix, whose last hidden state chooses the first new token.
 
-    Args:
-        latent_thoughts: Control vectors, projection and schedule.
-        question: Embeddings of the question.
-        M: Number of latents.
-        suffix: Vectors to read last; the first new token is chosen from the hidden state of its last one.
-        tolerance: Residual below which the Jacobi iteration ends; 0 runs all iterations.
-
-    Yields:
-        What to read after everything before it, less `num_replaced` slots. Latents that a stop head does not keep are
-        replaced by the suffix.
-
-    Returns:
-        Passes and number of latents.
+    The Jacobi iteration ends when its residual is below the tolerance; 0 runs all iterations. Latents that a stop head
+    does not keep are replaced by the suffix.
     """
     prefix = torch.cat([question, latent_thoughts.begin.to(question.dtype).expand(1, 1, -1)], 1)
     T, stop_head = latent_thoughts.num_iterations, latent_thoughts.stop_head

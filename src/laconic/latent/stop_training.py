@@ -24,15 +24,10 @@ from laconic.models.modes import eval_no_grad
 
 
 class StopTraining(NamedTuple):
-    """When the stop head is trained, and nothing else.
+    """When the stop head is trained, and nothing else."""
 
-    Attributes:
-        first_step: The first update that trains it.
-        length_cost: beta.
-    """
-
-    first_step: int
-    length_cost: float
+    first_step: int  # the first update that trains it
+    length_cost: float  # beta
 
     def compute_loss(
         self, decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, state: KVCache | None

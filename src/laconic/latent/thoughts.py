@@ -131,11 +131,7 @@ class LatentThoughts(SavedModule):
         return self.vectors[2]
 
     def project(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
-        """Return the vectors to read after these hidden states, in their dtype.
-
-        Args:
-            hidden_states: Last hidden states [B, M, D].
-        """
+        """Return the vectors to read after these last hidden states, in their dtype."""
         if self.projection is None:
             return hidden_states
         return self.projection(hidden_states.to(self.vectors.dtype)).to(hidden_states.dtype)
