@@ -3,11 +3,12 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from laconic.batches import ReasoningBatch
+from laconic.cli.commands.demo import TABLE_ORDER, DemoEntry
 from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
 from laconic.config.load import load_recipe
 from laconic.config.recipe_keys import flatten
@@ -25,15 +26,12 @@ from laconic.experiment.from_recipe.build_data import load_held_out_rows
 from laconic.experiment.load_run import LoadedRun, load_run
 from laconic.storage.run_dir import RunDirectory
 
-if TYPE_CHECKING:
-    from laconic.cli.commands.demo import DemoEntry
-
 NUM_TIMED_QUESTIONS = 50
 CPU = torch.device("cpu")
 
 
 def build_demo_report(
-    entries: Sequence["DemoEntry"], out: Path, seeds: Sequence[int], seconds: float, command: str
+    entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, command: str
 ) -> ComparisonReport:
     """Build the report of the runs in `out`, and measure the latency of each method on the CPU."""
     torch.set_num_threads(1)
@@ -67,7 +65,7 @@ def build_demo_report(
     )
 
 
-def build_result(entry: "DemoEntry", run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
+def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
     """Collect the results of one method over its seeds: one row of the report's table."""
     stored = load_seed_results(ReasoningSuite(), "reasoning", folders, entry.name)
     rows = {row.condition: row for result in stored if result.task == "test" for row in build_rows(result, latency)}
@@ -81,7 +79,7 @@ def build_result(entry: "DemoEntry", run: LoadedRun, folders: Sequence[Path], la
         entry.title,
         entry.description.format(M=M, T=T),
         is_control=entry.is_control,
-        color_index=entry.color_index,
+        color_index=TABLE_ORDER.index(entry.name) if entry.name in TABLE_ORDER else 0,
         learning_curves=[
             [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
             for lines in metrics

@@ -54,7 +54,7 @@ class MetricsWriter:
 
     def write(self, values: Mapping[str, object]) -> None:
         """Append a line; NaN and infinity become null."""
-        line = (to_canonical_json(_replace_nonfinite(values)) + "\n").encode()
+        line = (to_canonical_json(replace_nonfinite(values)) + "\n").encode()
         with translate_os_errors(self.path):
             self.file.write(line)
             self.file.flush()
@@ -79,10 +79,10 @@ class MetricsWriter:
             self.tracker.finish()
 
 
-def _replace_nonfinite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """Return a value with None for NaN and infinity."""
     if isinstance(value, Mapping):
-        return {name: _replace_nonfinite(inner) for name, inner in value.items()}
+        return {name: replace_nonfinite(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

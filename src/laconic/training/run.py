@@ -55,13 +55,7 @@ class TrainingResult:
 
 
 class TrainingRun:
-    """A run in progress.
-
-    Args:
-        setup: Method, data and settings.
-        run_directory: Directory to save steps in.
-        start: Step to resume from.
-    """
+    """A run in progress, which resumes from the step `start`."""
 
     def __init__(
         self, setup: TrainingSetup, run_directory: RunDirectory | None = None, start: StepFolder | None = None

@@ -63,11 +63,8 @@ class ClientTracker:
 def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[str, Any]) -> Tracker:
     """Start tracking a run under the name of its directory; a resumed run continues its old record.
 
-    Args:
-        name: The tracker. It takes its account, server or mode from its own environment variables.
-        run: Run directory. TensorBoard's files and those of wandb are written inside.
-        project: Project of trackio or wandb.
-        config: The recipe.
+    A tracker takes its account, server or mode from its own environment variables. TensorBoard's files and those of
+    wandb are written inside the run; `project` is one of trackio or wandb, `config` the recipe.
 
     Raises:
         ImportError: If the package is not installed.

@@ -55,11 +55,6 @@ class DemoEntry:
     fast_overrides: tuple[str, ...] | None = None
     is_in_table: bool = True
 
-    @property
-    def color_index(self) -> int:
-        """The entry's colour on the page."""
-        return TABLE_ORDER.index(self.name) if self.name in TABLE_ORDER else 0
-
 
 PAUSE_OVERRIDES = ("latents.jacobi_iterations=0", 'latents.projection="none"')
 PARALLEL = "{M} latents in parallel, {T} Jacobi iterations; targets: "
@@ -148,7 +143,8 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        return name_run(self.entry.name, self.seed)
+        """Name by which others find the run that they start from."""
+        return f"{self.entry.name} of seed {self.seed}"
 
     @property
     def log(self) -> Path:
@@ -156,44 +152,23 @@ class DemoRun:
         return self.path.parents[1] / "logs" / f"{self.entry.name}-seed-{self.seed}.log"
 
 
-def name_run(entry: str, seed: int) -> str:
-    """Return the name of an entry's run, by which others find the one they start from."""
-    return f"{entry} of seed {seed}"
-
-
 def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], entries: Sequence[DemoEntry]) -> DemoRun:
-    """Return a run; raise `UsageError` (2) if its directory holds a run of another recipe."""
-    from laconic.config.load import load_recipe
+    """Return a run; raise `UsageError` (2) if its directory holds a run of another recipe.
 
-    path, base = run_path(out, entry.name, seed), base_entry(load_recipe(entry.recipe)[0], entries)
-    start = [f"model.init_from_run={run_path(out, base, seed)}"] if base else []
-    changes = (*entry.overrides, *overrides, f"seed={seed}", *start)
-    recipe, _ = load_recipe(entry.recipe, changes)
-    check_demo_recipe(path, recipe)
-    return DemoRun(
-        entry, seed, path, name_run(base, seed) if base else None, recipe, (entry.recipe, str(path), *changes)
-    )
-
-
-def run_path(out: Path, name: str, seed: int) -> Path:
-    return out / name / f"seed-{seed}"
-
-
-def base_entry(recipe: "Recipe", entries: Sequence[DemoEntry]) -> str | None:
-    """Return the entry whose run a recipe starts from, or None: its `model.init_from_run` is named after it."""
-    if recipe.model.init_from_run is None:
-        return None
-    return next(entry.name for entry in entries if entry.recipe == Path(str(recipe.model.init_from_run)).name)
-
-
-def check_demo_recipe(path: Path, recipe: "Recipe") -> None:
-    """Raise `UsageError` (2) if a run directory was started with another recipe."""
+    It starts from the run of the entry whose recipe `model.init_from_run` names.
+    """
     from laconic.config.load import load_recipe
     from laconic.config.recipe_keys import explicit_values
 
-    file = path / "recipe.toml"
+    path, source = out / entry.name / f"seed-{seed}", load_recipe(entry.recipe)[0].model.init_from_run
+    base = source and next(e.name for e in entries if e.recipe == Path(str(source)).name)
+    start = [f"model.init_from_run={out / base / f'seed-{seed}'}"] if base else []
+    changes = (*entry.overrides, *overrides, f"seed={seed}", *start)
+    recipe, file = load_recipe(entry.recipe, changes)[0], path / "recipe.toml"
     if file.exists() and explicit_values(load_recipe(file)[0]) != explicit_values(recipe):
         raise UsageError(f"{path} was started with another recipe; choose another --out, or remove it")
+    base = base and f"{base} of seed {seed}"
+    return DemoRun(entry, seed, path, base, recipe, (entry.recipe, str(path), *changes))
 
 
 def is_finished(run: DemoRun) -> bool:

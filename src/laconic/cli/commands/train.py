@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import math
 import os
 import platform
 import subprocess
@@ -207,10 +206,12 @@ class TrainCommand:
 
 def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
     """Return a result for JSON, which has null for a validation metric that is not finite."""
+    from laconic.training.metrics import replace_nonfinite
+
     return {
         "steps": outcome.steps,
         "metrics": dict(outcome.metrics),
-        "validation": {name: x if math.isfinite(x) else None for name, x in outcome.validation.items()},
+        "validation": replace_nonfinite(outcome.validation),
         "best": None if outcome.best is None else {"value": outcome.best[0], "step": outcome.best[1]},
         "skipped": outcome.num_skipped,
         "folder": None if outcome.step_path is None else str(outcome.step_path),
