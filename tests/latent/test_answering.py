@@ -124,13 +124,12 @@ def test_answers_as_many_iterations_as_latents_equal_sequential() -> None:
 def test_decode_answers_equals_generate() -> None:
     decoder, batch = fresh("llama"), questions(4, 1, 6, pads=1)
     rows = [[*batch.question_ids[b, batch.question_mask[b]].tolist(), 9] for b in range(3)]
-    prompt = prompt_with_question(decoder, batch, (9,))._replace(answer_offset=lambda ids: 2)
-    got = decode_answers(decoder, batch, prompt, build_decoding())
+    got = decode_answers(decoder, batch, prompt_with_question(decoder, batch, (9,)), build_decoding())
     for b, g in enumerate(generate(decoder, input_ids=rows, config=GenerationConfig(max_tokens=6, eos_token_ids=EOS))):
         n = len(g.token_ids)
         assert got.token_ids[b] == tuple(g.token_ids)
         assert got.passes[b] == PassCounts(1, 0, 0, n - 1)
-        assert got.cache_positions[b] == (min(len(rows[b]) + 2, len(rows[b]) + n - 1), len(rows[b]) + n - 1)
+        assert got.cache_positions[b] == (len(rows[b]), len(rows[b]) + n - 1)
 
 
 def test_decode_answers_reads_a_long_question_in_one_pass() -> None:

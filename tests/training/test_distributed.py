@@ -32,7 +32,7 @@ from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
 from laconic.training.distributed import check_distributed_config, error_from_json, error_to_json, init_ranks
 from laconic.training.loop import train
 from laconic.training.ranks import Ranks
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error

@@ -6,7 +6,6 @@ Shared by all latent methods: batched, padded on the left, greedy by default.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -26,8 +25,6 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 from laconic.rng import hash64
-
-AnswerOffsetFn = Callable[[list[int]], int]
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,7 @@ class AnswerPrompt(NamedTuple):
     cache: KVCache | None = None  # of what precedes the questions, or of questions and latents too
     passes: tuple[PassCounts, ...] = ()
     num_latents: tuple[int, ...] = ()  # of each row in the cache; empty without a cache
-    eos_count: int = 1  # that ends a row
-    answer_offset: AnswerOffsetFn = lambda ids: 0  # map from the generated ids to the number of them before the answer
+    writes_chain: bool = False  # whether steps of a chain and the answer prompt are generated before the answer
 
 
 class StepwisePrompt(NamedTuple):
@@ -69,7 +65,7 @@ class StepwisePrompt(NamedTuple):
 
     reads: RolloutReads
     num_positions: int  # before the first generated id, if all latents are read
-    eos_count: int = 1  # that ends the answer
+    writes_chain: bool  # as in `AnswerPrompt`
 
 
 def decode_answers(
@@ -77,7 +73,7 @@ def decode_answers(
 ) -> AnswerBatch:
     """Generate what follows a prompt of `prompt_answers`."""
     inputs, mask, cache = prompt.inputs_embeds, prompt.attention_mask, prompt.cache
-    config = build_answer_config(decoder, questions.row_index, decoding, inputs.shape[1], prompt.eos_count)
+    config = build_answer_config(decoder, questions.row_index, decoding, inputs.shape[1], prompt.writes_chain)
     with eval_no_grad(decoder):
         generations = generate(
             decoder, decoding.tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
@@ -91,7 +87,8 @@ def decode_answers(
     ids = [g.token_ids for g in generations]
     first = [int(n) for n in num_positions]
     ends = [n + len(row) - 1 for n, row in zip(first, ids, strict=True)]  # the last token is never read
-    starts = [min(n + prompt.answer_offset(row), end) for n, row, end in zip(first, ids, ends, strict=True)]
+    offsets = [find_answer_offset(decoding.answer_prompt, row) if prompt.writes_chain else 0 for row in ids]
+    starts = [min(n + offset, end) for n, offset, end in zip(first, offsets, ends, strict=True)]
     texts = [decoding.decode([i for i in row if i not in decoding.eos_token_ids]) for row in ids]
     passes = tuple(g.passes for g in generations)
     return AnswerBatch(tuple(texts), tuple(map(tuple, ids)), passes, tuple(zip(starts, ends, strict=True)))
@@ -159,9 +156,8 @@ def prompt_with_embeddings(
 ) -> AnswerPrompt:
     """Return the prompt of embeddings and the ids after them."""
     prefix = decoder.embed(torch.tensor([list(prefix_ids)], dtype=torch.long, device=attention_mask.device))
-    prefix = prefix.expand(len(inputs_embeds), -1, -1)
-    mask = torch.cat([attention_mask, attention_mask.new_ones(prefix.shape[:2])], 1)
-    return AnswerPrompt(torch.cat([inputs_embeds, prefix], 1), mask)
+    embeds = torch.cat([inputs_embeds, prefix.expand(len(inputs_embeds), -1, -1)], 1)
+    return AnswerPrompt(embeds, pad_mask(attention_mask, embeds))
 
 
 @torch.no_grad()
@@ -171,19 +167,6 @@ def prompt_with_question(
     """Return the prompt of questions and the ids after them; `state` is the KV cache of what precedes them."""
     embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
     return prompt_with_embeddings(decoder, embeds, mask, prefix_ids)._replace(cache=state)
-
-
-def prompt_with_chain(
-    decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
-) -> AnswerPrompt:
-    """Return the prompt of questions, to be continued by a chain, the answer prompt and the answer."""
-    return expect_chain(prompt_with_question(decoder, questions, (), state), decoding)
-
-
-def expect_chain(prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
-    """Return a prompt that is continued by steps of a chain and the answer prompt, before the answer."""
-    offset = partial(find_answer_offset, decoding.answer_prompt)
-    return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
 
 
 def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
@@ -202,7 +185,7 @@ def count_expected_eos(decoding: AnswerDecoding) -> int:
 
 
 def build_answer_config(
-    decoder: Decoder, row_index: Int[Tensor, " B"], decoding: AnswerDecoding, prompt_length: int, eos_count: int
+    decoder: Decoder, row_index: Int[Tensor, " B"], decoding: AnswerDecoding, prompt_length: int, writes_chain: bool
 ) -> GenerationConfig:
     """Return the options of `generate` for answers; the padding token is suppressed unless it is an eos."""
     sampling, pad = decoding.sampling, decoder.config.pad_token_id
@@ -212,7 +195,7 @@ def build_answer_config(
         sampling,
         max_tokens=decoding.max_tokens,
         eos_token_ids=decoding.eos_token_ids,
-        eos_count=eos_count,
+        eos_count=count_expected_eos(decoding) if writes_chain else 1,
         suppress_token_ids=(*sampling.suppress_token_ids, *padding),
         seed=[int(seed) for seed in seeds],
         prefill_chunk_size=prompt_length,
@@ -296,11 +279,11 @@ class LatentReasoning(PromptedAnswers):
         return self.append_suffix(prompt, decoding)
 
     def append_suffix(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Append eot and the answer prompt, or expect the latter after what is left of the chain."""
+        """Append eot, and the answer prompt unless the method writes it."""
         embeds = prompt.inputs_embeds
         embeds = torch.cat([embeds, self.embed_suffix(decoding).to(embeds.dtype).expand(len(embeds), -1, -1)], 1)
-        prompt = prompt._replace(inputs_embeds=embeds, attention_mask=pad_mask(prompt.attention_mask, embeds))
-        return expect_chain(prompt, decoding) if self.writes_chain else prompt
+        mask = pad_mask(prompt.attention_mask, embeds)
+        return prompt._replace(inputs_embeds=embeds, attention_mask=mask, writes_chain=self.writes_chain)
 
     @torch.no_grad()
     def embed_suffix(self, decoding: AnswerDecoding) -> Float[Tensor, "1 Ns D"]:
@@ -315,8 +298,7 @@ class LatentReasoning(PromptedAnswers):
         latents, M = self.latent_thoughts, self.num_answer_latents
         embeds, suffix = self.decoder.embed(question.question_ids), self.embed_suffix(decoding)
         reads = run_stepwise_rollout(latents, embeds, M, suffix, decoding.jacobi_tolerance)
-        eos_count = count_expected_eos(decoding) if self.writes_chain else 1
-        return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], eos_count)
+        return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], self.writes_chain)
 
 
 def pad_mask(mask: Bool[Tensor, "B n"] | None, embeds: Float[Tensor, "B T D"]) -> Bool[Tensor, "B T"]:

@@ -21,7 +21,7 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, AnswerPrompt, LatentReasoning, prompt_with_chain
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, LatentReasoning, prompt_with_question
 from laconic.latent.rollout import Capture, read_after_latents, read_chain, read_question
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining
@@ -256,4 +256,4 @@ class Codi(LatentReasoning):
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Return the prompt of a written chain and the answer; see `PromptedAnswers`."""
-        return prompt_with_chain(self.decoder, questions, decoding, state)
+        return prompt_with_question(self.decoder, questions, (), state)._replace(writes_chain=True)

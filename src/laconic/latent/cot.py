@@ -16,7 +16,6 @@ from laconic.latent.answering import (
     AnswerDecoding,
     AnswerPrompt,
     PromptedAnswers,
-    prompt_with_chain,
     prompt_with_question,
 )
 from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
@@ -93,9 +92,9 @@ class WrittenReasoning(PromptedAnswers):
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Return the prompt of chain or answer; see `PromptedAnswers`."""
-        if self.writes_chain:
-            return prompt_with_chain(self.decoder, questions, decoding, state)
-        return prompt_with_question(self.decoder, questions, decoding.answer_prompt, state)
+        prefix_ids = () if self.writes_chain else decoding.answer_prompt
+        prompt = prompt_with_question(self.decoder, questions, prefix_ids, state)
+        return prompt._replace(writes_chain=self.writes_chain)
 
 
 class Cot(WrittenReasoning):

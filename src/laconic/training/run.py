@@ -5,30 +5,32 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from laconic import rng
+from laconic.config.training import TrainingConfig
 from laconic.console import ProgressFn
 from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError
-from laconic.interfaces import CarriesState
+from laconic.interfaces import CarriesState, TrainingData
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
 from laconic.storage.atomic import check_free_space
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory, StepFolder
 from laconic.training import checkpoint, nonfinite_report
-from laconic.training.checkpoint import Progress, StateDictIO
+from laconic.training.checkpoint import ModelIO, Progress, StateDictIO
 from laconic.training.metrics import MetricsWriter
+from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
-from laconic.training.setup import TrainingSetup
 from laconic.training.signals import SignalInterruptError, StopSignal
-from laconic.training.step import Updater, UpdateResult, get_random_state, set_random_state
+from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_random_state, set_random_state
 from laconic.training.trackers import Tracker
 from laconic.training.validation_log import VALIDATIONS_FILE, ValidationLog, get_metric, read_validations
 
@@ -37,9 +39,36 @@ CHANGED_INPUTS = {"data": "training rows", "recipe": "recipe keys", "base": "wei
                   "tokenizer": "ids of the tokenizer"}  # fmt: skip
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 8  # on the progress line, all losses of KaVa; metrics.jsonl has the gradient norm too
-MAX_ERROR_METRICS = 4  # named in an error message
 ValidateFn = Callable[[int], Mapping[str, float]]  # from the epoch of the last update to metrics
 Resume = Literal["auto", "never"] | int
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """Everything that decides which updates a run makes.
+
+    Attributes:
+        method: Module that implements `Method`.
+        data: Rows to train on.
+        config: Steps, batch sizes, optimizer, checkpoints.
+        seed: Seed of the order of rows and of all random numbers.
+        model_io: Saves and loads the model of a step; by default all tensors of the method.
+        fingerprints: SHA-256 of recipe and base weights, to which those of the data are added. Steps with other ones
+            are not resumed.
+        ranks: Processes that train together; by default this one alone.
+        device: Device to train on.
+        build_optimizer: Builds the optimizer of the trainable parameters.
+    """
+
+    method: nn.Module
+    data: TrainingData
+    config: TrainingConfig
+    seed: int = 0
+    model_io: ModelIO | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict[str, str])
+    ranks: Ranks = field(default_factory=Ranks)
+    device: torch.device | str = "cpu"
+    build_optimizer: OptimizerBuilder = build_adamw
 
 
 @dataclass(frozen=True)
@@ -171,10 +200,8 @@ class TrainingRun:
         index = compute_update_index(self.config, self.seed, step, len(self.data))
         report = nonfinite_report.build_report(self.updater, self.data, index, result, random_state)
         place = nonfinite_report.write_report(report, random_state, self.run_directory, self.ranks.rank)
-        bad = [name for name, value in result.metrics.items() if not math.isfinite(value)]
-        more = f" and {len(bad) - MAX_ERROR_METRICS} more" if len(bad) > MAX_ERROR_METRICS else ""
-        names = ", ".join(bad[:MAX_ERROR_METRICS])
-        raise NonFiniteError(f"step {step + 1}: {names}{more} not finite; the update was not applied{place}")
+        names = ", ".join(name for name, value in result.metrics.items() if not math.isfinite(value))
+        raise NonFiniteError(f"step {step + 1}: {names} not finite; the update was not applied{place}")
 
     @property
     def epoch(self) -> int:

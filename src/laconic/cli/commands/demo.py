@@ -53,7 +53,6 @@ class DemoEntry:
     overrides: tuple[str, ...] = ()
     is_control: bool = False
     fast_overrides: tuple[str, ...] | None = None
-    is_in_table: bool = True
 
 
 PAUSE_OVERRIDES = ("latents.jacobi_iterations=0", 'latents.projection="none"')
@@ -66,17 +65,10 @@ def control(policy: str, title: str, description: str) -> DemoEntry:
 
 
 ENTRIES = (
-    DemoEntry(
-        "short", "Short chain", "where the chain's weights start", "demo-short", fast_overrides=(), is_in_table=False
-    ),
+    DemoEntry("short", "Short chain", "where the chain's weights start", "demo-short", fast_overrides=()),
     DemoEntry("chain", "Chain of thought", "writes every step, then the answer", "demo-cot", fast_overrides=()),
     DemoEntry(
-        "teacher",
-        "Teacher",
-        "omits the last step; where latent methods start",
-        "demo-teacher",
-        fast_overrides=(),
-        is_in_table=False,
+        "teacher", "Teacher", "omits the last step; where latent methods start", "demo-teacher", fast_overrides=()
     ),
     DemoEntry(
         "kava",
@@ -318,7 +310,8 @@ def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], 
     from laconic.evaluation.tables import print_table
 
     rank = {name: index for index, name in enumerate(TABLE_ORDER)}
-    table_entries = sorted((entry for entry in entries if entry.is_in_table), key=lambda e: rank.get(e.name, len(rank)))
+    table_entries = [entry for entry in entries if entry.is_control or entry.name in rank]
+    table_entries.sort(key=lambda entry: rank.get(entry.name, len(rank)))
     with status("measuring the time per answer, and writing the report"):
         report = build_demo_report(table_entries, out, seeds, seconds, command_line())
         write_file(out / "report.html", runs_table.render_report(report))
