@@ -96,10 +96,8 @@ def kv_loss(
     """Eq. 4: L_KV = 1/2 [mean d(sg K~ - K_s) + mean d(sg V~ - V_s)], means over targets (b, l, g, m) and E.
 
     Args:
-        k_target: Selected keys of the teacher, K~, in every layer; gradients stop here.
-        v_target: Selected values, V~.
-        k_s: The student's keys at the latents.
-        v_s: The student's values.
+        k_target: Selected keys of the teacher, K~, in every layer, and `v_target` values V~; gradients stop here.
+        k_s: The student's keys at the latents, and `v_s` its values.
         target_mask: Slots that have a target.
         config: Distance d, its scale, and the reduction (see `compute_row_weights`).
         denominator: Number of targets (or rows) in the whole optimizer step.

@@ -191,7 +191,8 @@ class DistributedRanks(Ranks):
             warnings.filterwarnings("ignore", message=FSDP_VIEW_WARNING)
             yield
         if self.is_sharded:
-            reshard_all(module)
+            for part in fsdp_modules(module):
+                part.reshard()
             if is_last:
                 self.sum_scalar_gradients(module)
                 self.drop_unused_gradients(module)
@@ -309,7 +310,7 @@ class DDPForward(nn.Module):
 def apply_fsdp(method: nn.Module, device: torch.device, reshard: bool) -> nn.Module:
     """Apply FSDP2 to the blocks of each decoder and to the rest; gradients are summed.
 
-    With `reshard` a block's weights are freed after each of its passes, else only `reshard_all` frees them. The rest
+    With `reshard` a block's weights are freed after each of its passes, else `accumulate_gradients` does. The rest
     (embeddings, head, latents) is whole during a micro-batch. FSDP2 cannot shard scalars: every rank has them whole.
     """
     from torch.distributed.device_mesh import init_device_mesh  # slow imports
@@ -345,8 +346,3 @@ def fsdp_modules(module: nn.Module) -> "list[FSDPModule]":
     from torch.distributed.fsdp import FSDPModule
 
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
-
-
-def reshard_all(module: nn.Module) -> None:
-    for part in fsdp_modules(module):
-        part.reshard()

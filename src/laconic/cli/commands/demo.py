@@ -3,9 +3,7 @@
 The runs are subprocesses, two at a time. A run starts when the run whose weights it starts from is finished.
 """
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -270,16 +268,6 @@ def last_line(log: Path) -> str:
     return next((line.removeprefix("laconic: ").strip() for line in reversed(lines) if line.strip()), "no output")
 
 
-@contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM too, so that both stop the subprocesses."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run_demo(
     entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], overrides: Sequence[str] = (), format: str = "human"
 ) -> int:
@@ -288,10 +276,10 @@ def run_demo(
     runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
     scheduler = DemoScheduler(runs)
     log_message(f"laconic demo: {len(runs)} runs, {NUM_WORKERS} at a time; logs in {out / 'logs'}")
-    with sigterm_as_interrupt(), progress("training") as show:
+    with progress("training") as show:
         try:
             scheduler.run_all(show)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter on SIGTERM
             log_message("laconic demo: stopped; re-run the same command to resume")
             raise
     for problem in sorted(set(scheduler.skipped.values())):
