@@ -120,6 +120,16 @@ class Cot(WrittenReasoning):
 
 
 class NoCot(WrittenReasoning):
-    """No chain of thought: the answer follows the question. Its argument and its use are those of `Cot`."""
+    """No chain of thought: the answer follows the question.
+
+    Args:
+        decoder: The model.
+
+    Examples:
+        >>> import laconic
+        >>> method = laconic.NoCot(laconic.Decoder(laconic.DecoderConfig.tiny("llama")))
+        >>> method.writes_chain
+        False
+    """
 
     writes_chain = False
