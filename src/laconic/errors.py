@@ -6,8 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What a RuntimeError of torch says if memory runs out: on a CPU, on a GPU, and in oneDNN.
+# What a RuntimeError of torch says if memory runs out: on a CPU, on a GPU, in oneDNN, and for a thread.
 ALLOCATION_ERRORS = ("allocate memory", "Tried to allocate", "could not create a primitive", "can't start new thread")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed, on a device or on the CPU."""
+    is_torch_error = isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATION_ERRORS)
+    return is_torch_error or isinstance(error, MemoryError)
 
 
 class LaconicError(Exception):

@@ -137,9 +137,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         (("compress", "x", "y", "z", "--out", "w"), 2, "z: compress takes fewer arguments; see"),
         (("evaluate", "x", "--tasks", "a", "b"), 2, "b: evaluate takes fewer arguments; the values of --tasks"),
         (("generate", "x", "y", "--stop", "."), 2, "has no option --stop; did you mean --stop-string?"),
-        (("generate", "x", "y", "--threads", 1), 2, "has no option --threads; set the environment variable OMP_NUM_"),
         (("generate", "x", "y", "--dry-run"), 2, "has no option --dry-run; see laconic generate --help"),
-        (("train", "x.toml", "--dry-run"), 2, "train has no option --dry-run; did you mean --plan?"),
         (("data", "lists"), 2, "no command data lists; did you mean list?"),
         (
             ("compress", "x", "y", "--out", "z", "--method", "foo"),

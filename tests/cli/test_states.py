@@ -381,7 +381,7 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
         refused(
             run, 2, "--inner-lr: needs --learn", "compress", "donor", "book.txt", "--out", "a", "--inner-lr", inner_lr
         )
-    refused(run, 2, "give several prompts as arguments", "generate", "hope", "--input", "rows.jsonl")
+    refused(run, 2, "--input: not available for a model with fast weights", "generate", "hope", "--input", "rows.jsonl")
     message = "--vectors: not available with a fast-weight state"
     refused(run, 2, message, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")

@@ -17,7 +17,7 @@ import torch
 import laconic
 from laconic.cli import generate_batch
 from laconic.cli.commands import train as train_command
-from laconic.cli.commands.train import describe_size, normalise_args, outcome_to_json
+from laconic.cli.commands.train import normalise_args, outcome_to_json
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.errors import UsageError
 from laconic.evaluation.runs import resolve_step
@@ -95,15 +95,6 @@ def test_train_extends_a_run_but_does_not_shorten_it(run: RunCli) -> None:
     code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant")
     assert code == 2
     assert "train.steps" in err
-
-
-def test_describe_size_names_a_large_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(1_000_000))
-    (tmp_path / "optimizer").mkdir()
-    (tmp_path / "optimizer" / "shard").write_bytes(bytes(2_000_000))
-    assert describe_size(tmp_path) == ""
-    monkeypatch.setattr("laconic.cli.commands.train.MIN_REPORTED_BYTES", 2_000_000)
-    assert describe_size(tmp_path).startswith(f"{tmp_path}: 2 of 3 MB are the optimizer's")
 
 
 def test_train_refuses_another_recipe_and_lists_the_keys(run: RunCli, tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ from laconic.generation.generate import generate
 from laconic.latent.answering import (
     AnswerDecoding,
     decode_answers,
-    prompt_after_latents,
     prompt_with_question,
 )
 from laconic.latent.codi import Codi
-from laconic.latent.last_pass import run_until_last_pass
 from laconic.latent.pccot import Pccot
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
@@ -126,13 +124,12 @@ def test_answers_as_many_iterations_as_latents_equal_sequential() -> None:
 def test_decode_answers_equals_generate() -> None:
     decoder, batch = fresh("llama"), questions(4, 1, 6, pads=1)
     rows = [[*batch.question_ids[b, batch.question_mask[b]].tolist(), 9] for b in range(3)]
-    prompt = prompt_with_question(decoder, batch, (9,))._replace(answer_offset=lambda ids: 2)
-    got = decode_answers(decoder, batch, prompt, build_decoding())
+    got = decode_answers(decoder, batch, prompt_with_question(decoder, batch, (9,)), build_decoding())
     for b, g in enumerate(generate(decoder, input_ids=rows, config=GenerationConfig(max_tokens=6, eos_token_ids=EOS))):
         n = len(g.token_ids)
         assert got.token_ids[b] == tuple(g.token_ids)
         assert got.passes[b] == PassCounts(1, 0, 0, n - 1)
-        assert got.cache_positions[b] == (min(len(rows[b]) + 2, len(rows[b]) + n - 1), len(rows[b]) + n - 1)
+        assert got.cache_positions[b] == (len(rows[b]), len(rows[b]) + n - 1)
 
 
 def test_decode_answers_reads_a_long_question_in_one_pass() -> None:
@@ -220,12 +217,14 @@ def test_run_until_last_pass_equals_all_passes_over_all_latents(name: str, M: in
     with torch.no_grad():
         embeds, mask = decoder.embed(batch.question_ids), batch.question_mask
         whole = thoughts.think(decoder, question=embeds, attention_mask=mask)
-        last = run_until_last_pass(decoder, thoughts, thoughts.build_prefix(decoder, None, embeds, mask), M)
-        N = last.embeds.shape[1]
-        output = decoder(last.embeds, last.cache, attention_mask=last.attention_mask)
+        last = Pccot(decoder, thoughts, DistillationConfig()).run_until_last_pass(
+            thoughts.build_prefix(decoder, None, embeds, mask), M
+        )
+        N = last.inputs_embeds.shape[1]
+        output = decoder(last.inputs_embeds, last.cache, attention_mask=last.attention_mask)
     assert max(1, M + 1 - T) == N
     assert last.passes[0] == PassCounts(0, 1, min(T, M), 0)
-    assert error(last.embeds, whole.latents[:, -N:]) <= MEMORY
+    assert error(last.inputs_embeds, whole.latents[:, -N:]) <= MEMORY
     assert error(output.hidden_states, whole.hidden_states[:, -N:]) <= MEMORY
     caches = [torch.stack([*cache.keys, *cache.values]) for cache in (output.cache, whole.cache)]
     assert error(*caches) <= MEMORY
@@ -238,6 +237,7 @@ def test_prompt_after_latents_adds_passes() -> None:
         state = decoder(decoder.embed(batch.question_ids)).cache
         rolled = thoughts.think(decoder, state)
     counted = tuple(p._replace(prompt=1) for p in rolled.passes)
-    prompt = prompt_after_latents(decoder, rolled._replace(passes=counted), thoughts.end, ())
+    method = Pccot(decoder, thoughts, DistillationConfig())
+    prompt = method.prompt_after_latents(rolled._replace(passes=counted), build_decoding())
     got = decode_answers(decoder, batch, prompt, build_decoding())
     assert got.passes[0] == PassCounts(1, 1, 2, len(got.token_ids[0]))

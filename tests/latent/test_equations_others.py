@@ -84,7 +84,9 @@ def test_coconut_equation() -> None:
         embedding, vectors = coconut.decoder.token_embedding.weight, coconut.latent_thoughts.vectors
         got = coconut(BATCH)
         grads = torch.autograd.grad(got.loss, [embedding, vectors])
-        return got.loss, coconut.run_latents(BATCH, 2).latents[:, -1], grads[0], grads[1][0], grads[1][2]
+        question, mask = coconut.decoder.embed(BATCH.question_ids), BATCH.question_mask
+        thoughts = coconut.latent_thoughts.think(coconut.decoder, question=question, attention_mask=mask, num_latents=2)
+        return got.loss, thoughts.latents[:, -1], grads[0], grads[1][0], grads[1][2]
 
     agree(ours, coconut_oracle.ORACLE["1"], coconut_oracle.MISREAD["1"], case(coconut), margin=1e-3)
 

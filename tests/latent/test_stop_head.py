@@ -8,9 +8,9 @@ import torch
 from laconic.batches import IGNORE_INDEX, PassCounts
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
-from laconic.latent.codi import read_answer, read_question
 from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
+from laconic.latent.rollout import read_after_latents, read_question
 from laconic.latent.stop_head import (
     StopHead,
     draw_lengths,
@@ -46,13 +46,14 @@ def with_fewer_latents(decoder: Decoder, latents: LatentThoughts, n: int) -> Lat
 @torch.no_grad()
 def test_keep_first_latents_equals_a_rollout_of_fewer() -> None:
     decoder, latents, _ = with_stop_head(2)
+    answer = (BATCH.answer_ids, BATCH.answer_mask)
     question = read_question(decoder, BATCH).cache
     cache = latents.think(decoder, question, uses_stop_head=False).cache
     for n in range(1, M + 1):
         fewer = with_fewer_latents(decoder, latents, n)
-        apart = read_answer(decoder, fewer, BATCH, fewer.think(decoder, question).cache)
+        apart = read_after_latents(decoder, fewer.end, *answer, fewer.think(decoder, question).cache)
         first = keep_first_latents(cache, torch.full((BATCH.B,), n), M)
-        ours = read_answer(decoder, latents, BATCH, first)
+        ours = read_after_latents(decoder, latents.end, *answer, first)
         assert_close(ours.hidden_states, apart.hidden_states)
         assert [int(p) for p in first.next_position] == [
             int(p) for p in ours.cache.positions[:, -BATCH.answer_ids.shape[1] - 1]
@@ -103,7 +104,8 @@ def test_compute_trial_losses_equals_loops() -> None:
         for row in range(BATCH.B):
             alone = BATCH.select_rows([row])
             first = fewer.think(decoder, read_question(decoder, alone).cache).cache
-            log_p = decoder.logits(read_answer(decoder, fewer, alone, first).hidden_states).log_softmax(-1)[0]
+            output = read_after_latents(decoder, fewer.end, alone.answer_ids, alone.answer_mask, first)
+            log_p = decoder.logits(output.hidden_states).log_softmax(-1)[0]
             nats = -sum(float(log_p[t, i]) for t, i in enumerate(targets[row].tolist()) if i != IGNORE_INDEX)
             assert float(losses[row, n - 1]) == pytest.approx(nats, rel=1e-9)
 

@@ -29,11 +29,10 @@ from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import sharded
 from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
-from laconic.training.distributed import check_distributed_config, init_ranks
+from laconic.training.distributed import check_distributed_config, error_from_json, error_to_json, init_ranks
 from laconic.training.loop import train
-from laconic.training.rank_sync import error_from_json, error_to_json
 from laconic.training.ranks import Ranks
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error

@@ -14,8 +14,7 @@ from laconic.storage.run_dir import RunDirectory
 from laconic.training.checkpoint import StateDictIO
 from laconic.training.loop import train
 from laconic.training.row_order import compute_update_index
-from laconic.training.run import TrainingRun
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingRun, TrainingSetup
 from laconic.training.validation_log import read_validations
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyBatch, ToyData, ToyMethod

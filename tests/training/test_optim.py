@@ -11,7 +11,7 @@ from laconic.config.training import TrainingConfig
 from laconic.errors import UsageError
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 from laconic.training.step import learning_rate_at
 from tests.training.toy import ToyData, ToyMethod
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from laconic.interfaces import StepOutput
 from laconic.training.loop import train
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 from tests.training.toy_runs import toy_config
 
 A, B = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])

@@ -14,8 +14,7 @@ from laconic.storage import manifest
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.checkpoint import ModelIO
 from laconic.training.loop import train
-from laconic.training.run import TrainingResult
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingResult, TrainingSetup
 from tests.training.toy import ToyData, ToyMethod
 
 STEPS = 12

@@ -13,7 +13,7 @@ from laconic.errors import OutOfMemoryError
 from laconic.interfaces import StepOutput
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 from tests.tiny_recipes import TINY_RECIPE
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyBatch, ToyData, ToyMethod

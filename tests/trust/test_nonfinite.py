@@ -12,7 +12,7 @@ from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import run as training_run
 from laconic.training.loop import replay, train
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, read_metrics, run_training, runs_equal, toy_config
 from tests.trust.nonfinite_cases import BAD_STEP, CASES, NonFiniteMethod, check_run_stops

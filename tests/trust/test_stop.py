@@ -16,7 +16,7 @@ from laconic.errors import PreemptedError
 from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import run_training, runs_equal, toy_config
 from tests.trust.children import Child

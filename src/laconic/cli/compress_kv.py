@@ -1,8 +1,7 @@
 """`laconic compress` with a plain checkpoint: keep the most important keys and values of a text."""
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +60,19 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     memory = memories[0] if len(memories) == 1 else KVMemory.concat_rows(*memories)
     memory = memory if dtype is None else memory.to(dtype=dtype)
     memory.save(command.out)
-    room_note = describe_room(memories, decoder.config.max_position_embeddings, config)
+    taken, context = max(int(m.num_tokens.max()) for m in memories), decoder.config.max_position_embeddings
     if windows > len(texts) and config.method in SHARED_METHODS and not config.equal_heads:
         log_message(
-            f"warning: read in {windows:,} windows, as text and repetition exceed the context of "
-            f"{decoder.config.max_position_embeddings:,} tokens; all heads then keep the same number of slots, as with "
-            "--equal-heads, which loses more at the same size; "
-            + ("give a shorter text" if room_note else "keep more, or give a shorter text")
+            f"warning: read in {windows:,} windows, as text and repetition exceed the context of {context:,} tokens; "
+            "all heads then keep the same number of slots, as with --equal-heads, which loses more at the same size; "
+            "give a shorter text"
         )
-    if room_note:
-        log_message(room_note)
+    if context - taken < PROMPT_SHARE * context:  # windows take the positions of their slots, else those of the text
+        log_message(
+            f"the memory takes {taken:,} of the model's {context:,} positions, which leaves "
+            f"{max(0, context - taken):,} for prompt and answer; "
+            f"{'keep less' if windows > len(texts) else 'give a shorter text'}"
+        )
     metadata = [m.metadata for m in memories if m.metadata is not None and m.metadata.measured]
     measured = [same.measured for same in metadata]
     cost = compute_kv_cost(memory, decoder.config, windows, positions)
@@ -79,34 +81,6 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         lines += loss_lines(same.measured, same.documents[0][0].name if len(texts) > 1 else None)
     command.print_result(lines, {"cost": cost, "measured": measured}, time.perf_counter() - start)
     return 0
-
-
-def describe_room(memories: Sequence[KVMemory], context: int, config: KVCompressionConfig) -> str | None:
-    """Return what to do if the largest memory leaves less than `PROMPT_SHARE` of the context, else None.
-
-    A memory takes the positions of its text, or those of its slots if the text was read in windows.
-    """
-    largest = max(memories, key=lambda memory: int(memory.num_tokens.max()))
-    taken = int(largest.num_tokens.max())
-    if context - taken >= PROMPT_SHARE * context:
-        return None
-    left = max(0, context - taken)
-    note = (
-        f"the memory takes {taken:,} of the model's {context:,} positions, which leaves {left:,} for prompt and answer"
-    )
-    documents = [] if largest.metadata is None else [d for row in largest.metadata.documents for d in row]
-    num_tokens = sum(document.tokens for document in documents)
-    if taken == num_tokens:
-        return f"{note}; its text has as many, however few are kept: give a shorter text"
-    slots = context // 2
-    size = f"--keep {floor_digits(slots / num_tokens):g}" if config.slots is None else f"--slots {slots}"
-    return f"{note}; keep less, for example {size}, which leaves half of them"
-
-
-def floor_digits(share: float) -> float:
-    """Return a share of at most 1, rounded down to two significant digits."""
-    scale = 10 ** (1 - math.floor(math.log10(share)))
-    return math.floor(share * scale) / scale
 
 
 def read_source_texts(source: str) -> list[tuple[str, str]]:

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from laconic.batches import ReasoningBatch
-from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
-from laconic.config.load import load_recipe
+from laconic.cli.commands.demo import TABLE_ORDER, DemoEntry
+from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY
 from laconic.config.recipe_keys import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation.inspection.inspected_run import InspectedRun
@@ -25,15 +25,12 @@ from laconic.experiment.from_recipe.build_data import load_held_out_rows
 from laconic.experiment.load_run import LoadedRun, load_run
 from laconic.storage.run_dir import RunDirectory
 
-if TYPE_CHECKING:
-    from laconic.cli.commands.demo import DemoEntry
-
 NUM_TIMED_QUESTIONS = 50
 CPU = torch.device("cpu")
 
 
 def build_demo_report(
-    entries: Sequence["DemoEntry"], out: Path, seeds: Sequence[int], seconds: float, command: str
+    entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, command: str
 ) -> ComparisonReport:
     """Build the report of the runs in `out`, and measure the latency of each method on the CPU."""
     torch.set_num_threads(1)
@@ -54,7 +51,7 @@ def build_demo_report(
         ],
         focus=focus,
         cot_baseline=CHAIN_ENTRY,
-        caveats=describe_caveats(run, out / TEACHER_ENTRY / f"seed-{seeds[0]}"),
+        caveats=describe_caveats(run),
         recipe_differences=[(key, str(values.get(key)), why) for key, why in run.recipe.deviations.items()],
         facts=collect_run_facts(run, seconds),
         runs=[
@@ -67,7 +64,7 @@ def build_demo_report(
     )
 
 
-def build_result(entry: "DemoEntry", run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
+def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
     """Collect the results of one method over its seeds: one row of the report's table."""
     stored = load_seed_results(ReasoningSuite(), "reasoning", folders, entry.name)
     rows = {row.condition: row for result in stored if result.task == "test" for row in build_rows(result, latency)}
@@ -81,7 +78,7 @@ def build_result(entry: "DemoEntry", run: LoadedRun, folders: Sequence[Path], la
         entry.title,
         entry.description.format(M=M, T=T),
         is_control=entry.is_control,
-        color_index=entry.color_index,
+        color_index=TABLE_ORDER.index(entry.name) if entry.name in TABLE_ORDER else 0,
         learning_curves=[
             [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
             for lines in metrics
@@ -121,31 +118,17 @@ def describe_task(run: LoadedRun) -> str:
     )
 
 
-def describe_caveats(run: LoadedRun, teacher_folder: Path) -> list[str]:
-    """List what the results do not show; `teacher_folder` is the run whose weights the latent methods start from."""
-    caveats = ["Results of a model of this size on digits need not hold for language models on text."]
-    batch: Any = load_held_out_rows(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
-    M, N = run.recipe.num_latents, int(batch.chain_mask.sum())
-    if M >= N:
-        caveats.append(f"{M} latents cover {N} chain tokens, so there is nothing to select.")
-    if run.recipe.kv_selection and run.recipe.kv_selection.policy == "results":
-        caveats.append(
-            "KaVa is told which tokens of the chain are results. The paper selects tokens by R-KV, which does not find "
-            "the results of these equations (row R-KV selection)."
-        )
-    if run.recipe.kv_distillation and run.recipe.kv_distillation.layers is not None:
-        layers, L = len(run.recipe.kv_distillation.layers), run.parts.decoder.config.num_hidden_layers
-        caveats.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
-    if load_recipe(teacher_folder / "recipe.toml")[0].data.digits.results_only_fraction:
-        caveats.append(
-            "The model that latent methods start from was also trained on chains that contain only results, which is "
-            "what the latents have to learn."
-        )
-    if run.recipe.data.chain_steps == "all":
-        caveats.append(
-            "The chain includes its last step, which contains the answer; the papers leave it out, which is harder."
-        )
-    return caveats
+def describe_caveats(run: LoadedRun) -> list[str]:
+    """List what the results do not show, with the recipes demo-kava and demo-teacher."""
+    return [
+        "Results of a model of this size on digits need not hold for language models on text.",
+        "KaVa is told which tokens of the chain are results. The paper selects tokens by R-KV, which does not find the "
+        "results of these equations (row R-KV selection).",
+        f"Keys and values are matched in 1 of {run.parts.decoder.config.num_hidden_layers} layers; the paper matches "
+        "all.",
+        "The model that latent methods start from was also trained on chains that contain only results, which is what "
+        "the latents have to learn.",
+    ]
 
 
 def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:

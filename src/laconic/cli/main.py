@@ -192,7 +192,7 @@ def check_command_name(args: list[str]) -> None:
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
-    from laconic.errors import ALLOCATION_ERRORS, LaconicError
+    from laconic.errors import LaconicError, is_out_of_memory
 
     match error:
         case LaconicError():
@@ -206,9 +206,7 @@ def exit_status(error: BaseException) -> tuple[int, str]:
         case ImportError() if error.name and error.name.partition(".")[0] in EXTRA_OF_PACKAGE:
             extra = EXTRA_OF_PACKAGE[error.name.partition(".")[0]]
             return EXIT_USAGE, f"{error.name} is not installed; in a clone of laconic: pip install '.[{extra}]'"
-        case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or any(
-            text in str(error) for text in ALLOCATION_ERRORS
-        ):
+        case _ if is_out_of_memory(error):
             return EXIT_OUT_OF_MEMORY, "out of memory; try a smaller --dtype, a smaller batch, or a smaller model"
         case _:
             text = f"{type(error).__name__}: {error}"

@@ -37,10 +37,7 @@ def load_model(
 ) -> NestedTextModel:
     """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say.
 
-    `dtype` and `revision` are those of a plain checkpoint.
-
-    Raises:
-        UsageError: For a run that does not learn while it reads (2).
+    Raises `UsageError` (2) for a run that does not learn while it reads.
     """
     name = command.model
     if is_nested(name):
@@ -150,13 +147,8 @@ def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -
 
 
 def validate_generate(command: GenerateCommand) -> None:
-    """Raise `UsageError` (2) for flags that do not fit a model with fast weights, and `BusyError` (73) for a text.
-
-    A text is a file that `--save-state` names by mistake, and that must not be replaced.
-    """
-    reason = "not available for a model with fast weights; give several prompts as arguments"
-    refuse_flags({"input": command.input}, reason)
-    names = ("with_cot", "allow_missing", *BATCH_FLAGS)
+    """Raise `UsageError` (2) for flags that do not fit a model with fast weights, before it is loaded."""
+    names = ("input", "with_cot", "allow_missing", *BATCH_FLAGS)
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files given; a model with fast weights takes one state")
@@ -176,11 +168,7 @@ def save_generated_state(
     documents: list[list[ReadDocument]],
     texts: Sequence[tuple[str, int]],
 ) -> None:
-    """Save the state after prompts and answers.
-
-    `documents` is what each row had read before; `texts` are the rows' prompts with answers, and their numbers of
-    tokens.
-    """
+    """Save the state of rows that had read `documents`, and then `texts`, with their numbers of tokens."""
     state, n = concat_rows(*states), len(texts)
     updated = [
         [*row, ReadDocument("prompt and answer", sha256(text.encode()).hexdigest(), num_tokens)]

@@ -5,15 +5,6 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests options whose help has the same words
-# What other programs call options that a command has under another name, or that are set elsewhere.
-HINTS = {
-    "train --dry-run": "did you mean --plan?",
-    "train --set": "write KEY=VALUE without it",
-    "generate --n": "repeat the command with another --seed",
-    "generate --max-new-tokens": "did you mean --max-tokens?",
-    "chat --max-new-tokens": "did you mean --max-tokens?",
-}
-THREADS_HINT = "set the environment variable OMP_NUM_THREADS"
 
 
 def summarise_usage_error(text: str, command: str) -> str:
@@ -43,12 +34,7 @@ def describe_unknown(words: list[str], suggestions: list[str], command: str) -> 
         s for s in suggestions if s.startswith(option) or SequenceMatcher(None, option, s).ratio() >= MIN_SIMILARITY
     ]
     hint = f"did you mean {close[0]}?" if close else f"see {command} --help"
-    return f"{name} has no option {option}; {find_hint(name, option) or hint}"
-
-
-def find_hint(command: str, option: str) -> str | None:
-    """Return what laconic has in place of an option of other programs."""
-    return THREADS_HINT if option == "--threads" else HINTS.get(f"{command} {option}")
+    return f"{name} has no option {option}; {hint}"
 
 
 def rewrite_sentence(sentence: str) -> str:

@@ -11,9 +11,6 @@ Symbols: K summary positions, D width, V vocabulary; h_j, z_t last hidden states
 position t; A the map from a state to a vector; c tokens of a segment; N vectors kept.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -25,13 +22,13 @@ from laconic.halting.stop_distribution import StopPosition, solve_initial_bias, 
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 from laconic.models.init import NORMAL_STD, build_seeded_linear
-from laconic.storage import atomic
+from laconic.storage.saved_module import SavedModule
 
 TRIGGER_ROW, STOP_ROW = 0, 1  # rows of `control`
 NO_MEAN_LENGTH = -1.0  # the mean length in `price_state` before the first adjustment
 
 
-class SummaryParameters(nn.Module):
+class SummaryParameters(SavedModule):
     """Parameters for one configuration; those that it does not use are None.
 
     Parameters are at least float32, whatever the decoder's dtype. None of them is a scalar, because FSDP cannot shard
@@ -47,6 +44,7 @@ class SummaryParameters(nn.Module):
 
     r: Tensor
     price_state: Tensor
+    artifact_kind = "summaries"
 
     def __init__(
         self,
@@ -62,6 +60,8 @@ class SummaryParameters(nn.Module):
             raise UsageError(f'length_policy = "{config.length_policy}" needs the table [stop_head]')
         table = decoder.token_embedding.weight.detach()
         self.config, self.stop_head_config, self.K = config, stop_head_config, config.fixed_length
+        head = stop_head_config and stop_head_config.model_dump(mode="json")
+        self.settings = {"compression": config.model_dump(mode="json"), "stop_head": head}
         self.width, dtype = table.shape[1], accumulation_dtype(table.dtype)
         norm = 1.0 if table.is_meta else float(table.to(dtype).square().mean(1).sqrt().mean())
         self.register_buffer("r", torch.tensor(norm, dtype=dtype))
@@ -235,25 +235,6 @@ class SummaryParameters(nn.Module):
         assert self.v is not None
         assert self.c is not None
         return h.to(self.param_dtype) @ self.v + self.c
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """Settings that a file of these parameters must match."""
-        head = None if self.stop_head_config is None else self.stop_head_config.model_dump(mode="json")
-        return {"compression": self.config.model_dump(mode="json"), "stop_head": head}
-
-    def save(self, path: str | Path, metadata: Mapping[str, object]) -> None:
-        """Save to one safetensors file; `metadata` names the base model and tokenizer it belongs to."""
-        atomic.save_artifact(Path(path), self.state_dict(), "summaries", {**metadata, "settings": self.settings})
-
-    def load(self, path: str | Path, metadata: Mapping[str, object]) -> "SummaryParameters":
-        """Load what `save` wrote into these parameters.
-
-        Raises:
-            CorruptArtifactError: If base model, tokenizer, settings or names differ.
-        """
-        atomic.load_into_module(self, Path(path), "summaries", {**metadata, "settings": self.settings})
-        return self
 
 
 def add_mapped_states(

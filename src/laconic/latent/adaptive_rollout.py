@@ -11,7 +11,6 @@ the largest |z_m^(t+1) - z_m^(t)| / |z_m^(t)| over the latents m of a row.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -33,16 +32,6 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 
 CountFn = Callable[[Float[Tensor, "B M D"]], Int[Tensor, " B"]]
-
-
-class EndedRows(NamedTuple):
-    """Rows that ended after iteration t, and what their last pass read and returned."""
-
-    rows: Int[Tensor, " R"]
-    t: int
-    latents: Float[Tensor, "R M D"]
-    hidden_states: Float[Tensor, "R M D"]
-    cache: KVCache
 
 
 def check_tolerance(tolerance: float, num_iterations: int | None) -> None:
@@ -78,20 +67,15 @@ def run_adaptive_rollout(
     A row ends once its residual is below the tolerance, or when the latents that the stop head keeps are final. A row
     that has ended takes part in no further pass, so its latents do not depend on those of other rows.
 
-    The other arguments are those of `run_latent_rollout`.
-
-    Args:
-        num_iterations: Largest number of iterations T.
-        tolerance: Residual below which a row ends; 0 ends none.
-        count_latents: Map from the latents' hidden states to the number N of latents that each row keeps. Whether
-            N <= n must depend on the first n only. The other slots of the cache are not valid.
+    `count_latents` maps the latents' hidden states to the number N of latents that each row keeps; whether N <= n must
+    depend on the first n only. The other slots of the cache are not valid.
     """
     B, Np, D = prefix.embeds.shape
     placeholders = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
     output, prefix_cache = read_placeholders(decoder, prefix, placeholders)
     begin_hidden, rows = output.hidden_states[:, Np - 1], torch.arange(B, device=placeholders.device)
     z_next = initial_latents(output.hidden_states[:, Np - 1 :], project)
-    ended: list[EndedRows] = []
+    ended_rows, ended = list[Tensor](), list[LatentRollout]()
     for t in range(1, num_iterations + 1):
         z, output = z_next, decoder(z_next, prefix_cache)
         z_next = jacobi_update(z, output.hidden_states, project)
@@ -103,21 +87,23 @@ def run_adaptive_rollout(
             continue
         index, rest = stops.nonzero()[:, 0], (~stops).nonzero()[:, 0]
         last_cache = output.cache if N is None else keep_first_latents(output.cache, N, M)
-        ended.append(EndedRows(rows[index], t, z[index], output.hidden_states[index], last_cache.select_rows(index)))
+        passes = (PassCounts(0, 1, t, 0),) * len(index)
+        part = (z[index], output.hidden_states[index], begin_hidden[rows[index]], last_cache.select_rows(index))
+        ended_rows.append(rows[index])
+        ended.append(LatentRollout(*part, passes))
         if not len(rest):
             break
         rows, z_next, prefix_cache = rows[rest], z_next[rest], prefix_cache.select_rows(rest)  # go on with the others
-    return join_rows(ended, begin_hidden)
+    return join_rollouts(ended, torch.cat(ended_rows).argsort())
 
 
-def join_rows(ended: list[EndedRows], begin_hidden: Float[Tensor, "B D"]) -> LatentRollout:
+def join_rollouts(parts: list[LatentRollout], order: Int[Tensor, " B"]) -> LatentRollout:
     """Return the rollout of all rows, in their order, from those that ended together."""
-    order = torch.cat([part.rows for part in ended]).argsort()
-    passes = [PassCounts(0, 1, part.t, 0) for part in ended for _ in range(len(part.rows))]
+    passes = [counts for part in parts for counts in part.passes]
     return LatentRollout(
-        torch.cat([part.latents for part in ended])[order],
-        torch.cat([part.hidden_states for part in ended])[order],
-        begin_hidden,
-        KVCache.concat_rows(*(part.cache for part in ended)).select_rows(order),
+        torch.cat([part.latents for part in parts])[order],
+        torch.cat([part.hidden_states for part in parts])[order],
+        torch.cat([part.begin_hidden for part in parts])[order],
+        KVCache.concat_rows(*(part.cache for part in parts)).select_rows(order),
         tuple(passes[int(i)] for i in order),
     )

@@ -5,7 +5,7 @@ Coconut arXiv:2412.06769. Its equation is `rollout.run_sequential_rollout` witho
 Symbols: k steps removed, n latents, c latents per step.
 """
 
-from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Int
@@ -15,29 +15,17 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import CoconutConfig
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import (
-    AnswerDecoding,
-    AnswerPrompt,
-    PromptedAnswers,
-    StepwisePrompt,
-    count_expected_eos,
-    find_answer_offset,
-    prompt_after_latents,
-    prompt_stepwise,
-    prompt_with_last_pass,
-)
+from laconic.latent.answering import LatentReasoning
 from laconic.latent.cot import compute_single_loss, drop_chain_prefix
-from laconic.latent.last_pass import run_until_last_pass
-from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, run_sequential_rollout
+from laconic.latent.rollout import read_after_latents
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-from laconic.models.modes import eval_no_grad
 from laconic.rng import uniform
 
 
-class Coconut(PromptedAnswers):
+class Coconut(LatentReasoning):
     """Coconut: question, bot, latents, eot, the remaining steps, answer; everything after eot is scored.
 
     Args:
@@ -64,6 +52,8 @@ class Coconut(PromptedAnswers):
         ['student', 'student_token_accuracy']
     """
 
+    writes_chain: ClassVar[bool] = True
+
     def __init__(
         self,
         decoder: Decoder,
@@ -89,19 +79,11 @@ class Coconut(PromptedAnswers):
         self.eval_stage: int | None = None  # stage whose latents an answer uses; None: the last one
 
     def get_stage(self, epoch: int) -> int:
-        """Return the stage of an epoch, before random stages.
-
-        Args:
-            epoch: Epoch from 0.
-        """
+        """Return the stage of an epoch from 0, before random stages."""
         return self.config.first_stage + epoch // self.config.epochs_per_stage
 
     def sample_stages(self, batch: ReasoningBatch) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-        """Return k and n of each row; random stages are drawn only in training.
-
-        Args:
-            batch: Rows with their numbers of steps.
-        """
+        """Return k and n of each row; random stages are drawn only in training."""
         config, device = self.config, batch.chain_ids.device
         steps = torch.zeros(batch.B, dtype=torch.long, device=device)
         if batch.chain_ids.shape[1]:
@@ -127,54 +109,20 @@ class Coconut(PromptedAnswers):
         return {"student": count_scored(build_teacher_targets(remaining))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
-
-        Args:
-            batch: Questions, steps and answers.
-            state: Cache of the documents, or None.
-        """
+        """Return loss and accuracy of a `batch`; `state` is the KV cache of what precedes the questions."""
         k, n = self.sample_stages(batch)
         remaining, most = self._drop_steps(batch, k), int(n.max())
-        cache = self.run_latents(batch, most, state).cache
+        question, mask = self.decoder.embed(batch.question_ids), batch.question_mask
+        cache = self.latent_thoughts.think(
+            self.decoder, state, question=question, attention_mask=mask, num_latents=most
+        ).cache
         # rows with fewer latents than the others do not attend to their last ones
         latents_valid = torch.arange(most, device=n.device) < n[:, None]
         cache = cache.with_valid(torch.cat([cache.valid[:, : cache.S - most], latents_valid], 1))
-        tokens = self.decoder.embed(torch.cat([remaining.chain_ids, remaining.answer_ids], 1))
-        eot = self.latent_thoughts.end.to(tokens.dtype).expand(batch.B, 1, -1)
-        eot_mask = torch.ones_like(k, dtype=torch.bool)[:, None]
-        mask = torch.cat([eot_mask, remaining.chain_mask, remaining.answer_mask], 1)
-        hidden = self.decoder(torch.cat([eot, tokens], 1), cache, attention_mask=mask).hidden_states
+        ids = torch.cat([remaining.chain_ids, remaining.answer_ids], 1)
+        mask = torch.cat([remaining.chain_mask, remaining.answer_mask], 1)
+        hidden = read_after_latents(self.decoder, self.latent_thoughts.end, ids, mask, cache).hidden_states
         return compute_single_loss("student", self.decoder, hidden, build_teacher_targets(remaining), batch)
-
-    def run_latents(
-        self,
-        batch: ReasoningBatch,
-        num_latents: int,
-        cache: KVCache | None = None,
-        intervention: Intervention | None = None,
-        record_passes: bool = False,
-    ) -> LatentRollout:
-        """Read question and bot in one pass, then the latents.
-
-        Args:
-            batch: Questions.
-            num_latents: Number of latents, the same for all rows.
-            cache: KV cache of what precedes the questions.
-            intervention: Change of the latents, for inspection.
-            record_passes: Whether to keep the latents of every pass.
-        """
-        prefix, project = self.build_prefix(batch, cache), self.latent_thoughts.project
-        return run_sequential_rollout(self.decoder, prefix, num_latents, project, intervention, record_passes)
-
-    def build_prefix(self, batch: ReasoningBatch, cache: KVCache | None) -> LatentPrefix:
-        """Return questions and bot, after `cache`.
-
-        Args:
-            batch: Questions.
-            cache: KV cache of what precedes them.
-        """
-        question = self.decoder.embed(batch.question_ids)
-        return self.latent_thoughts.build_prefix(self.decoder, cache, question, batch.question_mask)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether this is the first step of an epoch other than the first."""
@@ -191,52 +139,3 @@ class Coconut(PromptedAnswers):
             raise UsageError("pad_latent_to_max=false: the number of latents depends on the chain to be predicted")
         stage = self.config.max_stage if self.eval_stage is None else min(self.eval_stage, self.config.max_stage)
         return stage * self.config.latents_per_step
-
-    def think(
-        self,
-        questions: ReasoningBatch,
-        intervention: Intervention | None = None,
-        record_passes: bool = False,
-        state: KVCache | None = None,
-    ) -> LatentRollout:
-        """Return the latents of `eval_stage` after `state`, a KV cache, and the questions, without gradients.
-
-        Raises:
-            UsageError: If the number of latents depends on the chain, which is not known.
-        """
-        num_latents = self.num_answer_latents
-        with eval_no_grad(self):
-            return self.run_latents(questions, num_latents, state, intervention, record_passes)
-
-    def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
-    ) -> AnswerPrompt:
-        """Think about the questions and return the prompt of the remaining steps."""
-        M, latents = self.num_answer_latents, self.latent_thoughts
-        with eval_no_grad(self):
-            last = run_until_last_pass(self.decoder, latents, self.build_prefix(questions, state), M)
-            return self._expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
-
-    def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Return the prompt of the remaining steps, which ends with the latents.
-
-        Args:
-            rollout: Latents and their cache.
-            decoding: Options of decoding.
-        """
-        prompt = prompt_after_latents(self.decoder, rollout, self.latent_thoughts.end, ())
-        return self._expect_chain(prompt, decoding)
-
-    def _expect_chain(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Return the prompt of latents, to be continued by the remaining steps and the answer prompt."""
-        offset = partial(find_answer_offset, decoding.answer_prompt)
-        return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
-
-    def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
-        """Return the prompt of the remaining steps of one question, with the latents still to be computed.
-
-        Raises:
-            UsageError: If the number of latents depends on the chain, which is not known.
-        """
-        M, eos_count = self.num_answer_latents, count_expected_eos(decoding)
-        return prompt_stepwise(self.decoder, self.latent_thoughts, question, M, (), eos_count=eos_count)

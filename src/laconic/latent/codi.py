@@ -21,18 +21,8 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import (
-    AnswerDecoding,
-    AnswerPrompt,
-    PromptedAnswers,
-    StepwisePrompt,
-    prompt_after_latents,
-    prompt_stepwise,
-    prompt_with_chain,
-    prompt_with_last_pass,
-)
-from laconic.latent.last_pass import run_until_last_pass
-from laconic.latent.rollout import Intervention, LatentRollout
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, LatentReasoning, prompt_with_question
+from laconic.latent.rollout import Capture, read_after_latents, read_chain, read_question
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining
 from laconic.latent.thoughts import LatentThoughts
@@ -40,7 +30,6 @@ from laconic.losses import build_student_targets, build_teacher_targets, count_s
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.models.modes import eval_no_grad
 
 MIN_STD = 1e-6  # keeps the loss finite where all hidden states are equal
 DISTANCES = {
@@ -78,13 +67,7 @@ def hidden_loss(
 ) -> Float[Tensor, ""]:
     """Eq. 2, PCCoT Eq. 3: L = 1/n sum over l of 1/sigma_l mean_{b,d} d(h_s,l - sg h_t,l).
 
-    Args:
-        h_t: Hidden states of the teacher in n layers; gradients stop here.
-        h_s: Hidden states of the student.
-        has_target: Rows that have a distillation token.
-        distance: Elementwise distance d.
-        scale: Divisor of each layer's distance.
-        denominator: Number of rows with a distillation token in the whole optimizer step; None for those of this batch.
+    `has_target` marks the rows with a distillation token, `denominator` is their number in the whole optimizer step.
     """
     h_t, h_s = h_t.detach().to(accumulation_dtype(h_t.dtype)), h_s.to(accumulation_dtype(h_s.dtype))
     denominator = float(has_target.sum()) if denominator is None else denominator
@@ -108,32 +91,6 @@ class TeacherStudentPasses(NamedTuple):
     student: DecoderOutput
 
 
-def read_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
-    """Read the question, which teacher and student both continue."""
-    return decoder(decoder.embed(batch.question_ids), cache, attention_mask=batch.question_mask)
-
-
-def read_chain(decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: tuple[str, ...] = ()) -> DecoderOutput:
-    """Read chain and answer after the question: the teacher's pass."""
-    input_ids = torch.cat([batch.chain_ids, batch.answer_ids], 1)
-    mask = torch.cat([batch.chain_mask, batch.answer_mask], 1)
-    return decoder(decoder.embed(input_ids), cache, attention_mask=mask, capture=capture)
-
-
-def read_answer(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    batch: ReasoningBatch,
-    cache: KVCache,
-    capture: tuple[str, ...] = (),
-) -> DecoderOutput:
-    """Read eot and answer after the latents: the student's pass."""
-    answer = decoder.embed(batch.answer_ids)
-    eot = latent_thoughts.end.to(answer.dtype).expand(batch.B, 1, -1)
-    mask = F.pad(batch.answer_mask, (1, 0), value=True)
-    return decoder(torch.cat([eot, answer], 1), cache, attention_mask=mask, capture=capture)
-
-
 def distilled_layer_names(decoder: Decoder, config: DistillationConfig) -> tuple[str, ...]:
     """Return the names of the hidden states that L_CODI compares; none if its weight is 0."""
     L = decoder.config.num_hidden_layers
@@ -147,24 +104,7 @@ def gather_column(output: DecoderOutput, names: tuple[str, ...], column: Int[Ten
     return torch.stack([output.activations[name][rows, column] for name in names])
 
 
-def ordered_terms(terms: LossTerms, *names: str) -> tuple[Tensor, ...]:
-    """Return the named terms in order, 0 for those not computed.
-
-    Raises:
-        UsageError: If no term was computed.
-    """
-    if not terms:
-        raise UsageError("every loss weight is 0, so nothing would be trained; set student_ce_weight")
-    zero = next(iter(terms.values())).new_zeros(())
-    return tuple(terms.get(name, zero) for name in names)
-
-
-def make_output(loss: Tensor, terms: LossTerms) -> StepOutput:
-    """Return the loss with its detached terms."""
-    return StepOutput(loss, {name: term.detach() for name, term in terms.items()})
-
-
-class Codi(PromptedAnswers):
+class Codi(LatentReasoning):
     """CODI: sequential latents, trained to match the chain's hidden states at the token before the answer.
 
     Args:
@@ -208,30 +148,9 @@ class Codi(PromptedAnswers):
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.stop_training = stop_training
 
-    def trains_stop_head(self, step: int) -> bool:
-        """Return whether an update trains the stop head, and nothing else.
-
-        Args:
-            step: Optimizer step from 0.
-        """
-        return self.stop_training is not None and step >= self.stop_training.first_step
-
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether this update is the first that trains the stop head."""
         return self.stop_training is not None and batch.step == self.stop_training.first_step
-
-    def train_stop_head(self, batch: ReasoningBatch, state: KVCache | None) -> StepOutput:
-        """Return the loss of the stop head on the latents of a batch, which get no gradient.
-
-        Args:
-            batch: Questions and answers.
-            state: Cache of the documents, or None.
-        """
-        assert self.stop_training is not None
-        with eval_no_grad(self.decoder, self.latent_thoughts):
-            question = read_question(self.decoder, batch, state).cache
-            rollout = self.latent_thoughts.think(self.decoder, question, uses_stop_head=False)
-        return self.stop_training.compute_loss(self.decoder, self.latent_thoughts, batch, rollout)
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """Return the number of rows, of scored tokens in each cross-entropy, and of rows with a distillation token."""
@@ -243,37 +162,43 @@ class Codi(PromptedAnswers):
         }
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and terms of a batch.
+        """Return loss and terms of a `batch`; `state` is the KV cache of what precedes the questions, or None.
 
-        Args:
-            batch: Questions, chains and answers.
-            state: KV cache of what precedes the questions, or None.
+        From the first step of its training on, the stop head alone is trained.
+
+        Raises:
+            UsageError: If every weight of the loss is 0.
         """
-        if self.trains_stop_head(batch.step):
-            return self.train_stop_head(batch, state)
-        terms = self.compute_loss_terms(batch, self.run_teacher_and_student(batch, state))
-        student, teacher, hidden = ordered_terms(terms, "student", "teacher", "codi")
-        return make_output(combine_losses(student, teacher, hidden, self.config), terms)
+        if self.stop_training is not None and batch.step >= self.stop_training.first_step:
+            return self.stop_training.compute_loss(self.decoder, self.latent_thoughts, batch, state)
+        terms = self.compute_loss_terms(batch, state)
+        if not terms:
+            raise UsageError("every loss weight is 0, so nothing would be trained; set student_ce_weight")
+        zero = next(iter(terms.values())).new_zeros(())
+        loss = self.combine_terms(dict.fromkeys(("student", "teacher", "codi", "kv"), zero) | terms)
+        return StepOutput(loss, {name: term.detach() for name, term in terms.items()})
+
+    def combine_terms(self, terms: LossTerms) -> Tensor:
+        """Return the weighted sum of the terms."""
+        return combine_losses(terms["student"], terms["teacher"], terms["codi"], self.config)
+
+    def compute_loss_terms(self, batch: ReasoningBatch, state: KVCache | None) -> LossTerms:
+        """Return the terms whose weight is not 0, and accuracies; see `forward`."""
+        return self.compute_distillation_terms(batch, self.run_teacher_and_student(batch, state))
 
     def run_teacher_and_student(
         self,
         batch: ReasoningBatch,
         cache: KVCache | None = None,
         *,
-        capture_teacher: tuple[str, ...] = (),
-        capture_latents: tuple[str, ...] = (),
+        capture_teacher: Capture = (),
+        capture_latents: Capture = (),
         needs_teacher_cache: bool = False,
     ) -> TeacherStudentPasses:
-        """Run the passes that the terms of the loss need.
+        """Run the passes over a `batch`, after `cache`, that the terms of the loss need.
 
         Passes that only terms of weight 0 need are skipped, except the teacher's with `needs_teacher_cache`.
-
-        Args:
-            batch: Questions, chains and answers.
-            cache: KV cache of what precedes the questions.
-            capture_teacher: Further activations to capture in the teacher's pass.
-            capture_latents: Activations to capture in every pass over the latents.
-            needs_teacher_cache: Whether the teacher's cache is used.
+        `capture_teacher` and `capture_latents` name activations of the teacher's pass and of those over the latents.
         """
         decoder, latents, config = self.decoder, self.latent_thoughts, self.config
         hidden_names = distilled_layer_names(decoder, config)
@@ -296,16 +221,13 @@ class Codi(PromptedAnswers):
         if latents.length_policy != "fixed":
             M = latents.num_latents
             latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latents.seed), M)
-        student = read_answer(decoder, latents, batch, latent_cache, hidden_names)
+        student = read_after_latents(
+            decoder, latents.end, batch.answer_ids, batch.answer_mask, latent_cache, hidden_names
+        )
         return TeacherStudentPasses(question, teacher, target, latent_passes, student)
 
-    def compute_loss_terms(self, batch: ReasoningBatch, outputs: TeacherStudentPasses) -> LossTerms:
-        """Return the loss terms whose weight is not 0, and the accuracy of student and teacher.
-
-        Args:
-            batch: The batch that was read.
-            outputs: Result of `run_teacher_and_student`.
-        """
+    def compute_distillation_terms(self, batch: ReasoningBatch, outputs: TeacherStudentPasses) -> LossTerms:
+        """Return the terms of a `batch` whose weight is not 0, and accuracies; `outputs` are those of the passes."""
         config, logits = self.config, self.decoder.logits
         denominators = batch.loss_denominators or self.loss_denominators(batch)
         terms: LossTerms = {}
@@ -330,58 +252,8 @@ class Codi(PromptedAnswers):
             )
         return terms
 
-    def think(
-        self,
-        questions: ReasoningBatch,
-        intervention: Intervention | None = None,
-        record_passes: bool = False,
-        question_cache: KVCache | None = None,
-        state: KVCache | None = None,
-    ) -> LatentRollout:
-        """Return the latents after the questions, without gradients.
-
-        The questions are read after `state`, the KV cache of what precedes them, unless `question_cache` has them.
-        """
-        with eval_no_grad(self.decoder, self.latent_thoughts):
-            cache = question_cache or read_question(self.decoder, questions, state).cache
-            return self.latent_thoughts.think(
-                self.decoder, cache, intervention=intervention, record_passes=record_passes
-            )
-
-    def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
-    ) -> AnswerPrompt:
-        """Return the prompt of the answers: questions and latents.
-
-        If the number of passes over the latents is fixed, the last is left to the caller, which reads eot and the
-        answer prompt in the same pass.
-        """
-        decoder, latents, suffix = self.decoder, self.latent_thoughts, decoding.answer_prompt
-        embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
-        with eval_no_grad(decoder, latents):
-            if not decoding.jacobi_tolerance and latents.stop_head is None:
-                prefix, M = latents.build_prefix(decoder, state, embeds, mask), latents.num_latents
-                last = run_until_last_pass(decoder, latents, prefix, M)
-                return prompt_with_last_pass(decoder, last, M, latents.end, suffix)
-            tolerance = decoding.jacobi_tolerance
-            rollout = latents.think(decoder, state, question=embeds, attention_mask=mask, tolerance=tolerance)
-            return prompt_after_latents(decoder, rollout, latents.end, suffix)
-
     def prompt_chains(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return the prompt of a written chain and the answer: the questions.
-
-        Args:
-            questions: Questions of the batch.
-            decoding: Options of decoding.
-            state: Cache of the documents, or None.
-        """
-        return prompt_with_chain(self.decoder, questions, decoding, state)
-
-    def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
-        """Return the prompt of the answer to one question, with the latents still to be computed."""
-        latents, tolerance = self.latent_thoughts, decoding.jacobi_tolerance
-        return prompt_stepwise(
-            self.decoder, latents, question, latents.num_latents, decoding.answer_prompt, tolerance=tolerance
-        )
+        """Return the prompt of a written chain and the answer; see `PromptedAnswers`."""
+        return prompt_with_question(self.decoder, questions, (), state)._replace(writes_chain=True)

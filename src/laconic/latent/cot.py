@@ -16,7 +16,6 @@ from laconic.latent.answering import (
     AnswerDecoding,
     AnswerPrompt,
     PromptedAnswers,
-    prompt_with_chain,
     prompt_with_question,
 )
 from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
@@ -57,26 +56,17 @@ def compute_single_loss(
 
 
 class WrittenReasoning(PromptedAnswers):
-    """Base of methods that read and write text only, with one cross-entropy over what follows the question.
+    """Base of methods that read and write text only, with one cross-entropy over what follows the question."""
 
-    Attributes:
-        loss_name: Name of the loss's denominator and metrics.
-        writes_chain: Whether a chain comes before the answer.
-    """
-
-    loss_name: ClassVar[str] = "student"
-    writes_chain: ClassVar[bool] = True
+    loss_name: ClassVar[str] = "student"  # of the denominator and the metrics
+    writes_chain: ClassVar[bool] = True  # before the answer
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
     def drop_removed(self, batch: ReasoningBatch) -> ReasoningBatch:
-        """Return the batch without the chain tokens that the method removes at this step; by default none are.
-
-        Args:
-            batch: Questions, chains and answers.
-        """
+        """Return the batch without the chain tokens that the method removes at this step; by default none are."""
         return batch
 
     def build_targets(self, batch: ReasoningBatch) -> Int[Tensor, "B N"]:
@@ -88,12 +78,7 @@ class WrittenReasoning(PromptedAnswers):
         return {self.loss_name: count_scored(self.build_targets(self.drop_removed(batch)))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
-
-        Args:
-            batch: Questions, chains and answers.
-            state: Cache of the documents, or None.
-        """
+        """Return loss and accuracy of a `batch`; `state` is the KV cache of what precedes the questions."""
         remaining = self.drop_removed(batch)
         ids, masks = [batch.question_ids, batch.answer_ids], [batch.question_mask, batch.answer_mask]
         if self.writes_chain:
@@ -106,10 +91,10 @@ class WrittenReasoning(PromptedAnswers):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return the prompt of chain or answer. Arguments are those of `PromptedAnswers.prompt_answers`."""
-        if self.writes_chain:
-            return prompt_with_chain(self.decoder, questions, decoding, state)
-        return prompt_with_question(self.decoder, questions, decoding.answer_prompt, state)
+        """Return the prompt of chain or answer; see `PromptedAnswers`."""
+        prefix_ids = () if self.writes_chain else decoding.answer_prompt
+        prompt = prompt_with_question(self.decoder, questions, prefix_ids, state)
+        return prompt._replace(writes_chain=self.writes_chain)
 
 
 class Cot(WrittenReasoning):
@@ -142,14 +127,9 @@ class NoCot(WrittenReasoning):
 
     Examples:
         >>> import laconic
-        >>> from laconic.config.data import DigitsConfig
-        >>> from laconic.data.synthetic.digits import DigitsDataset
-        >>> data = DigitsDataset(0, DigitsConfig())
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
-        >>> method = laconic.NoCot(decoder)
-        >>> output = method(data.batch([0], epoch=0, step=0))
-        >>> sorted(output.metrics)
-        ['student', 'student_token_accuracy']
+        >>> method = laconic.NoCot(laconic.Decoder(laconic.DecoderConfig.tiny("llama")))
+        >>> method.writes_chain
+        False
     """
 
     writes_chain = False

@@ -65,20 +65,12 @@ class Icot(WrittenReasoning):
         self.max_chain_length = math.inf if max_chain_length is None else max_chain_length
 
     def scheduled_removal(self, step: int) -> float:
-        """Return s at an optimizer step: one more every `steps_per_removal`, all from `remove_all_after` on.
-
-        Args:
-            step: Optimizer step from 0.
-        """
+        """Return s at an optimizer step from 0: one more every `steps_per_removal`, all from `remove_all_after` on."""
         s = float(step // self.steps_per_removal)
         return math.inf if self.config.remove_all_after is not None and s >= self.config.remove_all_after else s
 
     def drop_removed(self, batch: ReasoningBatch) -> ReasoningBatch:
-        """Return the batch without the tokens removed at this step; further ones only in training.
-
-        Args:
-            batch: Questions, chains and answers.
-        """
+        """Return the batch without the tokens removed at this step; further ones only in training."""
         u = torch.zeros(batch.B, dtype=torch.float64)
         if self.training:
             u = torch.as_tensor(uniform(self.seed, batch.epoch, batch.row_index.cpu().numpy()))

@@ -16,7 +16,6 @@ from torch import Tensor
 from laconic.batches import ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
-from laconic.interfaces import StepOutput
 from laconic.latent import codi, rkv
 from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.stop_training import StopTraining
@@ -97,10 +96,8 @@ def kv_loss(
     """Eq. 4: L_KV = 1/2 [mean d(sg K~ - K_s) + mean d(sg V~ - V_s)], means over targets (b, l, g, m) and E.
 
     Args:
-        k_target: Selected keys of the teacher, K~, in every layer; gradients stop here.
-        v_target: Selected values, V~.
-        k_s: The student's keys at the latents.
-        v_s: The student's values.
+        k_target: Selected keys of the teacher, K~, in every layer, and `v_target` values V~; gradients stop here.
+        k_s: The student's keys at the latents, and `v_s` its values.
         target_mask: Slots that have a target.
         config: Distance d, its scale, and the reduction (see `compute_row_weights`).
         denominator: Number of targets (or rows) in the whole optimizer step.
@@ -143,15 +140,11 @@ class Kava(codi.Codi):
 
     Examples:
         >>> import laconic
+        >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
-        >>> from laconic.batches import ReasoningExample
-        >>> from laconic.config.data import DataConfig
-        >>> from laconic.data.reasoning.dataset import ReasoningDataset
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> tokenizer = build_byte_tokenizer()
-        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
-        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> from laconic.data.synthetic.digits import DigitsDataset
+        >>> data = DigitsDataset(0, DigitsConfig())
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> latents = laconic.LatentThoughts(decoder, num_latents=4, num_iterations=2)
         >>> method = laconic.Kava(decoder, latents, DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
         >>> output = method(data.batch([0], epoch=0, step=0))
@@ -183,15 +176,12 @@ class Kava(codi.Codi):
         kv = float(targets[self.kv_config.short_chain_targets].sum())
         return super().loss_denominators(batch) | {"kv": kv}
 
-    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions.
+    def combine_terms(self, terms: codi.LossTerms) -> Tensor:
+        student, teacher, kd, kv = (terms[name] for name in ("student", "teacher", "codi", "kv"))
+        return combine_losses(student, teacher, kd, kv, self.config, self.kv_config.weight)
 
-        Args:
-            batch: Questions, chains and answers.
-            state: Cache of the documents, or None.
-        """
-        if self.trains_stop_head(batch.step):
-            return self.train_stop_head(batch, state)
+    def compute_loss_terms(self, batch: ReasoningBatch, state: KVCache | None) -> codi.LossTerms:
+        """Return the terms whose weight is not 0, and accuracies; see `forward`."""
         weight = self.kv_config.weight
         keys = tuple(f"k.{l}" for l in self.layers if weight and self.kv_config.key_space == "pre_rope")
         needs_queries = weight and rkv.get_needed_scores(self.selection_config)[0]
@@ -199,19 +189,15 @@ class Kava(codi.Codi):
         outputs = self.run_teacher_and_student(
             batch, state, capture_teacher=(*queries, *keys), capture_latents=keys, needs_teacher_cache=bool(weight)
         )
-        terms = self.compute_loss_terms(batch, outputs)
+        terms = self.compute_distillation_terms(batch, outputs)
         if weight and outputs.teacher:
             terms |= self._compute_kv_terms(batch, outputs.teacher, outputs.latents)
-        student, teacher, kd, kv = codi.ordered_terms(terms, "student", "teacher", "codi", "kv")
-        return codi.make_output(combine_losses(student, teacher, kd, kv, self.config, weight), terms)
+        return terms
 
     def select_kv(self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int) -> LayerSelection:
-        """Select the chain tokens of a layer; a policy of your own selects min(M, N_C) in every layer and KV head.
+        """Select the chain tokens of a `layer` of a `batch`, from the pass of the `teacher` over chain and answer.
 
-        Args:
-            batch: Questions, chains and answers.
-            teacher: The teacher's pass over chain and answer.
-            layer: Layer to select in.
+        A policy of your own selects min(M, N_C) in every layer and KV head.
         """
         config, M, key_space = self.selection_config, self.latent_thoughts.num_latents, self.kv_config.key_space
         return rkv.select_tokens(self.decoder, batch, teacher, layer, config, M, self.seed, key_space)

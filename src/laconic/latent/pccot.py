@@ -14,16 +14,10 @@ class Pccot(codi.Codi):
 
     Examples:
         >>> import laconic
-        >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import DistillationConfig
-        >>> from laconic.data.synthetic.digits import DigitsDataset
-        >>> data = DigitsDataset(0, DigitsConfig())
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> latents = laconic.LatentThoughts(decoder, num_latents=4, num_iterations=2)
         >>> method = laconic.Pccot(decoder, latents, DistillationConfig())
-        >>> output = method(data.batch([0], epoch=0, step=0))
-        >>> sorted(output.metrics)
-        ['codi', 'student', 'student_token_accuracy', 'teacher', 'teacher_token_accuracy']
     """
 
     schedules: ClassVar[tuple[str, ...]] = ("jacobi",)

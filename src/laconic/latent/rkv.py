@@ -177,19 +177,11 @@ def select_tokens(
     key_space: KeySpace = "post_rope",
     all_scores: bool = False,
 ) -> LayerSelection:
-    """Select the chain tokens of one layer.
+    """Select the chain tokens of one layer, from the teacher's pass over chain and answer.
 
-    Args:
-        decoder: The model.
-        batch: Questions with chains and answers.
-        teacher: The teacher's pass over chain and answer, with rotated queries captured if importance is needed, and
-            unrotated keys for `key_space` "pre_rope".
-        layer: Layer to select in.
-        config: Policy and weight of importance.
-        M: Number of slots.
-        seed: Seed of the policy "random".
-        key_space: Whether keys are compared and returned after or before rotation; importance always uses the former.
-        all_scores: Compute I and R whatever the policy.
+    It has captured the rotated queries if importance is needed, which always uses rotated keys, and the unrotated keys
+    if these are compared and returned. `seed` is that of the policy "random"; `all_scores` computes I and R whatever
+    the policy.
     """
     mask, Nc = batch.chain_mask, batch.chain_ids.shape[1]
     start = teacher.cache.S - Nc - batch.answer_ids.shape[1]  # the cache ends with chain and answer

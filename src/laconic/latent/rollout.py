@@ -11,27 +11,23 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.batches import PassCounts
+from laconic.batches import PassCounts, ReasoningBatch
 from laconic.models.cache import KVCache
-from laconic.models.decoder import DecoderOutput
+from laconic.models.decoder import Decoder, DecoderOutput
 
 ForwardFn = Callable[..., DecoderOutput]  # called like Decoder.forward
 ProjectFn = Callable[[Tensor], Tensor]
 Intervention = Callable[[Tensor, int], Tensor]
 LatentSchedule = Literal["jacobi", "sequential"]
+Capture = tuple[str, ...]
 
 
 class LatentPrefix(NamedTuple):
-    """Input that the model reads before the latents.
-
-    Attributes:
-        embeds: Vectors to read first; the last one is bot.
-        cache: KV cache of what precedes them.
-        attention_mask: True at real vectors of `embeds`.
-    """
+    """Input that the model reads before the latents: vectors that end with bot, and the KV cache before them."""
 
     embeds: Float[Tensor, "B Np D"]
     cache: KVCache | None = None
@@ -51,8 +47,7 @@ class LatentRollout(NamedTuple):
 
     Attributes:
         latents: Vectors read in the last pass.
-        hidden_states: Hidden states of the last pass, after the final norm.
-        begin_hidden: Hidden state at bot.
+        hidden_states: Hidden states of the last pass, after the final norm; `begin_hidden` is that at bot.
         cache: KV cache of prefix and latents.
         passes: Decoder calls that each row took part in.
         records: If requested, pass t of the Jacobi iteration, where pass 0 reads the placeholders; a sequential rollout
@@ -70,6 +65,32 @@ class LatentRollout(NamedTuple):
         """Return how many latents each row has in the cache: all, or those that a stop head keeps."""
         valid = self.cache.valid
         return tuple(map(int, valid[:, valid.shape[1] - self.latents.shape[1] :].sum(1)))
+
+
+def read_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
+    """Read the question, which teacher and student both continue."""
+    return decoder(decoder.embed(batch.question_ids), cache, attention_mask=batch.question_mask)
+
+
+def read_chain(decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: Capture = ()) -> DecoderOutput:
+    """Read chain and answer after the question: the teacher's pass."""
+    input_ids = torch.cat([batch.chain_ids, batch.answer_ids], 1)
+    mask = torch.cat([batch.chain_mask, batch.answer_mask], 1)
+    return decoder(decoder.embed(input_ids), cache, attention_mask=mask, capture=capture)
+
+
+def read_after_latents(
+    decoder: Decoder,
+    end_vector: Float[Tensor, " D"],
+    ids: Int[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"],
+    cache: KVCache,
+    capture: Capture = (),
+) -> DecoderOutput:
+    """Read eot, which is `end_vector`, and the answer's ids after the latents: the student's pass."""
+    answer = decoder.embed(ids)
+    inputs = torch.cat([end_vector.to(answer.dtype).expand(len(ids), 1, -1), answer], 1)
+    return decoder(inputs, cache, attention_mask=F.pad(mask, (1, 0), value=True), capture=capture)
 
 
 def run_latent_rollout(

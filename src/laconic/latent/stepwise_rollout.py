@@ -20,17 +20,11 @@ from laconic.latent.thoughts import LatentThoughts
 
 
 class RolloutRead(NamedTuple):
-    """Vectors that a row reads next.
+    """Vectors that a row reads next."""
 
-    Attributes:
-        inputs_embeds: The vectors.
-        num_outputs: Number of last hidden states to send back.
-        num_replaced: Number of slots at the end of the row's KV cache to remove first.
-    """
-
-    inputs_embeds: Float[Tensor, "1 n D"]
-    num_outputs: int = 1
-    num_replaced: int = 0
+    inputs_embeds: Float[Tensor, "B n D"]
+    num_outputs: int = 1  # last hidden states to send back
+    num_replaced: int = 0  # slots at the end of the row's KV cache to remove first
 
 
 class StepwiseCounts(NamedTuple):
@@ -50,42 +44,40 @@ def run_stepwise_rollout(
     suffix: Float[Tensor, "1 Ns D"],
     tolerance: float = 0.0,
 ) -> RolloutReads:
-    """Compute M latents after a question, and read a suffix after them.
+    """Compute M latents after a question, and read a suffix, whose last hidden state chooses the first new token.
 
-    Args:
-        latent_thoughts: Control vectors, projection and schedule.
-        question: Embeddings of the question.
-        M: Number of latents.
-        suffix: Vectors to read last; the first new token is chosen from the hidden state of its last one.
-        tolerance: Residual below which the Jacobi iteration ends; 0 runs all iterations.
-
-    Yields:
-        What to read after everything before it, less `num_replaced` slots. Latents that a stop head does not keep are
-        replaced by the suffix.
-
-    Returns:
-        Passes and number of latents.
+    The Jacobi iteration ends when its residual is below the tolerance; 0 runs all iterations. Latents that a stop head
+    does not keep are replaced by the suffix.
     """
     prefix = torch.cat([question, latent_thoughts.begin.to(question.dtype).expand(1, 1, -1)], 1)
-    project, T, stop_head = latent_thoughts.project, latent_thoughts.num_iterations, latent_thoughts.stop_head
-    placeholders = latent_thoughts.placeholder.to(question.dtype).expand(1, M, -1)
+    T, stop_head = latent_thoughts.num_iterations, latent_thoughts.stop_head
     if T and (tolerance or stop_head is not None):
         count_latents = None if stop_head is None else stop_head.count_latents
-        counts = yield from read_adaptive(prefix, placeholders, T, project, tolerance, count_latents)
+        placeholders = latent_thoughts.placeholder.to(question.dtype).expand(1, M, -1)
+        counts = yield from read_adaptive(prefix, placeholders, T, latent_thoughts.project, tolerance, count_latents)
         yield RolloutRead(suffix, num_replaced=M - counts.num_latents)
         return counts
-    if T is None:
-        last = yield from read_sequential(prefix, M, project)
-        passes = PassCounts(1, 0, M, 0)
-    else:
-        last = yield from read_jacobi(prefix, placeholders, min(T, M), project)
-        passes = PassCounts(0, 1, min(T, M), 0)
+    last, passes = yield from read_latents(latent_thoughts, prefix, M)
     yield last._replace(inputs_embeds=torch.cat([last.inputs_embeds, suffix.to(last.inputs_embeds.dtype)], 1))
     return StepwiseCounts(passes, M)
 
 
+def read_latents(
+    latent_thoughts: LatentThoughts, prefix: Float[Tensor, "B Np D"], M: int
+) -> Generator[RolloutRead, Tensor, tuple[RolloutRead, PassCounts]]:
+    """Yield the reads of a prefix, which ends with bot, and M latents; return the last read and the passes.
+
+    More iterations than latents change nothing, so they are left out.
+    """
+    T, project = latent_thoughts.num_iterations, latent_thoughts.project
+    if T is None:
+        return (yield from read_sequential(prefix, M, project)), PassCounts(1, 0, M, 0)
+    placeholders = latent_thoughts.placeholder.to(prefix.dtype).expand(len(prefix), M, -1)
+    return (yield from read_jacobi(prefix, placeholders, min(T, M), project)), PassCounts(0, 1, min(T, M), 0)
+
+
 def read_sequential(
-    prefix: Float[Tensor, "1 Np D"], M: int, project: ProjectFn
+    prefix: Float[Tensor, "B Np D"], M: int, project: ProjectFn
 ) -> Generator[RolloutRead, Tensor, RolloutRead]:
     """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)); return the last read, which is the prefix if M = 0."""
     read = RolloutRead(prefix)
@@ -95,9 +87,13 @@ def read_sequential(
 
 
 def read_jacobi(
-    prefix: Float[Tensor, "1 Np D"], placeholders: Float[Tensor, "1 M D"], num_iterations: int, project: ProjectFn
+    prefix: Float[Tensor, "B Np D"], placeholders: Float[Tensor, "B M D"], num_iterations: int, project: ProjectFn
 ) -> Generator[RolloutRead, Tensor, RolloutRead]:
-    """Read placeholders, then in every iteration the latents that `iterate_latents` reads; return the last read."""
+    """Read placeholders, then the latents in every iteration, on as few positions as it needs; return the last read.
+
+    A read leaves out z_M, on which no other latent depends, and the latents that are already final: in iteration t the
+    first t - 1, whose keys and values the read before has computed.
+    """
     M = placeholders.shape[1]
     if num_iterations == 0:
         return RolloutRead(torch.cat([prefix, placeholders], 1))

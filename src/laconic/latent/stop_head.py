@@ -30,12 +30,7 @@ STOP_QUANTILE = 0.5  # a row keeps the median of its stop distribution
 class StopHead(nn.Module):
     """Linear head on the hidden states of M latents.
 
-    Args:
-        width: Width of the decoder.
-        num_latents: M.
-        lr_multiplier: Learning rate of the head relative to everything else; parameters are stored divided by it.
-        dtype: dtype of the parameters.
-        device: Their device.
+    `lr_multiplier` is its learning rate relative to everything else; parameters are stored divided by it.
     """
 
     def __init__(

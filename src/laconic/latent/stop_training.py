@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.halting.estimators import ponder_loss
 from laconic.interfaces import StepOutput
-from laconic.latent.rollout import LatentRollout
+from laconic.latent.rollout import read_after_latents, read_question
 from laconic.latent.stop_head import StopHead, keep_first_latents
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_student_targets
@@ -24,22 +24,20 @@ from laconic.models.modes import eval_no_grad
 
 
 class StopTraining(NamedTuple):
-    """When the stop head is trained, and nothing else.
+    """When the stop head is trained, and nothing else."""
 
-    Attributes:
-        first_step: The first update that trains it.
-        length_cost: beta.
-    """
-
-    first_step: int
-    length_cost: float
+    first_step: int  # the first update that trains it
+    length_cost: float  # beta
 
     def compute_loss(
-        self, decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, rollout: LatentRollout
+        self, decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, state: KVCache | None
     ) -> StepOutput:
-        """Return the loss of the stop head on a rollout of all latents."""
+        """Return the loss of the stop head on the latents of a batch after `state`, which get no gradient."""
         head, M = latent_thoughts.stop_head, latent_thoughts.num_latents
         assert head is not None
+        with eval_no_grad(decoder, latent_thoughts):
+            question = read_question(decoder, batch, state).cache
+            rollout = latent_thoughts.think(decoder, question, uses_stop_head=False)
         trial_losses = compute_trial_losses(decoder, latent_thoughts.end, batch, rollout.cache, M)
         num_rows = (batch.loss_denominators or {"rows": float(batch.B)})["rows"]
         return compute_stop_loss(head, rollout.hidden_states, trial_losses, self.length_cost, num_rows)
@@ -51,12 +49,10 @@ def compute_trial_losses(
     """Return the nats of each row's answer after its first 1 to M latents; `end_vector` is eot."""
     losses: list[Tensor] = []
     with eval_no_grad(decoder):
-        answer = decoder.embed(batch.answer_ids)
-        inputs = torch.cat([end_vector.to(answer.dtype).expand(batch.B, 1, -1), answer], 1)
-        mask, targets = F.pad(batch.answer_mask, (1, 0), value=True), build_student_targets(batch)
+        ids, mask, targets = batch.answer_ids, batch.answer_mask, build_student_targets(batch)
         for n in range(1, M + 1):
             first = keep_first_latents(cache, torch.full_like(batch.row_index, n), M)
-            logits = decoder.logits(decoder(inputs, first, attention_mask=mask).hidden_states)
+            logits = decoder.logits(read_after_latents(decoder, end_vector, ids, mask, first).hidden_states)
             nats = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORE_INDEX, reduction="none")
             losses.append(nats.sum(1))
     return torch.stack(losses, 1)

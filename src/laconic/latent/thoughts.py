@@ -5,8 +5,6 @@ CODI arXiv:2502.21074, PCCoT arXiv:2506.18582, Coconut arXiv:2412.06769.
 Shapes: B rows, M latents, D width, P inner width of CODI's projection, V vocabulary.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -31,7 +29,7 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.init import NORMAL_STD, build_seeded_linear
 from laconic.rng import default_seed
-from laconic.storage import atomic
+from laconic.storage.saved_module import SavedModule
 
 LengthPolicy = Literal["fixed", "nested_dropout", "stop_head"]
 ProjectionKind = Literal["pccot", "codi", "none"]
@@ -39,7 +37,7 @@ InitScale = Literal["unit", "embedding"]
 LAYER_NORM_EPS = 1e-5
 
 
-class LatentThoughts(nn.Module):
+class LatentThoughts(SavedModule):
     """Control vectors and projection of a model with latent thoughts.
 
     Args:
@@ -66,6 +64,8 @@ class LatentThoughts(nn.Module):
         >>> latents.think(decoder, question=question, attention_mask=torch.ones(1, 3).bool()).latents.shape
         torch.Size([1, 4, 48])
     """
+
+    artifact_kind = "thoughts"
 
     def __init__(
         self,
@@ -131,11 +131,7 @@ class LatentThoughts(nn.Module):
         return self.vectors[2]
 
     def project(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
-        """Return the vectors to read after these hidden states, in their dtype.
-
-        Args:
-            hidden_states: Last hidden states [B, M, D].
-        """
+        """Return the vectors to read after these last hidden states, in their dtype."""
         if self.projection is None:
             return hidden_states
         return self.projection(hidden_states.to(self.vectors.dtype)).to(hidden_states.dtype)
@@ -147,6 +143,7 @@ class LatentThoughts(nn.Module):
         *,
         question: Float[Tensor, "B Nq D"] | None = None,
         attention_mask: Bool[Tensor, "B Nq"] | None = None,
+        num_latents: int | None = None,
         forward_fn: ForwardFn | None = None,
         tolerance: float = 0.0,
         uses_stop_head: bool = True,
@@ -160,6 +157,7 @@ class LatentThoughts(nn.Module):
             cache: KV cache of the question.
             question: Embeddings of the question, to read it in the same pass as bot; give these or `cache`.
             attention_mask: True at real tokens of `question`.
+            num_latents: In place of M, for sequential latents.
             forward_fn: Called in place of the decoder.
             tolerance: See `run_adaptive_rollout`; 0 runs all iterations.
             uses_stop_head: If there is a stop head, keep as many latents as it says; else all.
@@ -177,7 +175,8 @@ class LatentThoughts(nn.Module):
         is_inspected = intervention is not None or record_passes
         if tolerance and is_inspected:
             raise UsageError(f"tolerance={tolerance}: not with an intervention or records; remove tolerance")
-        call = (forward_fn or decoder, prefix, self.placeholder, self.num_latents)
+        M = self.num_latents if num_latents is None else num_latents
+        call = (forward_fn or decoder, prefix, self.placeholder, M)
         T, project = self.num_iterations, self.project
         if T and not is_inspected and (tolerance or count_latents):
             return run_adaptive_rollout(*call, T, project=project, tolerance=tolerance, count_latents=count_latents)
@@ -204,28 +203,6 @@ class LatentThoughts(nn.Module):
                 attention_mask = torch.cat([attention_mask, attention_mask.new_ones(B, 1)], 1)
             embeds = torch.cat([question, embeds.to(question.dtype)], 1)
         return LatentPrefix(embeds, cache, attention_mask)
-
-    def save(self, path: str | Path, metadata: Mapping[str, object]) -> None:
-        """Write the parameters to a safetensors file; `metadata` identifies base model and tokenizer.
-
-        Args:
-            path: File to write.
-            metadata: Fingerprints to store with them.
-        """
-        atomic.save_artifact(Path(path), self.state_dict(), "thoughts", {**metadata, "settings": self.settings})
-
-    def load(self, path: str | Path, metadata: Mapping[str, object]) -> "LatentThoughts":
-        """Load what `save` wrote into this module and return it.
-
-        Args:
-            path: File to read.
-            metadata: Fingerprints that the file must have.
-
-        Raises:
-            CorruptArtifactError: If the file has other metadata, settings or tensors.
-        """
-        atomic.load_into_module(self, Path(path), "thoughts", {**metadata, "settings": self.settings})
-        return self
 
 
 def init_control_vectors(

@@ -65,14 +65,14 @@ def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -
     assert question is not None
     if isinstance(method, PromptsAnswersStepwise):
         stepwise: StepwisePrompt = method.prompt_answer_stepwise(question, decoding)
-        start_decoding(decoder, sequence, decoding, None, stepwise.num_positions, stepwise.eos_count)
+        start_decoding(decoder, sequence, decoding, None, stepwise.num_positions, stepwise.writes_chain)
         sequence.start_thinking(stepwise.reads)
     elif isinstance(method, PromptsAnswers):
         prompt: AnswerPrompt = method.prompt_answers(question, decoding)
         sequence.prompt, sequence.state = prompt.inputs_embeds[0, prompt.attention_mask[0]], prompt.cache
         sequence.latent_positions = prompt.num_latents[0] if prompt.num_latents else 0
         sequence.latent_passes = prompt.passes[0].latent if prompt.passes else 0
-        start_decoding(decoder, sequence, decoding, prompt.cache, len(sequence.prompt), prompt.eos_count)
+        start_decoding(decoder, sequence, decoding, prompt.cache, len(sequence.prompt), prompt.writes_chain)
     else:
         answer_whole(model, sequence, question, decoding)
 
@@ -83,11 +83,11 @@ def start_decoding(
     decoding: AnswerDecoding,
     cache: KVCache | None,
     num_positions: int,
-    eos_count: int,
+    writes_chain: bool,
 ) -> None:
     """Set how to decode an answer after a cache and `num_positions` further positions."""
     alone = torch.zeros(1, dtype=torch.long)  # a row's samples depend on its index, which is 0 for a request
-    config = build_answer_config(decoder, alone, decoding, num_positions, eos_count)
+    config = build_answer_config(decoder, alone, decoding, num_positions, writes_chain)
     prompt = Prompt(None, None, torch.ones(1, num_positions, dtype=torch.bool), [[]])
     first = find_first_new_position(decoder, prompt, cache)
     check_position_table(decoder.config, first, config.max_tokens)

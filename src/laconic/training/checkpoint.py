@@ -45,11 +45,9 @@ class StateDictIO:
     def save(self, writer: ManifestWriter) -> None:
         writer.add_tensors("model.safetensors", self.method.state_dict())
 
-    def save_config_files(self, writer: ManifestWriter) -> None:
-        """Write nothing: there are no such files."""
+    def save_config_files(self, writer: ManifestWriter) -> None: ...
 
     def load(self, folder: Path) -> None:
-        """Load the tensors; the names must be equal."""
         self.method.load_state_dict(load_tensors(folder / "model.safetensors"))
 
 
@@ -80,27 +78,16 @@ def load_model(folder: Path, model_io: ModelIO, method: nn.Module) -> None:
 
 @dataclass
 class Progress:
-    """Progress of a run.
+    """Progress of a run."""
 
-    Attributes:
-        step: Updates tried.
-        epoch: Epoch of the next update.
-        row_offset: Rows of that epoch already used.
-        micro_batch_size: Micro-batch in use.
-        skipped_steps: Updates skipped because they were not finite.
-        reset_pending: The optimizer state must be cleared before the next applied update.
-        metrics_bytes: Length of metrics.jsonl that belongs to the step.
-        metrics_sha256: Hash of that part; empty before the first save.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    row_offset: int = 0
+    step: int = 0  # updates tried
+    epoch: int = 0  # of the next update
+    row_offset: int = 0  # rows of that epoch already used
     micro_batch_size: int = 0
-    skipped_steps: list[int] = field(default_factory=list)
-    reset_pending: bool = False
-    metrics_bytes: int = 0
-    metrics_sha256: str = ""
+    skipped_steps: list[int] = field(default_factory=list)  # updates that were not finite
+    reset_pending: bool = False  # the optimizer state is cleared before the next applied update
+    metrics_bytes: int = 0  # length of metrics.jsonl that belongs to the step
+    metrics_sha256: str = ""  # of that part; empty before the first save
 
 
 @dataclass
@@ -159,17 +146,10 @@ def load_training_state(
     state_types: Mapping[str, type],
     ranks: Ranks,
 ) -> tuple[Progress, list[MethodState]]:
-    """Restore optimizer, loss scale and random state of a step.
-
-    Args:
-        folder: Folder of the step.
-        optimizer: Optimizer of the same parameters.
-        scaler: Loss scaler.
-        state_types: Dataclasses that the method's carried states consist of, by name.
-        ranks: Processes that resume; a rank without a random state in the step keeps its seed.
+    """Restore optimizer, loss scale and random state of a step; a rank without a random state keeps its seed.
 
     Returns:
-        The progress, and the carried state of each micro-batch of this rank.
+        The progress, and the carried state of each micro-batch of this rank, of dataclasses in `state_types`.
 
     Raises:
         CorruptArtifactError: If the optimizer has other parameters, or a JSON file other keys or types.

@@ -5,10 +5,14 @@ state are sharded. A method calls each block several times before one backward p
 micro-batch and resharded after all gradients are reduced; with `reshard` they are gathered for every pass.
 """
 
+import json
 import os
+import signal
+import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,19 +25,25 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic import errors
 from laconic.config.training import TrainingConfig
 from laconic.errors import LaconicError, UsageError, translate_os_errors
 from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.storage.manifest import FileEntry, ManifestWriter
 from laconic.storage.run_dir import RunDirectory
-from laconic.training.rank_sync import RankChannel
-from laconic.training.ranks import Ranks, WriteFn
+from laconic.training.ranks import JsonT, Ranks, WriteFn
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # one rank may validate or save for long
+ERROR_TIMEOUT = timedelta(seconds=3)  # for the error of a peer that ended in the middle of a collective
+EXIT_GRACE_SECONDS = 1.0
+FAILED_KEY, EXITING_KEY = "failed", "exiting"
+ERROR_CLASSES = {
+    kind.exit_code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LaconicError)
+}
 FSDP_VIEW_WARNING = "FSDP2-wrapped module"  # keys and values are views of one product; nothing changes them in place
 
 
@@ -85,15 +95,78 @@ def check_distributed_config(config: TrainingConfig, world_size: int) -> None:
         raise UsageError('parallel = "fsdp" does not support precision = "float16"; use "bfloat16"')
 
 
-class DistributedRanks(RankChannel, Ranks):
-    """Several ranks under torchrun."""
+class DistributedRanks(Ranks):
+    """Several ranks under torchrun.
+
+    Errors go through its store, which still answers when a collective is broken because a peer has ended.
+    """
 
     def __init__(
         self, store: Store, rank: int, world_size: int, config: TrainingConfig | None, device: torch.device
     ) -> None:
-        super().__init__(store, rank, world_size)
-        self.device = device
+        self.store, self.rank, self.world_size, self.device = store, rank, world_size, device
         self.is_sharded, self.reshard = (config.parallel == "fsdp", config.reshard) if config else (False, False)
+
+    def all_gather(self, value: JsonT) -> list[JsonT]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def run_on_rank_zero(self, function: Callable[[], JsonT]) -> JsonT:
+        result: Any = None
+        with self.agreed_error():
+            result = function() if self.rank == 0 else None
+        return self.all_gather(result)[0]
+
+    @contextmanager
+    def agreed_error(self) -> Iterator[None]:
+        """Raise on all ranks the first error that any of them has in this context; all enter it."""
+        error: LaconicError | None = None
+        try:
+            yield
+        except LaconicError as raised:
+            error = raised
+        first = next((report for report in self.all_gather(error_to_json(error)) if report), None)
+        if first:
+            raise error if error and first == error_to_json(error) else error_from_json(first)
+
+    @contextmanager
+    def same_error_everywhere(self) -> Iterator[None]:
+        """End all ranks with the same error, whichever rank raises it inside this context."""
+        try:
+            yield
+        except Exception as error:
+            error = self.agree_on_error(error)
+            raise error
+
+    def agree_on_error(self, error: Exception) -> Exception:
+        """Publish this rank's error and return it, or return that of the peer that caused it."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it once the first rank has ended
+        with suppress(dist.DistError):
+            if isinstance(error, LaconicError):
+                self.store.compare_set(FAILED_KEY, "", json.dumps(error_to_json(error)))
+            else:
+                error = self.find_cause(error)
+            self.wait_for_peers()
+        return error
+
+    def find_cause(self, error: Exception) -> Exception:
+        """Return the error that a peer ended with; if there is none, publish this one as a bug and return it."""
+        if isinstance(error, RuntimeError):  # raised by a collective if a peer has ended
+            with suppress(dist.DistStoreError):
+                self.store.wait([FAILED_KEY], ERROR_TIMEOUT)
+                return error_from_json(json.loads(self.store.get(FAILED_KEY)))
+        bug = {"code": LaconicError.exit_code, "message": f"rank {self.rank}: {type(error).__name__}: {error}"}
+        self.store.compare_set(FAILED_KEY, "", json.dumps(bug))
+        return error
+
+    def wait_for_peers(self) -> None:
+        """Wait a little until every rank is about to end; torchrun stops the others as soon as one has."""
+        deadline = time.monotonic() + EXIT_GRACE_SECONDS
+        self.store.add(EXITING_KEY, 1)
+        while self.store.add(EXITING_KEY, 0) < self.world_size and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def wrap(self, method: nn.Module) -> nn.Module:
         """Return the method in DDP, or with FSDP2 applied to it."""
@@ -118,7 +191,8 @@ class DistributedRanks(RankChannel, Ranks):
             warnings.filterwarnings("ignore", message=FSDP_VIEW_WARNING)
             yield
         if self.is_sharded:
-            reshard_all(module)
+            for part in fsdp_modules(module):
+                part.reshard()
             if is_last:
                 self.sum_scalar_gradients(module)
                 self.drop_unused_gradients(module)
@@ -184,7 +258,7 @@ class DistributedRanks(RankChannel, Ranks):
         self, run: RunDirectory, step: int, write: WriteFn, fingerprints: Mapping[str, str], expected_bytes: int
     ) -> Path:
         """Let all ranks write into the temporary folder of rank 0, which commits it if none of them failed."""
-        error, is_announced = None, False
+        is_announced = False
 
         def write_together(writer: ManifestWriter) -> None:
             nonlocal is_announced
@@ -192,29 +266,32 @@ class DistributedRanks(RankChannel, Ranks):
             self.all_gather(str(writer.folder))
             self.write_and_merge(writer, write)
 
-        try:
+        with self.agreed_error():
             if self.rank == 0:
-                run.commit_step(step, write_together, fingerprints, expected_bytes)
+                try:
+                    run.commit_step(step, write_together, fingerprints, expected_bytes)
+                finally:
+                    if not is_announced:
+                        self.all_gather("")  # there is no folder; the error follows
             elif folder := self.all_gather("")[0]:
                 self.write_and_merge(ManifestWriter(Path(folder)), write)
-        except LaconicError as raised:
-            error = raised
-        if self.rank == 0 and not is_announced:
-            self.all_gather("")  # there is no folder; the error follows
-        self.raise_first_error(error)
         return run.step_path(step)
 
     def write_and_merge(self, writer: ManifestWriter, write: WriteFn) -> None:
         """Write this rank's files and record those of all; raise on all ranks what any of them failed with."""
-        error: LaconicError | None = None
-        try:
-            with translate_os_errors(writer.folder):
-                write(writer)
-        except LaconicError as raised:
-            error = raised
-        self.raise_first_error(error)
+        with self.agreed_error(), translate_os_errors(writer.folder):
+            write(writer)
         for entries in self.all_gather({name: (entry.bytes, entry.sha256) for name, entry in writer.entries.items()}):
             writer.entries |= {name: FileEntry(size, sha256) for name, (size, sha256) in entries.items()}
+
+
+def error_to_json(error: LaconicError | None) -> dict[str, object] | None:
+    return error and {"code": error.exit_code, "message": str(error)}
+
+
+def error_from_json(report: dict[str, object]) -> LaconicError:
+    """Return an error of the class that has this exit code."""
+    return ERROR_CLASSES.get(int(str(report["code"])), LaconicError)(str(report["message"]))
 
 
 class DDPForward(nn.Module):
@@ -233,7 +310,7 @@ class DDPForward(nn.Module):
 def apply_fsdp(method: nn.Module, device: torch.device, reshard: bool) -> nn.Module:
     """Apply FSDP2 to the blocks of each decoder and to the rest; gradients are summed.
 
-    With `reshard` a block's weights are freed after each of its passes, else only `reshard_all` frees them. The rest
+    With `reshard` a block's weights are freed after each of its passes, else `accumulate_gradients` does. The rest
     (embeddings, head, latents) is whole during a micro-batch. FSDP2 cannot shard scalars: every rank has them whole.
     """
     from torch.distributed.device_mesh import init_device_mesh  # slow imports
@@ -269,8 +346,3 @@ def fsdp_modules(module: nn.Module) -> "list[FSDPModule]":
     from torch.distributed.fsdp import FSDPModule
 
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
-
-
-def reshard_all(module: nn.Module) -> None:
-    for part in fsdp_modules(module):
-        part.reshard()

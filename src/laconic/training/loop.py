@@ -12,8 +12,7 @@ from laconic.errors import InputError
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import nonfinite_report
 from laconic.training.row_order import compute_update_index
-from laconic.training.run import Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import Resume, TrainingResult, TrainingRun, TrainingSetup, ValidateFn, choose_start
 from laconic.training.signals import StopSignal, handle_signals
 from laconic.training.step import get_random_state
 from laconic.training.trackers import Tracker

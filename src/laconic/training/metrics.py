@@ -34,10 +34,11 @@ class MetricsWriter:
     Args:
         path: The file.
         start: Bytes to keep; what follows belongs to steps that were not committed.
+        expected_sha256: Hash of the bytes kept, or "" in a new run; for others a warning says so.
         tracker: Receives copies of the numbers.
     """
 
-    def __init__(self, path: Path, start: int = 0, tracker: Tracker | None = None) -> None:
+    def __init__(self, path: Path, start: int = 0, expected_sha256: str = "", tracker: Tracker | None = None) -> None:
         self.path, self.tracker = path, tracker
         check_not_link(path)
         with translate_os_errors(path):
@@ -46,13 +47,14 @@ class MetricsWriter:
             self.file.truncate(min(start, length))
             self.file.seek(0, os.SEEK_END)  # truncating does not move the position, which says where the file ends
             self.hash = hashlib.sha256(path.read_bytes())
-        self.is_complete = length >= start
-        if not self.is_complete:
+        if length < start:
             warnings.warn(f"{path} has {length:,} bytes, the checkpoint was saved with {start:,}; some lines are lost")
+        elif expected_sha256 not in ("", self.sha256):
+            warnings.warn(f"{path} was changed after it was written; only the weights and new lines can be trusted")
 
     def write(self, values: Mapping[str, object]) -> None:
         """Append a line; NaN and infinity become null."""
-        line = (to_canonical_json(_replace_nonfinite(values)) + "\n").encode()
+        line = (to_canonical_json(replace_nonfinite(values)) + "\n").encode()
         with translate_os_errors(self.path):
             self.file.write(line)
             self.file.flush()
@@ -64,13 +66,6 @@ class MetricsWriter:
     def sha256(self) -> str:
         """Hash of all lines so far."""
         return self.hash.hexdigest()
-
-    def check_sha256(self, expected: str) -> None:
-        """Warn if the lines before `start` have another hash."""
-        if self.is_complete and expected != self.sha256:
-            warnings.warn(
-                f"{self.path} was changed after it was written; only the weights and new lines can be trusted"
-            )
 
     def flush_to_disk(self) -> int:
         """Sync the file to disk and return its length."""
@@ -84,10 +79,10 @@ class MetricsWriter:
             self.tracker.finish()
 
 
-def _replace_nonfinite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """Return a value with None for NaN and infinity."""
     if isinstance(value, Mapping):
-        return {name: _replace_nonfinite(inner) for name, inner in value.items()}
+        return {name: replace_nonfinite(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

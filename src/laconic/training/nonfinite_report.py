@@ -14,6 +14,7 @@ from laconic.interfaces import Batch, LocatesNonFinite, TrainingData
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
+from laconic.training.metrics import replace_nonfinite
 from laconic.training.row_order import UpdateIndex
 from laconic.training.step import Updater, UpdateResult, set_random_state
 
@@ -73,10 +74,10 @@ def build_report(
         "rank": updater.ranks.rank,
         "micro_batch_size": updater.micro_batch_size,
         "status": result.status,
-        "metrics": {name: value if math.isfinite(value) else None for name, value in result.metrics.items()},
+        "metrics": replace_nonfinite(result.metrics),
         "first": first,
         "operation": mode.first,
-        "largest": {name: value if math.isfinite(value) else None for name, value in largest.items()},
+        "largest": replace_nonfinite(largest),
     }
 
 

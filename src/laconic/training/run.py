@@ -5,29 +5,32 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from laconic import rng
+from laconic.config.training import TrainingConfig
 from laconic.console import ProgressFn
 from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError
-from laconic.interfaces import CarriesState
+from laconic.interfaces import CarriesState, TrainingData
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
 from laconic.storage.atomic import check_free_space
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory, StepFolder
 from laconic.training import checkpoint, nonfinite_report
-from laconic.training.checkpoint import Progress, StateDictIO
+from laconic.training.checkpoint import ModelIO, Progress, StateDictIO
 from laconic.training.metrics import MetricsWriter
+from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
-from laconic.training.setup import TrainingSetup
 from laconic.training.signals import SignalInterruptError, StopSignal
-from laconic.training.step import Updater, UpdateResult, get_random_state, set_random_state
+from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_random_state, set_random_state
 from laconic.training.trackers import Tracker
 from laconic.training.validation_log import VALIDATIONS_FILE, ValidationLog, get_metric, read_validations
 
@@ -36,40 +39,52 @@ CHANGED_INPUTS = {"data": "training rows", "recipe": "recipe keys", "base": "wei
                   "tokenizer": "ids of the tokenizer"}  # fmt: skip
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 8  # on the progress line, all losses of KaVa; metrics.jsonl has the gradient norm too
-MAX_ERROR_METRICS = 4  # named in an error message
 ValidateFn = Callable[[int], Mapping[str, float]]  # from the epoch of the last update to metrics
 Resume = Literal["auto", "never"] | int
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """Result of a run.
+class TrainingSetup:
+    """Everything that decides which updates a run makes.
 
     Attributes:
-        steps: Updates tried.
-        metrics: Loss and terms of the last update, without those that are not finite.
-        validation: Metrics of the validation of the last step.
-        best: Best validated (metric, step).
-        num_skipped: Updates skipped because they were not finite.
-        step_path: Folder of the last step.
+        method: Module that implements `Method`.
+        data: Rows to train on.
+        config: Steps, batch sizes, optimizer, checkpoints.
+        seed: Seed of the order of rows and of all random numbers.
+        model_io: Saves and loads the model of a step; by default all tensors of the method.
+        fingerprints: SHA-256 of recipe and base weights, to which those of the data are added. Steps with other ones
+            are not resumed.
+        ranks: Processes that train together; by default this one alone.
+        device: Device to train on.
+        build_optimizer: Builds the optimizer of the trainable parameters.
     """
+
+    method: nn.Module
+    data: TrainingData
+    config: TrainingConfig
+    seed: int = 0
+    model_io: ModelIO | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict[str, str])
+    ranks: Ranks = field(default_factory=Ranks)
+    device: torch.device | str = "cpu"
+    build_optimizer: OptimizerBuilder = build_adamw
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of a run: updates tried, finite metrics of the last one, its validation, and best (metric, step)."""
 
     steps: int
     metrics: Mapping[str, float]
     validation: Mapping[str, float]
     best: tuple[float, int] | None
-    num_skipped: int
+    num_skipped: int  # updates that were not finite
     step_path: Path | None
 
 
 class TrainingRun:
-    """A run in progress.
-
-    Args:
-        setup: Method, data and settings.
-        run_directory: Directory to save steps in.
-        start: Step to resume from.
-    """
+    """A run in progress, which resumes from the step `start`."""
 
     def __init__(
         self, setup: TrainingSetup, run_directory: RunDirectory | None = None, start: StepFolder | None = None
@@ -103,9 +118,8 @@ class TrainingRun:
         """Open metrics.jsonl, without the lines after the step resumed from."""
         if self.run_directory is not None and self.ranks.rank == 0:
             path = self.run_directory.path / "metrics.jsonl"
-            self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker)
-            if self.progress.metrics_sha256:  # a new run has none
-                self.metrics_writer.check_sha256(self.progress.metrics_sha256)
+            progress = self.progress
+            self.metrics_writer = MetricsWriter(path, progress.metrics_bytes, progress.metrics_sha256, tracker)
             if self.progress.step in self.validations.metrics:  # its line follows the step, which was saved before
                 self.write_validation()
 
@@ -150,8 +164,7 @@ class TrainingRun:
             if report_progress and self.ranks.rank == 0:
                 speed = result.num_tokens / max(1e-9, time.monotonic() - start)
                 rate = self.updater.optimizer.param_groups[0]["lr"]
-                metrics = select_progress_metrics(result.metrics)
-                terms = " · ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+                terms = " · ".join(format_metrics(result.metrics))
                 text = f"{terms} · learning rate {rate:.2g} · {speed:,.0f} tokens/s; updates"
                 report_progress(text, self.progress.step, self.num_steps)
 
@@ -187,10 +200,8 @@ class TrainingRun:
         index = compute_update_index(self.config, self.seed, step, len(self.data))
         report = nonfinite_report.build_report(self.updater, self.data, index, result, random_state)
         place = nonfinite_report.write_report(report, random_state, self.run_directory, self.ranks.rank)
-        bad = [name for name, value in result.metrics.items() if not math.isfinite(value)]
-        more = f" and {len(bad) - MAX_ERROR_METRICS} more" if len(bad) > MAX_ERROR_METRICS else ""
-        names = ", ".join(bad[:MAX_ERROR_METRICS])
-        raise NonFiniteError(f"step {step + 1}: {names}{more} not finite; the update was not applied{place}")
+        names = ", ".join(name for name, value in result.metrics.items() if not math.isfinite(value))
+        raise NonFiniteError(f"step {step + 1}: {names} not finite; the update was not applied{place}")
 
     @property
     def epoch(self) -> int:
@@ -331,28 +342,26 @@ class TrainingRun:
 
 
 def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder | None:
-    """Return the step to resume from, which rank 0 chooses and verifies."""
-    step = ranks.run_on_rank_zero(lambda: chosen.step if (chosen := find_start(run, resume)) else None)
+    """Return the step to resume from, which rank 0 chooses and verifies.
+
+    Raises:
+        BusyError: If `resume` is "never" and the run has steps.
+    """
+
+    def find() -> int | None:
+        if resume == "never":
+            if run.step_numbers():
+                raise BusyError(f"{run.path} already has checkpoints; resume or choose another folder")
+            return None
+        chosen = run.latest_valid_step() if resume == "auto" else run.get_step(resume)
+        return chosen and chosen.step
+
+    step = ranks.run_on_rank_zero(find)
     if step is None:
         return None
     return StepFolder(step, run.step_path(step), manifest.read_manifest(run.step_path(step)))
 
 
-def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
-    """Return the step to resume from.
-
-    Raises:
-        BusyError: If `resume` is "never" and the run has steps.
-    """
-    if resume == "never":
-        if run.step_numbers():
-            raise BusyError(f"{run.path} already has checkpoints; resume or choose another folder")
-        return None
-    if resume == "auto":
-        return run.latest_valid_step()
-    return run.get_step(resume)
-
-
-def select_progress_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the first metrics of an update, loss first."""
-    return dict(list(metrics.items())[:MAX_PROGRESS_METRICS])
+def format_metrics(metrics: Mapping[str, float], most: int | None = MAX_PROGRESS_METRICS) -> list[str]:
+    """Return the name and value of the first metrics, loss first."""
+    return [f"{name} {value:.4g}" for name, value in islice(metrics.items(), most)]

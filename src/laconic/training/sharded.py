@@ -52,10 +52,8 @@ def first_failure(error: "CheckpointException") -> BaseException:
 def read_shards(folder: Path, allocate: Callable[[str, tuple[int, ...]], Tensor] | None = None) -> dict[str, Tensor]:
     """Load the tensors of a sharded folder, however many ranks wrote it.
 
-    Args:
-        folder: Folder of shards.
-        allocate: Returns the tensor to load into, by name and shape. If it is sharded itself, all ranks call this
-            function and each loads its own shard.
+    `allocate` returns the tensor to load into, by name and shape. If it is sharded itself, all ranks call this function
+    and each loads its own shard.
 
     Raises:
         CorruptArtifactError: If a tensor has another shape than the one allocated.

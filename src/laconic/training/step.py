@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from laconic.config.training import TrainingConfig
-from laconic.errors import OutOfMemoryError, UsageError
+from laconic.errors import OutOfMemoryError, UsageError, is_out_of_memory
 from laconic.interfaces import (
     AfterUpdateHook,
     Batch,
@@ -22,11 +22,14 @@ from laconic.interfaces import (
 )
 from laconic.training.metrics import LOOP_METRICS, describe_value
 from laconic.training.optim import build_adamw
-from laconic.training.out_of_memory import MEMORY_ADVICE, halve_micro_batch, is_out_of_memory
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import UpdateIndex
 
 MAX_HALVINGS = 3  # of the micro-batch in one run
+MEMORY_ADVICE = (
+    'set activation_checkpointing = 1, precision = "bfloat16", trainable = "lora", a smaller micro_batch_size '
+    "or shorter rows"
+)
 OptimizerBuilder = Callable[[nn.Module, TrainingConfig], torch.optim.Optimizer]
 PRECISION_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,28 +63,18 @@ def _is_cuda_initialized() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
-@dataclass(frozen=True)
-class UpdateResult:
-    """Loss, terms and gradient norm of an update, its tokens, and what became of it.
-
-    `status` is "applied", "nonfinite" or "overflow".
-    """
+class UpdateResult(NamedTuple):
+    """Loss, terms and gradient norm of an update, its tokens, and what became of it."""
 
     metrics: Mapping[str, float]
     num_tokens: int
-    status: str
+    status: str  # "applied", "nonfinite" or "overflow"
 
 
 class Updater:
     """A method with its optimizer and everything that changes from update to update.
 
-    Args:
-        method: Module that implements `Method`.
-        config: Optimizer, precision and batch sizes.
-        num_steps: Updates of the whole run, for the learning-rate schedule.
-        ranks: Processes that train together.
-        device: Device of the method.
-        build_optimizer: Builds the optimizer of the trainable parameters.
+    `num_steps` are the updates of the whole run, for the learning-rate schedule.
     """
 
     def __init__(
@@ -119,10 +112,12 @@ class Updater:
                 if not is_out_of_memory(error):
                     raise
                 self.optimizer.zero_grad()
+                size, can_halve = self.micro_batch_size, self._num_halvings < MAX_HALVINGS
                 # ranks cannot repeat an exchange of gradients alone, and states belong to micro-batches of one size
-                can_halve = self._num_halvings < MAX_HALVINGS and not self.states and self.ranks.world_size == 1
-                self.micro_batch_size = halve_micro_batch(self.micro_batch_size, can_halve, error)
-                self._num_halvings += 1
+                if size == 1 or not can_halve or self.states or self.ranks.world_size > 1:
+                    text = f"out of memory with a micro-batch of {size} rows; {MEMORY_ADVICE}"
+                    raise OutOfMemoryError(text) from error
+                self.micro_batch_size, self._num_halvings = size // 2, self._num_halvings + 1
                 set_random_state(random_state)
         if isinstance(self.method, ResetsOptimizer):
             self.reset_pending |= self.method.resets_optimizer_state(batches[0])

@@ -60,25 +60,17 @@ class ClientTracker:
             self.package.finish()
 
 
-def import_tracker(name: TrackerName) -> Any:
-    """Import a tracker's package, so that a missing one is reported before training."""
-    return importlib.import_module(name)
-
-
 def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[str, Any]) -> Tracker:
     """Start tracking a run under the name of its directory; a resumed run continues its old record.
 
-    Args:
-        name: The tracker. It takes its account, server or mode from its own environment variables.
-        run: Run directory. TensorBoard's files and those of wandb are written inside.
-        project: Project of trackio or wandb.
-        config: The recipe.
+    A tracker takes its account, server or mode from its own environment variables. TensorBoard's files and those of
+    wandb are written inside the run; `project` is one of trackio or wandb, `config` the recipe.
 
     Raises:
         ImportError: If the package is not installed.
         UsageError: If its client cannot start, for example without a login.
     """
-    package = import_tracker(name)
+    package = importlib.import_module(name)
     if name == "tensorboard":
         return TensorBoardTracker(run / TENSORBOARD_FOLDER)
     options: dict[str, Any] = {"project": project, "name": run.name, "config": dict(config), "resume": "allow"}

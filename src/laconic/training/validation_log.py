@@ -13,19 +13,15 @@ from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.storage.atomic import write_text_atomically
 from laconic.storage.manifest import hash_json
 from laconic.storage.strict_json import read_json, to_canonical_json
+from laconic.training.metrics import replace_nonfinite
 
 VALIDATIONS_FILE = "validations.json"
 
 
 class ValidationLog:
-    """The metrics of each validated step.
+    """The metrics of each validated step, NaN where they were not finite; without a path, in memory only.
 
-    Args:
-        path: File of the log; None keeps it in memory.
-        fingerprint: SHA-256 of what the metrics depend on besides the weights, such as the number of held-out rows.
-
-    Attributes:
-        metrics: Metrics by step; NaN for a metric that was not finite.
+    `fingerprint` is the SHA-256 of what they depend on besides the weights, such as the number of held-out rows.
     """
 
     def __init__(self, path: Path | None = None, fingerprint: str = "") -> None:
@@ -36,13 +32,9 @@ class ValidationLog:
         """Replace the file, if there is one."""
         if self.path is None:
             return
-        finite = {
-            str(step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            for step, metrics in self.metrics.items()
-        }
+        finite = {str(step): replace_nonfinite(metrics) for step, metrics in self.metrics.items()}
         content: dict[str, Any] = {"fingerprint": self.fingerprint, "validations": finite}
-        text = to_canonical_json({**content, "sha256": hash_json(content)})
-        write_text_atomically(self.path, text)
+        write_text_atomically(self.path, to_canonical_json({**content, "sha256": hash_json(content)}))
 
     def list_best(self, config: TrainingConfig) -> list[tuple[float, int]]:
         """Return the `keep_best` best (value of `best_metric`, step), best first and earlier before later."""
@@ -55,11 +47,7 @@ class ValidationLog:
 
 
 def read_validations(run: Path) -> ValidationLog:
-    """Return the log of a run directory, empty if there is none.
-
-    Raises:
-        CorruptArtifactError: If the file was changed.
-    """
+    """Return the log of a run directory, empty if there is none. Raises `CorruptArtifactError` if it was changed."""
     path = run / VALIDATIONS_FILE
     log = ValidationLog(path)
     if not path.exists():
@@ -79,11 +67,7 @@ def read_validations(run: Path) -> ValidationLog:
 
 
 def get_metric(metrics: Mapping[str, float], name: str) -> float:
-    """Return a metric of a validation.
-
-    Raises:
-        UsageError: If the validation has no such metric.
-    """
+    """Return a metric of a validation. Raises `UsageError` if it has no such metric."""
     if name not in metrics:
         raise UsageError(f"{name} is not a metric of the validation; available: {', '.join(metrics) or 'none'}")
     return metrics[name]

@@ -259,7 +259,7 @@ def test_evaluate_memories_cuts_documents_to_what_can_be_fitted(run_cli: RunCli)
     [
         (("--tasks", "memories"), "pass --documents FILE.jsonl, --questions FILE.jsonl, or both"),
         ((*FLAGS, "--methods", "magic"), "--methods magic: choose from kvzip, kvzip-equal"),
-        ((*FLAGS, "--keep", "2"), "--keep 2: expected shares above 0 and at most 1"),
+        ((*FLAGS, "--keep", "2"), "--keep 2: expected numbers above 0 and at most 1"),
         ((*FLAGS, "--tokens", "500"), "need 612 positions, and the model has 512"),
         ((*FLAGS, "--protocol", "codi"), "--protocol: only for runs that answer questions"),
         ((*FLAGS, "--batch-size", "8"), "--batch-size: only for runs that answer questions"),

@@ -34,7 +34,6 @@ from laconic.errors import BusyError, InputError, UsageError, translate_os_error
 from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
-    from laconic.compression.autocompressor import AutoCompressor
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.resumable_stream import TokenStream
     from laconic.experiment.text_models.compressor import TextCompressor
@@ -259,20 +258,9 @@ class CompressCommand:
                 if num_segments > max_segments:
                     raise UsageError(
                         f"{text.name} has {pluralize(num_segments, 'segment')} of {segment_tokens} tokens; the memory "
-                        f"holds at most {max_segments:,}. {self.suggest_lengths(method, num_segments, segment_tokens)}"
+                        f"holds at most {max_segments:,}; compress a part of the text, give fewer --vectors, or use a "
+                        "run whose memory_policy is budgeted, fifo or replace"
                     )
-
-    def suggest_lengths(self, method: "AutoCompressor", num_segments: int, segment_tokens: int) -> str:
-        """Return what to do about a text of more segments than the memory can hold."""
-        config, reason, fewer = method.config, "", ""
-        fitting = [n for n in config.possible_lengths if (method.max_segments(segment_tokens, n) or 0) >= num_segments]
-        if self.total_vectors is not None:
-            reason = f"--total-vectors chooses among the {config.fixed_length} vectors of every segment at the end. "
-        if fitting and config.length_policy != "fixed":
-            fewer = f"give --vectors {fitting[-1]}{' or fewer' if len(fitting) > 1 else ''}, "
-        return (
-            f"{reason}Compress a part of the text, {fewer}or use a run whose memory_policy is budgeted, fifo or replace"
-        )
 
     def run_job(
         self,

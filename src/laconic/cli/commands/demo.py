@@ -3,9 +3,7 @@
 The runs are subprocesses, two at a time. A run starts when the run whose weights it starts from is finished.
 """
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -53,12 +51,6 @@ class DemoEntry:
     overrides: tuple[str, ...] = ()
     is_control: bool = False
     fast_overrides: tuple[str, ...] | None = None
-    is_in_table: bool = True
-
-    @property
-    def color_index(self) -> int:
-        """The entry's colour on the page."""
-        return TABLE_ORDER.index(self.name) if self.name in TABLE_ORDER else 0
 
 
 PAUSE_OVERRIDES = ("latents.jacobi_iterations=0", 'latents.projection="none"')
@@ -71,17 +63,10 @@ def control(policy: str, title: str, description: str) -> DemoEntry:
 
 
 ENTRIES = (
-    DemoEntry(
-        "short", "Short chain", "where the chain's weights start", "demo-short", fast_overrides=(), is_in_table=False
-    ),
+    DemoEntry("short", "Short chain", "where the chain's weights start", "demo-short", fast_overrides=()),
     DemoEntry("chain", "Chain of thought", "writes every step, then the answer", "demo-cot", fast_overrides=()),
     DemoEntry(
-        "teacher",
-        "Teacher",
-        "omits the last step; where latent methods start",
-        "demo-teacher",
-        fast_overrides=(),
-        is_in_table=False,
+        "teacher", "Teacher", "omits the last step; where latent methods start", "demo-teacher", fast_overrides=()
     ),
     DemoEntry(
         "kava",
@@ -148,7 +133,8 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        return name_run(self.entry.name, self.seed)
+        """Name by which others find the run that they start from."""
+        return f"{self.entry.name} of seed {self.seed}"
 
     @property
     def log(self) -> Path:
@@ -156,44 +142,23 @@ class DemoRun:
         return self.path.parents[1] / "logs" / f"{self.entry.name}-seed-{self.seed}.log"
 
 
-def name_run(entry: str, seed: int) -> str:
-    """Return the name of an entry's run, by which others find the one they start from."""
-    return f"{entry} of seed {seed}"
-
-
 def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], entries: Sequence[DemoEntry]) -> DemoRun:
-    """Return a run; raise `UsageError` (2) if its directory holds a run of another recipe."""
-    from laconic.config.load import load_recipe
+    """Return a run; raise `UsageError` (2) if its directory holds a run of another recipe.
 
-    path, base = run_path(out, entry.name, seed), base_entry(load_recipe(entry.recipe)[0], entries)
-    start = [f"model.init_from_run={run_path(out, base, seed)}"] if base else []
-    changes = (*entry.overrides, *overrides, f"seed={seed}", *start)
-    recipe, _ = load_recipe(entry.recipe, changes)
-    check_demo_recipe(path, recipe)
-    return DemoRun(
-        entry, seed, path, name_run(base, seed) if base else None, recipe, (entry.recipe, str(path), *changes)
-    )
-
-
-def run_path(out: Path, name: str, seed: int) -> Path:
-    return out / name / f"seed-{seed}"
-
-
-def base_entry(recipe: "Recipe", entries: Sequence[DemoEntry]) -> str | None:
-    """Return the entry whose run a recipe starts from, or None: its `model.init_from_run` is named after it."""
-    if recipe.model.init_from_run is None:
-        return None
-    return next(entry.name for entry in entries if entry.recipe == Path(str(recipe.model.init_from_run)).name)
-
-
-def check_demo_recipe(path: Path, recipe: "Recipe") -> None:
-    """Raise `UsageError` (2) if a run directory was started with another recipe."""
+    It starts from the run of the entry whose recipe `model.init_from_run` names.
+    """
     from laconic.config.load import load_recipe
     from laconic.config.recipe_keys import explicit_values
 
-    file = path / "recipe.toml"
+    path, source = out / entry.name / f"seed-{seed}", load_recipe(entry.recipe)[0].model.init_from_run
+    base = source and next(e.name for e in entries if e.recipe == Path(str(source)).name)
+    start = [f"model.init_from_run={out / base / f'seed-{seed}'}"] if base else []
+    changes = (*entry.overrides, *overrides, f"seed={seed}", *start)
+    recipe, file = load_recipe(entry.recipe, changes)[0], path / "recipe.toml"
     if file.exists() and explicit_values(load_recipe(file)[0]) != explicit_values(recipe):
         raise UsageError(f"{path} was started with another recipe; choose another --out, or remove it")
+    base = base and f"{base} of seed {seed}"
+    return DemoRun(entry, seed, path, base, recipe, (entry.recipe, str(path), *changes))
 
 
 def is_finished(run: DemoRun) -> bool:
@@ -303,16 +268,6 @@ def last_line(log: Path) -> str:
     return next((line.removeprefix("laconic: ").strip() for line in reversed(lines) if line.strip()), "no output")
 
 
-@contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM too, so that both stop the subprocesses."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run_demo(
     entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], overrides: Sequence[str] = (), format: str = "human"
 ) -> int:
@@ -321,10 +276,10 @@ def run_demo(
     runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
     scheduler = DemoScheduler(runs)
     log_message(f"laconic demo: {len(runs)} runs, {NUM_WORKERS} at a time; logs in {out / 'logs'}")
-    with sigterm_as_interrupt(), progress("training") as show:
+    with progress("training") as show:
         try:
             scheduler.run_all(show)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter on SIGTERM
             log_message("laconic demo: stopped; re-run the same command to resume")
             raise
     for problem in sorted(set(scheduler.skipped.values())):
@@ -343,7 +298,8 @@ def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], 
     from laconic.evaluation.tables import print_table
 
     rank = {name: index for index, name in enumerate(TABLE_ORDER)}
-    table_entries = sorted((entry for entry in entries if entry.is_in_table), key=lambda e: rank.get(e.name, len(rank)))
+    table_entries = [entry for entry in entries if entry.is_control or entry.name in rank]
+    table_entries.sort(key=lambda entry: rank.get(entry.name, len(rank)))
     with status("measuring the time per answer, and writing the report"):
         report = build_demo_report(table_entries, out, seeds, seconds, command_line())
         write_file(out / "report.html", runs_table.render_report(report))

@@ -1,7 +1,7 @@
 """`laconic evaluate`: evaluate runs on tasks, and compare them with baselines and the papers' results."""
 
+import math
 import os
-import sys
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -135,7 +135,7 @@ class EvaluateCommand:
                 tolerance=parse_tolerance(self.tolerance, self.protocol),
                 with_cot=self.with_cot,
                 jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
-                jacobi_tolerance=parse_tolerances(self.jacobi_tolerance),
+                jacobi_tolerance=parse_positive("--jacobi-tolerance", self.jacobi_tolerance),
                 baseline=None if self.baseline is None else self.resolve(self.baseline),
                 latency=self.latency or 0,
                 memories=self.memory_options(),
@@ -156,9 +156,9 @@ class EvaluateCommand:
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
-        parse_tolerances(self.jacobi_tolerance)
+        parse_positive("--jacobi-tolerance", self.jacobi_tolerance)
         parse_tolerance(self.tolerance, self.protocol)
-        parse_shares(self.keep)
+        parse_positive("--keep", self.keep, 1.0)
 
     def memory_options(self) -> "MemoryOptions":
         from laconic.evaluation.memories.contexts import KV_METHODS
@@ -168,7 +168,7 @@ class EvaluateCommand:
             documents=self.documents,
             questions=self.questions,
             methods=tuple(KV_METHODS) if self.methods is None else split_commas(self.methods),
-            keep=parse_shares(self.keep) or (0.125,),
+            keep=parse_positive("--keep", self.keep, 1.0) or (0.125,),
             tokens=self.tokens,
             fit=self.fit,
         )
@@ -199,26 +199,16 @@ def print_report(report: "EvalReport", format: OutputFormat) -> None:
         print_table(block) if isinstance(block, Table) else print(block)
 
 
-def parse_shares(text: str | None) -> tuple[float, ...]:
-    """Parse --keep. Raises `UsageError` (2) unless all shares are above 0 and at most 1."""
-    return parse_positive(text, 1.0, f"--keep {text}: expected shares above 0 and at most 1, for example 0.125,0.25")
-
-
-def parse_tolerances(text: str | None) -> tuple[float, ...]:
-    """Parse --jacobi-tolerance. Raises `UsageError` (2) unless all numbers are above 0."""
-    message = f"--jacobi-tolerance {text}: expected numbers above 0, for example 0.02,0.1"
-    return parse_positive(text, sys.float_info.max, message)
-
-
-def parse_positive(text: str | None, maximum: float, message: str) -> tuple[float, ...]:
+def parse_positive(flag: str, text: str | None, maximum: float = 1e38) -> tuple[float, ...]:
     """Parse comma-separated numbers above 0; none for no text. Raises `UsageError` (2) for others, or larger ones."""
     try:
-        values = None if text is None else tuple(sorted(set(map(float, split_commas(text)))))
+        values = () if text is None else tuple(sorted(set(map(float, split_commas(text)))))
     except ValueError:
-        values = ()
-    if values is not None and not (values and all(0 < value <= maximum for value in values)):
-        raise UsageError(message)
-    return values or ()
+        values = (math.nan,)
+    if text is not None and not (values and all(0 < value <= maximum for value in values)):
+        limit = " and at most 1" if maximum == 1 else ""
+        raise UsageError(f"{flag} {text}: expected numbers above 0{limit}, for example 0.125,0.25")
+    return values
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:

@@ -2,12 +2,12 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
-import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +26,10 @@ from laconic.cli.arguments import (
     command_line,
 )
 from laconic.cli.files import print_json
-from laconic.cli.usage_errors import find_hint
 from laconic.console import log_message, log_note, progress
 from laconic.errors import BusyError, UsageError
 from laconic.training.signals import StopSignal, handle_signals
-from laconic.training.trackers import import_tracker, start_tracker
+from laconic.training.trackers import start_tracker
 
 if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 VALUELESS_FLAGS = ("plan", "schema", "help")  # take no value as a separate argument
 VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
-MIN_REPORTED_BYTES = 100_000_000  # of the optimizer in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class TrainCommand:
                 "no recipe given; laconic train RECIPE; laconic recipes lists them, laconic recipes keys their keys"
             )
         if self.track is not None:
-            import_tracker(self.track)  # on every rank, before training starts
+            importlib.import_module(self.track)  # on every rank, before training starts
         recipe, notes = load_recipe(self.recipe, self.overrides, flag_names())
         for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
             log_note(text)
@@ -176,13 +174,11 @@ class TrainCommand:
         return {"out": str(out), **outcome_to_json(outcome)}
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
-        from laconic.training.run import select_progress_metrics
+        from laconic.training.run import format_metrics
 
-        parts = [f"step {outcome.steps}", *format_metrics(select_progress_metrics(outcome.metrics))]
-        validation = ", ".join(format_metrics(outcome.validation))
+        parts = [f"step {outcome.steps}", *format_metrics(outcome.metrics)]
+        validation = ", ".join(format_metrics(outcome.validation, None))
         log_message(f"{out}: {', '.join(parts)}" + (f"; validation: {validation}" if validation else ""))
-        if outcome.step_path is not None and (note := describe_size(outcome.step_path)):
-            log_note(note)
 
     def print_plan(self, recipe: "Recipe") -> int:
         from laconic.experiment.from_recipe.dry_run import format_plan, plan_run, plan_with_step
@@ -210,31 +206,16 @@ class TrainCommand:
 
 def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
     """Return a result for JSON, which has null for a validation metric that is not finite."""
+    from laconic.training.metrics import replace_nonfinite
+
     return {
         "steps": outcome.steps,
         "metrics": dict(outcome.metrics),
-        "validation": {name: x if math.isfinite(x) else None for name, x in outcome.validation.items()},
+        "validation": replace_nonfinite(outcome.validation),
         "best": None if outcome.best is None else {"value": outcome.best[0], "step": outcome.best[1]},
         "skipped": outcome.num_skipped,
         "folder": None if outcome.step_path is None else str(outcome.step_path),
     }
-
-
-def describe_size(step: Path) -> str:
-    """Return how much of a checkpoint is the optimizer's; "" for one that takes little."""
-    sizes = {file.relative_to(step): file.stat().st_size for file in step.rglob("*") if file.is_file()}
-    optimizer = sum(size for file, size in sizes.items() if file.parts[0].startswith("optimizer"))
-    if optimizer < MIN_REPORTED_BYTES:
-        return ""
-    return (
-        f"{step}: {optimizer / 1e6:,.0f} of {sum(sizes.values()) / 1e6:,.0f} MB are the optimizer's, with which a "
-        "larger train.steps continues; laconic export writes the model alone"
-    )
-
-
-def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    """Return each metric as its name and its value."""
-    return [f"{name} {value:.4g}" for name, value in metrics.items()]
 
 
 def parse_resume(text: str) -> Any:
@@ -305,8 +286,6 @@ def normalise_args(args: list[str]) -> list[str]:
             flags.append(item)
             if not equals and flag not in VALUELESS_FLAGS:
                 flags.append(pop_value(item, remaining))
-        elif hint := find_hint("train", name):
-            raise UsageError(f"train has no option {name}; {hint}")
         elif item != "--":
             positionals.append(f"{flag}={value if equals else pop_value(item, remaining)}")
     return [*flags, *positionals]

@@ -20,12 +20,11 @@ from laconic.experiment.from_recipe.methods import require
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.document_reasoning import LatentDocumentReasoning
 from laconic.latent import rkv
-from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_after_latents
-from laconic.latent.coconut import Coconut
-from laconic.latent.codi import Codi, read_chain, read_question
+from laconic.latent.answering import AnswerDecoding, LatentReasoning, decode_answers
+from laconic.latent.codi import Codi
 from laconic.latent.kava import find_distilled_layers
 from laconic.latent.rkv import LayerSelection, SelectedColumns
-from laconic.latent.rollout import Intervention, LatentRollout
+from laconic.latent.rollout import Intervention, LatentRollout, read_chain, read_question
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -153,12 +152,9 @@ class InspectedRun:
         return rollout
 
     def answer(self, batch: ReasoningBatch, rollout: LatentRollout) -> AnswerBatch:
-        method, decoding = self.run.method, self.decoding
-        if isinstance(method, Coconut):
-            prompt = method.prompt_after_latents(rollout, decoding)
-        else:
-            prompt = prompt_after_latents(self.decoder, rollout, self.latents.end, decoding.answer_prompt)
-        return decode_answers(self.decoder, batch, prompt, decoding)
+        method = self.run.method
+        method = cast(LatentReasoning, method.method if isinstance(method, LatentDocumentReasoning) else method)
+        return decode_answers(self.decoder, batch, method.prompt_after_latents(rollout, self.decoding), self.decoding)
 
     def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
         """Return what the teacher's cache holds of chains, and what each policy selects of it.

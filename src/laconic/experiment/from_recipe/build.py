@@ -39,7 +39,7 @@ from laconic.storage.strict_json import read_json
 from laconic.training.loop import replay
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
-from laconic.training.setup import TrainingSetup
+from laconic.training.run import TrainingSetup
 
 NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
 INCIDENT_FILE = "incident.json"

@@ -18,7 +18,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import MethodParameters, build_custom_method
-from laconic.experiment.text_models.document_reasoning import DocumentReasoning, add_documents
+from laconic.experiment.text_models.document_reasoning import add_documents
 from laconic.generation.config import GenerationConfig
 from laconic.interfaces import AnswersQuestions
 from laconic.latent.answering import AnswerDecoding, PromptedAnswers
@@ -175,6 +175,6 @@ def answer_questions(
         raise UsageError(f"{type(method).__name__} does not answer questions: it has no method `answer`")
     if state is None:
         return method.answer(questions, decoding, with_cot=with_cot)
-    if not isinstance(method, PromptedAnswers | DocumentReasoning):
+    if not isinstance(method, PromptedAnswers):
         raise UsageError(f"{type(method).__name__}: a method outside laconic reads no memory; remove the memory")
     return method.answer(questions, decoding, with_cot=with_cot, state=state)

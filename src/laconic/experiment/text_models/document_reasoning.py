@@ -11,16 +11,16 @@ from collections.abc import Mapping
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.batches import AnswerBatch, ReasoningBatch
+from laconic.batches import ReasoningBatch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.segment import resolve_position_scheme
 from laconic.compression.segment_model import SegmentModel
 from laconic.errors import UsageError
 from laconic.interfaces import ResetsOptimizer, StepOutput
-from laconic.latent.answering import AnswerDecoding, AnswerPrompt
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, PromptedAnswers
 from laconic.latent.codi import Codi
 from laconic.latent.cot import Cot, NoCot
 from laconic.latent.rollout import Intervention, LatentRollout
@@ -46,7 +46,7 @@ def compress_documents(
     return memory
 
 
-class DocumentReasoning(nn.Module):
+class DocumentReasoning(PromptedAnswers):
     """A reasoning method whose questions follow the summary vectors of their documents; others are read alone."""
 
     def __init__(self, method: Cot | NoCot | Codi, compressor: AutoCompressor, segment_tokens: int) -> None:
@@ -93,17 +93,11 @@ class DocumentReasoning(nn.Module):
         """Return the prompt of the answers; `state` is as in `forward`."""
         return self.method.prompt_answers(questions, decoding, self.find_state(questions, state))
 
-    def answer(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
-    ) -> AnswerBatch:
-        """Answer the questions; `state` is as in `forward`."""
-        state = self.find_state(questions, state)
-        return self.method.answer(questions, decoding, with_cot=with_cot, state=state)
+    def prompt_chains(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
+    ) -> AnswerPrompt:
+        """Return the prompt of a written chain and the answer; `state` is as in `forward`."""
+        return self.method.prompt_chains(questions, decoding, self.find_state(questions, state))
 
 
 class LatentDocumentReasoning(DocumentReasoning):

@@ -1,0 +1,44 @@
+"""A module whose parameters have a file of their own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Self
+
+from torch import nn
+
+from laconic.storage import atomic
+
+
+class SavedModule(nn.Module):
+    """Writes its tensors to a file, with the settings that a module must have to load them.
+
+    Attributes:
+        artifact_kind: Type of the file.
+        settings: JSON values, compared when the file is loaded.
+    """
+
+    artifact_kind: ClassVar[str]
+    settings: Mapping[str, object]
+
+    def save(self, path: str | Path, metadata: Mapping[str, object]) -> None:
+        """Write the parameters to a safetensors file; `metadata` identifies base model and tokenizer.
+
+        Args:
+            path: File to write.
+            metadata: Fingerprints to store with them.
+        """
+        stored = {**metadata, "settings": self.settings}
+        atomic.save_artifact(Path(path), self.state_dict(), self.artifact_kind, stored)
+
+    def load(self, path: str | Path, metadata: Mapping[str, object]) -> Self:
+        """Load what `save` wrote into this module and return it.
+
+        Args:
+            path: File to read.
+            metadata: Fingerprints that the file must have.
+
+        Raises:
+            CorruptArtifactError: If the file has other metadata, settings or tensors.
+        """
+        atomic.load_into_module(self, Path(path), self.artifact_kind, {**metadata, "settings": self.settings})
+        return self
