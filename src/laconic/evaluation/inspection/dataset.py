@@ -76,7 +76,7 @@ def inspect_dataset(
             progress(run.name, int(indices[-1]) + 1, num_questions)
     names = [AS_TRAINED, *(condition.name for condition in interventions)]
     intervened = [EvalItem(item.id, {name: item.conditions[name] for name in names}) for item in items]
-    result = ReasoningResult.from_items(items, questions.protocol.name, 0)
+    result = ReasoningResult.from_items(items, {"protocol": questions.protocol.name, "bytes_per_position": 0})
     audit = ThoughtAudit(ReasoningRow(questions.name, run.name, "", (0,), (result,)), [intervened])
     by_iterations = {
         n: statistics.estimate_proportion([item.conditions[condition.name]["is_correct"] for item in items])
