@@ -29,7 +29,6 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> Run
         ("max_lr", ["mixer.self_modifying.max_lr=3"]),
         ("cms.inner_lr=-1", ["cms.inner_lr=-1"]),
         ("mixer.titans", ["mixer.kind=titans", "mixer.chunk_size=0"]),
-        ("reset_every", ["mixer.kind=titans", "mixer.titans.reset_every=100"]),
         ("cms.chunk_sizes", ["cms.chunk_sizes=[4, 64]"]),
         ("cms.meta_gradient", ["cms.meta_gradient=full", "cms.inner_objective=task"]),
     ],

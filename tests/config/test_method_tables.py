@@ -52,7 +52,7 @@ def test_options_of_tables_are_those_of_the_layers() -> None:
             titans=TitansOptions(max_memory_norm=0.0),
         ),
         CMSConfig(chunk_sizes=(2, 4), max_update_ratio=0.0, max_error_norm=0.0, inner_lr=0.0, donor_map=(0, 1)),
-        InnerLoopConfig(outer_gradient="truncated", truncate_after=2),
+        InnerLoopConfig(outer_gradient="first_order"),
     ],
 )
 def test_tables_without_none_are_equal_when_loaded_again(table: Any) -> None:
@@ -68,8 +68,6 @@ def test_tables_without_none_are_equal_when_loaded_again(table: Any) -> None:
         (lambda: MixerConfig(kind="titans", chunk_size=0), "chunk_size 0"),
         (lambda: CMSConfig(chunk_sizes=(4, 6)), "4 must divide 6"),
         (lambda: CMSConfig(chunk_sizes=()), "at least 1 token"),
-        (lambda: InnerLoopConfig(outer_gradient="truncated"), "truncate_after None"),
-        (lambda: InnerLoopConfig(truncate_after=3), "truncate_after 3"),
     ],
 )
 def test_tables_refuse_invalid_combinations(make: Any, message: str) -> None:

@@ -17,7 +17,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "validation.with_cot",
         "train.parallel", "train.reshard", "train.eps", "train.activation_checkpointing",
         "compression.checkpoint_segments", "train.deterministic", "train.on_nonfinite",
-        "inner_loop.truncate_after", "train.keep_every",
+        "train.keep_every",
         "train.keep_best", "train.log_every", "method_options",
     ),
     FILES: (
@@ -48,7 +48,6 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "mixer.self_modifying.max_memory_norm", "mixer.self_modifying.mlp_width", "mixer.self_modifying.loss_factor",
         "mixer.titans.decay_half_life", "mixer.titans.mlp_width", "mixer.titans.max_lr", "mixer.titans.lr_init",
         "mixer.titans.num_persistent_tokens",  # Titans, eq. 19
-        "mixer.titans.reset_every", "mixer.titans.global_chunk_size",  # TNT
         "cms.residual", "cms.lr_granularity", "cms.associative_target", "cms.max_error_norm", "cms.donor_map",
         "cms.new_level_init",
     ),

@@ -37,7 +37,7 @@ def build(chunk_size: int = C, seed: int = 0, **options: Any) -> Titans:
     [
         {}, {"momentum": False, "loss_factor": 2, "max_memory_norm": 0.5},
         {"max_memory_norm": 0.0},
-        {"num_persistent_tokens": 2, "global_chunk_size": 6, "reset_every": 6},
+        {"num_persistent_tokens": 2},
     ],
 )  # fmt: skip
 def test_titans_equals_its_reference(depth: int, read_at: str, options: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def test_titans_with_chunk_size_one_equals_its_reference() -> None:
     "options",
     [
         {}, {"memory_depth": 1}, {"read_at": "boundary"}, {"num_persistent_tokens": 2},
-        {"global_chunk_size": 6}, {"reset_every": 6}, {"momentum": False, "conv_kernel_size": 1},
+        {"momentum": False, "conv_kernel_size": 1},
     ],
 )  # fmt: skip
 def test_titans_pieces_equal_the_whole(options: dict[str, Any]) -> None:
@@ -90,12 +90,7 @@ def test_titans_pieces_equal_the_whole(options: dict[str, Any]) -> None:
     assert_states_close(state, final)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"num_persistent_tokens": 2}, {"global_chunk_size": 6, "reset_every": 3},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"num_persistent_tokens": 2}])
 def test_titans_padding_and_other_rows_change_nothing(options: dict[str, Any]) -> None:
     """Rows of different lengths, padded anywhere, then continued from different offsets, equal each row alone."""
     layer = build(**options)
@@ -156,7 +151,7 @@ def test_titans_state_fork_and_reset() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_titans_every_weight_gets_a_gradient(depth: int) -> None:
-    layer = build(memory_depth=depth, num_persistent_tokens=1, global_chunk_size=6)
+    layer = build(memory_depth=depth, num_persistent_tokens=1)
     y, _ = layer(noise(12, 2, 13, D))
     for (name, _), grad in zip(layer.named_parameters(), gradients(y, layer), strict=True):
         assert grad.isfinite().all(), name
@@ -166,18 +161,18 @@ def test_titans_every_weight_gets_a_gradient(depth: int) -> None:
 @pytest.mark.parametrize("options", [{}, {"memory_depth": 1}, {"memory_depth": 1, "read_at": "boundary"}])
 def test_titans_outer_gradient_changes_no_value(options: dict[str, Any]) -> None:
     layer, x = build(**options), noise(13, 2, 11, D)
-    modes: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}, "none": {}}
+    modes = ("full", "first_order", "none")
     grads, names = {}, [name for name, _ in layer.named_parameters()]
-    for mode, extra in modes.items():
-        y, _ = layer(x, outer_gradient=mode, **extra)
+    for mode in modes:
+        y, _ = layer(x, outer_gradient=mode)
         assert_close([y], [layer(x)[0]], tolerance=1e-15)
         grads[mode] = dict(zip(names, gradients(y, layer), strict=True))
     starts = ["memory.M"] if options.get("memory_depth") == 1 else ["memory.W1", "memory.W2"]
     assert all(grads[mode][name].any() for mode in modes for name in starts)
     written = ("k_proj.weight", "v_proj.weight", "step.weight", "keep.weight")
     assert not any(grads["none"][name].any() for name in written), "all writes are constants"
-    assert all(grads[mode][name].any() for mode in ("full", "truncated", "first_order") for name in written)
-    assert len({tuple(grads[mode]["k_proj.weight"].flatten().tolist()) for mode in modes}) == 4
+    assert all(grads[mode][name].any() for mode in ("full", "first_order") for name in written)
+    assert len({tuple(grads[mode]["k_proj.weight"].flatten().tolist()) for mode in modes}) == 3
 
 
 def test_titans_detached_state_leaves_the_start_its_gradient() -> None:
@@ -201,17 +196,6 @@ def test_scan_in_segments_equals_one_scan(module: ModuleType, layer: Any, monkey
     y, state = layer(x, attention_mask=mask)
     assert lengths == [4, 4, 1]
     assert_close([y, *gradients(y, layer)], [whole, *gradients(whole, layer)])
-    assert_states_close(state, final)
-
-
-@pytest.mark.parametrize("T", [12, 14])
-def test_scan_reset_spans_equals_scan_chunks(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = build(reset_every=6), noise(15, 2, T, D)
-    y, state = layer(x)
-    grads = gradients(y, layer)
-    monkeypatch.setattr(titans_layer, "scan_reset_spans", titans_layer.scan_chunks)
-    expected, final = layer(x)
-    assert_close([y, *grads], [expected, *gradients(expected, layer)])
     assert_states_close(state, final)
 
 
@@ -267,7 +251,7 @@ def test_titans_state_size_does_not_depend_on_length() -> None:
 @pytest.mark.parametrize(
     ("chunk_size", "options", "key"),
     [
-        (0, {}, "chunk"), (4, {"reset_every": 6}, "reset_every"), (4, {"global_chunk_size": 2}, "global_chunk_size"),
+        (0, {}, "chunk"),
         (4, {"max_lr": 1.5, "loss_factor": 2}, "max_lr"), (4, {"lr_init": 1.0}, "lr_init"),
     ],
 )  # fmt: skip
@@ -285,16 +269,14 @@ def test_titans_refuses_inputs_that_do_not_fit() -> None:
         (noise(0, 2, 3, 5), {}, "expected vectors"),
         (noise(0, 2, 0, D), {}, "T >= 1"),
         (noise(0, 3, 2, D), {"state": state}, "3 rows, the state 2"),
-        (noise(0, 2, 3, D), {"outer_gradient": "truncated"}, "truncate_after"),
-        (noise(0, 2, 3, D), {"truncate_after": 3}, "truncate_after"),
         (noise(0, 0, 3, D), {}, "B, T >= 1"),
-        (noise(0, 2, 3, D), {"outer_gradient": "first-order"}, "'first-order' is not one of full, truncated, first_"),
+        (noise(0, 2, 3, D), {"outer_gradient": "first-order"}, "'first-order' is not one of full, first_order, "),
     ):
         with pytest.raises(UsageError, match=message):
             layer(x, **arguments)
     with pytest.raises(UsageError, match=r"expected vectors .*got \[2, 5\]"):
-        chunked_scan.check_inputs("titans", 5, state, noise(0, 2, 5), None, "full", None)
+        chunked_scan.check_inputs("titans", 5, state, noise(0, 2, 5), None, "full")
     with pytest.raises(UsageError, match="attention_mask"):
-        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)
+        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full")
     with pytest.raises(UsageError, match=r"attention_mask is float32 \[2, 3\], expected bool or integers"):
-        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 3), "full", None)
+        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 3), "full")

@@ -1,6 +1,6 @@
 """Recipe tables of the nested learning models: mixers, CMS levels, inner loop. This module does not import torch.
 
-Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers in `laconic.nested`
+Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663. The layers in `laconic.nested`
 take these option objects too.
 """
 
@@ -15,7 +15,7 @@ from laconic.config.config_model import ConfigModel, Fraction, NonNegative, Posi
 
 AdaptiveProjection = Literal["k", "v", "step", "keep"]
 NewLevelInit = Literal["zero", "copy"]
-OuterGradient = Literal["full", "truncated", "first_order", "none"]
+OuterGradient = Literal["full", "first_order", "none"]
 InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 LevelConnection = Literal["residual", "plain"]
 MixerKind = Literal["self_modifying", "titans", "attention"]
@@ -143,17 +143,12 @@ class TitansOptions(ConfigModel):
     max_memory_norm: NonNegative = Field(
         default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
     )
-    reset_every: int | None = Field(default=None, description="tokens after which the memory is reset; unset: never")
-    global_chunk_size: int | None = Field(default=None, description="chunk size of a second memory; unset: only one")
     activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
 
     def find_error(self, chunk_size: int) -> str | None:
         """Return a message about the first option that is invalid with `chunk_size`, or None."""
         if chunk_size < 1:
             return f"chunk_size {chunk_size}: must be at least 1 token"
-        for name, n in (("reset_every", self.reset_every), ("global_chunk_size", self.global_chunk_size)):
-            if n is not None and (n < 1 or n % chunk_size):
-                return f"{name} {n}: must be a multiple of chunk_size {chunk_size}"
         first = self.initial_lr(chunk_size)
         if first >= self.max_lr:
             return f"lr_init {first}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
@@ -169,7 +164,7 @@ class TitansOptions(ConfigModel):
         """
         default = 0.5
         if self.memory_depth == 2:
-            default = 1 / (self.loss_factor * max(16, chunk_size, self.global_chunk_size or 0))
+            default = 1 / (self.loss_factor * max(16, chunk_size))
         return self.lr_init or default
 
 
@@ -305,24 +300,12 @@ class InnerLoopConfig(ConfigModel):
     )
     outer_gradient: OuterGradient = Field(
         default="full",
-        description="outer gradient through inner writes: all of it (full), through the last truncate_after chunks "
-        "(truncated), with the inner gradients as constants (first_order: less memory and time, but no level is "
-        "trained to learn), or none",
-    )
-    truncate_after: PositiveInt | None = Field(
-        default=None, description="truncated: number of chunks after which gradients through written values stop"
+        description="outer gradient through inner writes: all of it (full), with the inner gradients as constants "
+        "(first_order: less memory and time, but no level is trained to learn), or none",
     )
     allow_untrained_level: bool = Field(
         default=False, description="accept levels and gates of memories that no outer gradient reaches"
     )
-
-    @model_validator(mode="after")
-    def check_truncation(self) -> "InnerLoopConfig":
-        if (self.outer_gradient == "truncated") != (self.truncate_after is not None):
-            raise ValueError(
-                f'truncate_after {self.truncate_after}: set it for outer_gradient "truncated", and only for it'
-            )
-        return self
 
 
 def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:

@@ -131,8 +131,7 @@ def guard_metrics(memory: Memory, layer: LayerState) -> Metrics:
 def memories_with_guard(memory: Memory, max_norm: float) -> list[tuple[ChunkedMemory, list[str]]]:
     """Return the memories whose norm is bounded, with the bound `max_norm` instead, and the names of their states."""
     if isinstance(memory, Titans):
-        names = memory.shape.memory_chunk_sizes
-        return [(titans_layer.build_memory(memory.params, name, "none", max_norm), [name]) for name in names]
+        return [(titans_layer.build_memory(memory.params, "none", max_norm), ["memory"])]
     memories = hope_layer.build_memories(memory.params, "none")
     options = memories.shape.options.model_copy(update={"max_memory_norm": max_norm})
     shape = replace(memories.shape, options=options)

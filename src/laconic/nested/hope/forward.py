@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from laconic.config.nested import OuterGradient
 from laconic.errors import UsageError
 from laconic.models.block import Block, ForwardContext, build_context
 from laconic.models.cache import KVCache, default_position_ids
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, forward_levels, require_levels
-from laconic.nested.cms.level import GradientMode, LinearRecords
+from laconic.nested.cms.level import LinearRecords
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.state import LayerState
 from laconic.nested.titans.layer import Titans
 
 Vectors = Float[Tensor, "B T D"]
-FULL_GRADIENTS = GradientMode()
 Sublayer = Callable[[Tensor, LayerState], tuple[Tensor, LayerState]]
 
 
@@ -36,7 +36,7 @@ class ForwardOptions:
     Attributes:
         attention_mask: True for real tokens.
         update_weights: Whether memories, and levels with the associative objective, learn.
-        gradient_mode: Which part of the outer gradient flows through writes and updates.
+        outer_gradient: Which part of the outer gradient flows through writes and updates.
         context: Masks and rotations of attention.
         key_positions: Positions and validity mask of all cache slots after the pass.
         records: One dictionary per layer, to which the inputs and outputs of its linear maps are written.
@@ -45,7 +45,7 @@ class ForwardOptions:
 
     attention_mask: Bool[Tensor, "B T"] | None = None
     update_weights: bool = True
-    gradient_mode: GradientMode = FULL_GRADIENTS
+    outer_gradient: OuterGradient = "full"
     context: ForwardContext | None = None
     key_positions: tuple[Tensor, Tensor] | None = None
     records: tuple[LinearRecords, ...] | None = None
@@ -95,8 +95,7 @@ def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerS
             layer,
             attention_mask=options.attention_mask,
             update_weights=options.update_weights,
-            outer_gradient=options.gradient_mode.outer_gradient,
-            truncate_after=options.gradient_mode.truncate_after,
+            outer_gradient=options.outer_gradient,
         )
     else:
         y, layer = attend(block, options, y, layer)
@@ -132,8 +131,7 @@ def apply_feed_forward(
             y,
             layer,
             attention_mask=options.attention_mask,
-            outer_gradient=options.gradient_mode.outer_gradient,
-            truncate_after=options.gradient_mode.truncate_after,
+            outer_gradient=options.outer_gradient,
         )
     else:
         y, inputs = forward_levels(levels.params, require_levels(layer), y, records)

@@ -20,7 +20,6 @@ from laconic.nested.hope.memories import SelfModifyingMemories, SelfTitansParams
 from laconic.nested.init import INITIAL_MOMENTUM, half_life_bias, logit, register_parameters, sample_normal
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
-    ScanOptions,
     causal_conv,
     check_inputs,
     pack_left,
@@ -108,7 +107,6 @@ class SelfTitans(nn.Module):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
-        truncate_after: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], LayerState]:
         """Read vectors through the memories, which learn from them.
 
@@ -117,13 +115,12 @@ class SelfTitans(nn.Module):
         """
         params = self.params
         state = initial_state(params, len(x)) if state is None else state
-        check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+        check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient)
         if x.shape[1] > MAX_SCAN_TOKENS:
             scan = partial(
                 self.forward,
                 update_weights=update_weights,
                 outer_gradient=outer_gradient,
-                truncate_after=truncate_after,
             )
             return scan_in_segments(scan, state, x, attention_mask)
         tokens = pack_left(x, attention_mask)
@@ -131,8 +128,8 @@ class SelfTitans(nn.Module):
         memories = build_memories(params, outer_gradient)
         with torch.autocast(x.device.type, enabled=False):
             if update_weights:
-                options = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
-                y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, options)
+                checkpointing = params.shape.options.activation_checkpointing
+                y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, checkpointing)
             else:
                 y, memory = memories.read(state.memory, heads, q), state.memory
         y = unpack(gate_and_project(y, tokens.x, params.weights), tokens.order, attention_mask)

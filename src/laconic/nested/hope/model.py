@@ -24,7 +24,6 @@ from laconic.nested import state_file
 from laconic.nested.cms import layer as cms_layer
 from laconic.nested.cms.init import init_weights
 from laconic.nested.cms.layer import CMS
-from laconic.nested.cms.level import GradientMode
 from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.config import HopeConfig
@@ -33,7 +32,7 @@ from laconic.nested.hope.init import check_growth, copy_donor_weights, init_adde
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_state_finite
-from laconic.nested.recurrence.chunked_scan import check_gradient_mode
+from laconic.nested.recurrence.chunked_scan import check_outer_gradient
 from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
 from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
@@ -158,7 +157,6 @@ class Hope(Decoder):
         target_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
-        truncate_after: int | None = None,
     ) -> HopeOutput:
         """Read token ids, each the target of the one before it; see `forward` for the arguments."""
         output = self(
@@ -169,7 +167,6 @@ class Hope(Decoder):
             target_mask=target_mask,
             update_weights=update_weights,
             outer_gradient=outer_gradient,
-            truncate_after=truncate_after,
         )
         return cast(HopeOutput, output)
 
@@ -186,7 +183,6 @@ class Hope(Decoder):
         target_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
-        truncate_after: int | None = None,
     ) -> HopeOutput:
         """Read vectors on a state and learn from them.
 
@@ -201,7 +197,6 @@ class Hope(Decoder):
             target_mask: False or 0 for ids that are read but are not targets.
             update_weights: If False, memories and levels stay; convolutions, cache and position move on.
             outer_gradient: Part of the outer gradient that flows through writes and updates; values do not change.
-            truncate_after: Chunks after which states are detached, for "truncated".
 
         Returns:
             Hidden states after the final norm, the new state (as `cache`), and activations.
@@ -213,11 +208,10 @@ class Hope(Decoder):
         check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
         )
-        check_gradient_mode("hope", outer_gradient, truncate_after)
+        check_outer_gradient("hope", outer_gradient)
         attention_mask = None if attention_mask is None else attention_mask.bool()
         state = self.initial_state(len(inputs_embeds)) if state is None else state
         self._check_state(state, len(inputs_embeds))
-        gradient_mode = GradientMode(outer_gradient, truncate_after)
         if target_mask is not None and (input_ids is None or not self.has_task_objective):
             raise UsageError("hope: target_mask needs input_ids and levels with inner_objective 'task'")
         ids = None if input_ids is None else complement_non_targets(input_ids.long(), target_mask)
@@ -227,15 +221,15 @@ class Hope(Decoder):
                     "hope: levels that learn from input_ids do not support position_ids, attention_bias or capture; "
                     "set update_weights=False"
                 )
-            hidden, state = read_and_learn(self, state, ids, attention_mask, gradient_mode)
+            hidden, state = read_and_learn(self, state, ids, attention_mask, outer_gradient)
             return HopeOutput(hidden, cast(Any, state), {})
         if self.has_task_objective:
-            state = flush_open_chunk(self, state, ids, attention_mask, gradient_mode)
+            state = flush_open_chunk(self, state, ids, attention_mask, outer_gradient)
         hidden, outputs = forward_pass(
             self,
             inputs_embeds,
             state.layers,
-            ForwardOptions(attention_mask, update_weights, gradient_mode),
+            ForwardOptions(attention_mask, update_weights, outer_gradient),
             position_ids,
             attention_bias,
         )

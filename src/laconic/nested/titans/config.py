@@ -1,4 +1,4 @@
-"""Size and options of a Titans memory layer: Titans arXiv:2501.00663, TNT arXiv:2511.07343."""
+"""Size and options of a Titans memory layer: Titans arXiv:2501.00663."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,12 +29,6 @@ class TitansShape:
     @property
     def head_dim(self) -> int:
         return self.width // self.num_heads
-
-    @property
-    def memory_chunk_sizes(self) -> dict[str, int]:
-        """Chunk size of each memory by name; TNT adds a second, "global" one."""
-        global_chunk_size = self.options.global_chunk_size
-        return {"memory": self.chunk_size} | ({} if global_chunk_size is None else {"global": global_chunk_size})
 
 
 class TitansParams(NamedTuple):
