@@ -28,7 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> Run
         ("mixer.self_modifying", ["mixer.self_modifying.memory_chunk_size=0"]),
         ("max_lr", ["mixer.self_modifying.max_lr=3"]),
         ("cms.inner_lr=-1", ["cms.inner_lr=-1"]),
-        ("mixer.titans", ["mixer.kind=titans", "mixer.chunk_size=0"]),
+        ("mixer.chunk_size=0", ["mixer.kind=titans", "mixer.chunk_size=0"]),
         ("cms.chunk_sizes", ["cms.chunk_sizes=[4, 64]"]),
         ("cms.meta_gradient", ["cms.meta_gradient=full", "cms.inner_objective=task"]),
     ],

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from laconic.config.nested import ALL_PROJECTIONS, SelfModifyingOptions
@@ -296,8 +297,8 @@ def test_self_titans_refuses_inconsistent_options_and_inputs() -> None:
         ({"gate_groups": 1, "memory_chunk_size": 32}, "group"), ({"max_lr": 2.5}, "max_lr"),
         ({"momentum": True}, "momentum"), ({"init": "window", "adaptive_query": True}, "window"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match=key):
-            SelfTitans(D, H, E, SelfModifyingOptions(**options))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValidationError, match=key):
+            SelfModifyingOptions(**options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="4 heads"):
         SelfTitans(6, 4)
     with pytest.raises(UsageError, match="expected vectors"):

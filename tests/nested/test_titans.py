@@ -248,21 +248,11 @@ def test_titans_state_size_does_not_depend_on_length() -> None:
     assert isinstance(results[0], LayerState)
 
 
-@pytest.mark.parametrize(
-    ("chunk_size", "options", "key"),
-    [
-        (0, {}, "chunk"),
-        (4, {"max_lr": 1.5, "loss_factor": 2}, "max_lr"), (4, {"lr_init": 1.0}, "lr_init"),
-    ],
-)  # fmt: skip
-def test_titans_refuses_inconsistent_options(chunk_size: int, options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UsageError, match=key):
-        Titans(D, H, chunk_size, TitansOptions(**options))
-
-
 def test_titans_refuses_inputs_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="4 heads"):
         Titans(6, 4)
+    with pytest.raises(UsageError, match="chunk_size 0"):
+        Titans(D, H, 0)
     layer = build()
     _, state = layer(noise(0, 2, 3, D))
     for x, arguments, message in (

@@ -5,16 +5,15 @@ take these option objects too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
-from laconic.config.config_model import ConfigModel, Fraction, NonNegative, PositiveFloat, PositiveInt
+from laconic.config.config_model import ConfigModel, Fraction, NonNegative, OpenFraction, PositiveFloat, PositiveInt
 
 AdaptiveProjection = Literal["k", "v", "step", "keep"]
-NewLevelInit = Literal["zero", "copy"]
 OuterGradient = Literal["full", "first_order", "none"]
 InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 LevelConnection = Literal["residual", "plain"]
@@ -25,6 +24,19 @@ ReadPosition = Literal["after", "before", "boundary"]
 ALL_PROJECTIONS: tuple[AdaptiveProjection, ...] = ("k", "v", "step", "keep")
 MAX_HALF_LIFE = math.log(2) * 2**23  # tokens; a longer half-life rounds the decay factor to nearly 1 in float32
 DEFAULT_INNER_LR = {"task": 1e-3, "associative": 1e-2}
+# Former options that models, runs and states store with their default values
+FORMER_DEFAULTS: dict[str, Any] = {
+    "max_lr": 1.0, "reset_every": None, "global_chunk_size": None, "new_level_init": "zero", "donor_map": None,
+}  # fmt: skip
+
+
+def drop_former_options(content: Any) -> Any:
+    """Return stored options, or a recipe with its tables, without former options that have their default value."""
+    if not isinstance(content, Mapping):
+        return content
+    items = cast(Mapping[str, Any], content).items()
+    known = {name: value for name, value in items if FORMER_DEFAULTS.get(name, ...) != value}
+    return {name: drop_former_options(value) for name, value in known.items()}
 
 
 class SelfModifyingOptions(ConfigModel):
@@ -87,9 +99,14 @@ class SelfModifyingOptions(ConfigModel):
         """The projections that modify themselves; the main memory is not among them."""
         return (*self.adaptive_projections, *(("q",) if self.adaptive_query else ()))
 
-    @property
-    def error(self) -> str | None:
-        """Message about the first invalid combination of options, or None."""
+    @model_validator(mode="after")
+    def check_options(self) -> "SelfModifyingOptions":
+        if error := self.find_error():
+            raise ValueError(error)
+        return self
+
+    def find_error(self) -> str | None:
+        """Return a message about the first invalid combination of options, or None."""
         smaller, larger = sorted((self.memory_chunk_size, self.projection_chunk_size))
         if smaller < 1:
             return f"chunk size {smaller}: must be at least 1 token"
@@ -131,8 +148,7 @@ class TitansOptions(ConfigModel):
         default=1, description="loss is the squared error times 1/2 (1) or 1 (2, the paper)"
     )
     momentum: bool = Field(default=True, description="writes have momentum")
-    max_lr: PositiveFloat = Field(default=1.0, description="largest write step")
-    lr_init: PositiveFloat | None = Field(
+    lr_init: OpenFraction | None = Field(
         default=None, description="initial write step; default: by depth and chunk size"
     )
     decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
@@ -144,17 +160,6 @@ class TitansOptions(ConfigModel):
         default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
     )
     activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
-
-    def find_error(self, chunk_size: int) -> str | None:
-        """Return a message about the first option that is invalid with `chunk_size`, or None."""
-        if chunk_size < 1:
-            return f"chunk_size {chunk_size}: must be at least 1 token"
-        first = self.initial_lr(chunk_size)
-        if first >= self.max_lr:
-            return f"lr_init {first}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
-        if self.max_lr * self.loss_factor > 2:
-            return f"max_lr {self.max_lr} times loss_factor {self.loss_factor}: above 2 a write overshoots; lower one"
-        return None
 
     def initial_lr(self, chunk_size: int) -> float:
         """Return `lr_init`, or its default.
@@ -223,12 +228,11 @@ class CMSOptions(ConfigModel):
         """eta_0: `inner_lr`, or its default."""
         return DEFAULT_INNER_LR[self.inner_objective] if self.inner_lr is None else self.inner_lr
 
-    @property
-    def error(self) -> str | None:
-        """Message about an invalid combination of options, or None."""
+    @model_validator(mode="after")
+    def check_options(self) -> "CMSOptions":
         if self.meta_gradient == "full" and self.inner_objective == "task":
-            return 'meta_gradient "full" needs a loss of the level; set inner_objective = "associative"'
-        return None
+            raise ValueError('meta_gradient "full" needs a loss of the level; set inner_objective = "associative"')
+        return self
 
 
 class MixerConfig(ConfigModel):
@@ -241,18 +245,11 @@ class MixerConfig(ConfigModel):
     head_dim: PositiveInt | None = Field(
         default=None, description="self_modifying: width of a head; default: hidden_size / num_heads"
     )
-    chunk_size: int = Field(default=64, description="titans: tokens of a chunk")
+    chunk_size: PositiveInt = Field(default=64, description="titans: tokens of a chunk")
     self_modifying: SelfModifyingOptions = Field(
         default=SelfModifyingOptions(), description="options of kind self_modifying"
     )
     titans: TitansOptions = Field(default=TitansOptions(), description="options of kind titans")
-
-    @model_validator(mode="after")
-    def check_options(self) -> "MixerConfig":
-        errors = {"self_modifying": self.self_modifying.error, "titans": self.titans.find_error(self.chunk_size)}
-        if error := errors.get(self.kind):
-            raise ValueError(f"{self.kind}: {error}")
-        return self
 
     @property
     def options(self) -> SelfModifyingOptions | TitansOptions | None:
@@ -269,19 +266,13 @@ class CMSConfig(CMSOptions):
     donor_layout: DonorLayout = Field(
         default="depth",
         description="use of a pretrained decoder's (donor's) MLPs. depth: each becomes the one level of its layer; "
-        "grow: keep them and add levels; chain: each layer chains the MLPs of several donor layers",
-    )
-    new_level_init: NewLevelInit = Field(
-        default="zero", description="grow: an added level has zero output at first, or is a copy of the donor's MLP"
-    )
-    donor_map: tuple[int, ...] | None = Field(
-        default=None, description="depth: level of each layer; chain: donor layer of each level; by index"
+        "grow: keep them and add levels with zero output; chain: each layer chains the MLPs of several donor layers",
     )
     gated_mlp: bool = Field(default=True, description="MLPs of a new model: gated (three matrices) or plain (two)")
 
     @model_validator(mode="after")
     def check_levels(self) -> "CMSConfig":
-        if error := find_chunk_error(self.chunk_sizes) or self.error:
+        if error := find_chunk_error(self.chunk_sizes):
             raise ValueError(error)
         return self
 

@@ -60,7 +60,7 @@ def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> 
 
 def place_chunk_sizes(levels: CMSConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
     """Return the chunk sizes of each layer of a model that is made from a donor."""
-    placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
+    placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout)
     return tuple(placement.chunk_sizes for placement in placements)
 
 
@@ -122,7 +122,7 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
     memory, levels = nested_options(recipe)
     if isinstance(decoder, Hope):
         grows = asks_for_growth(levels, decoder.hope_config)
-        decoder = decoder.add_levels(levels.chunk_sizes, levels.new_level_init) if grows else decoder
+        decoder = decoder.add_levels(levels.chunk_sizes) if grows else decoder
         check_same_options(recipe, decoder.hope_config)
         return decoder
     if memory.kind != "attention":
@@ -130,9 +130,7 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
             f'mixer.kind "{memory.kind}": a pretrained decoder keeps its attention; set mixer.kind = "attention", or '
             "model.family for a new model"
         )
-    return HopeAttention.from_decoder(
-        decoder, levels.chunk_sizes, levels.donor_layout, levels.donor_map, levels.options, levels.new_level_init
-    )
+    return HopeAttention.from_decoder(decoder, levels.chunk_sizes, levels.donor_layout, levels.options)
 
 
 def asks_for_growth(levels: CMSConfig, shape: HopeConfig) -> bool:

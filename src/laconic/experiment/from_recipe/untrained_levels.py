@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from laconic.config.nested import CMSConfig
+from laconic.config.nested import CMSConfig, drop_former_options
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.nested import state_file
 from laconic.nested.state_file import HASH_PREFIX
@@ -47,7 +47,7 @@ def read_untrained_levels(path: str | Path) -> CMSConfig | None:
     if levels is None:
         return None
     try:
-        return CMSConfig.model_validate_json(json.dumps(levels))
+        return CMSConfig.model_validate_json(json.dumps(drop_former_options(levels)))
     except ValidationError as error:
         raise CorruptArtifactError(f"state: {path} has levels that this version does not know: {error}") from None
 
@@ -67,7 +67,7 @@ def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: Untrained
             f"state: {path} belongs to checkpoint {str(theirs)[:HASH_PREFIX]}…, this is "
             f"{ours.checkpoint[:HASH_PREFIX]}…; use that model"
         )
-    differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), about.get("levels"))
+    differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), drop_former_options(about.get("levels")))
     if differences:
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
 

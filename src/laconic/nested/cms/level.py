@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.config.nested import CMSOptions, OuterGradient
-from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, plain_mlp_hidden
 from laconic.models.ops.linear import linear_function
@@ -49,9 +48,6 @@ class CMSShape:
 
     def __post_init__(self) -> None:
         check_chunk_sizes(self.chunk_sizes)
-        error = self.options.error
-        if error:
-            raise UsageError(f"cms: {error}")
 
     @cached_property
     def is_frozen(self) -> bool:

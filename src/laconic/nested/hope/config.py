@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from laconic.config.config_model import ConfigModel, PositiveInt
-from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions
+from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions, drop_former_options
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.nested.cms.level import CMSShape
@@ -85,8 +85,6 @@ class HopeConfig:
             if self.head_dim not in (None, shape.head_dim):
                 raise UsageError(f"hope: head_dim {self.head_dim} is fixed by the width for Titans; remove it")
         elif self.memory is not None:
-            if self.memory.error:
-                raise UsageError(f"hope: {self.memory.error}")
             if self.num_heads < 1 or (self.head_dim is None and D % self.num_heads):
                 raise UsageError(f"hope: width {D} is not divisible by {self.num_heads} heads; set head_dim")
             if self.head_dim is not None and self.head_dim < 1:
@@ -211,7 +209,7 @@ class HopeConfig:
 def parse_options(kind: type[OptionsT], values: Mapping[str, Any] | None) -> OptionsT:
     """Validate options read from a file. Raises `InputError` for an unknown option or an invalid value."""
     try:
-        return kind.model_validate_json(json.dumps(values))
+        return kind.model_validate_json(json.dumps(drop_former_options(values)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ").lower()

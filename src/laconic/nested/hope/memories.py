@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.config.nested import OuterGradient, ReadPosition, SelfModifyingOptions
-from laconic.errors import UsageError
 from laconic.nested.hope.equations import (
     compute_gates,
     dot_value,
@@ -56,17 +55,12 @@ READ_POSITIONS: dict[str, ReadPosition] = {"token": "before", "boundary": "bound
 
 @dataclass(frozen=True)
 class SelfTitansShape:
-    """Width, heads, head width and options of a self-modifying layer. Raises `UsageError` if they do not fit."""
+    """Width, heads, head width and options of a self-modifying layer."""
 
     width: int
     num_heads: int
     head_dim: int
     options: SelfModifyingOptions
-
-    def __post_init__(self) -> None:
-        o = self.options
-        if o.error:
-            raise UsageError(f"hope: {o.error}")
 
     @cached_property
     def adaptive(self) -> tuple[str, ...]:

@@ -20,9 +20,8 @@ class TitansShape:
     options: TitansOptions
 
     def __post_init__(self) -> None:
-        error = self.options.find_error(self.chunk_size)
-        if error:
-            raise UsageError(f"titans: {error}")
+        if self.chunk_size < 1:
+            raise UsageError(f"titans: chunk_size {self.chunk_size}: must be at least 1 token")
         if self.num_heads < 1 or self.width % self.num_heads:
             raise UsageError(f"titans: width {self.width} is not divisible by {self.num_heads} heads")
 

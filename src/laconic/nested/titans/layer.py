@@ -87,7 +87,7 @@ def compute_gates(params: TitansParams, tokens: PackedTokens) -> tuple[Tensor, .
     decay, step_size, *momentum = (
         F.linear(x, w[f"{name}.weight"].to(x.dtype), w[f"{name}.bias"].to(x.dtype)).mT for name in names
     )
-    return (decay_gate(decay), o.max_lr * step_size.sigmoid(), *map(decay_gate, momentum))
+    return (decay_gate(decay), step_size.sigmoid(), *map(decay_gate, momentum))
 
 
 def build_memory(params: TitansParams, outer_gradient: OuterGradient, max_norm: float) -> TitansMemory:
@@ -191,7 +191,7 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
     last_tap = torch.eye(W)[-1].repeat(D, 1)
     w["q_conv.weight"], w["v_conv.weight"] = last_tap, last_tap.clone()
     w["k_conv.weight"] = torch.full((D, W), W**-0.5)
-    step_bias = logit(o.initial_lr(shape.chunk_size) / o.max_lr, "lr_init")
+    step_bias = logit(o.initial_lr(shape.chunk_size), "lr_init")
     biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
     if o.momentum:
         biases["momentum"] = logit(INITIAL_MOMENTUM, "momentum")

@@ -53,8 +53,7 @@ def gates_by_token(params: TitansParams, x: Float[Tensor, "B T D"]) -> Mapping[s
     shape, w = params
     o = shape.options
     names = {"decay": "keep", "step": "step"} | ({"momentum": "momentum"} if o.momentum else {})
-    gates = {gate: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for gate, name in names.items()}
-    return gates | {"step": o.max_lr * gates["step"]}
+    return {gate: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for gate, name in names.items()}
 
 
 def read_memory(
