@@ -30,4 +30,6 @@ OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 class ConfigModel(BaseModel):
     """A frozen table of settings that refuses unknown keys, implicit conversions, infinity and NaN."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )

@@ -38,7 +38,7 @@ def iter_tables() -> Iterator[TableHelp]:
                 f"{dot}{key}",
                 describe_values(value),
                 "required" if key in required else format_default(value.get("default")),
-                value.get("description", ""),
+                " ".join(value.get("description", "").split()),
             )
             for key, value in properties.items()
             if key not in subtables

@@ -330,7 +330,7 @@ def closest_key(key: str, keys: Sequence[str]) -> str | None:
 def describe_field(key: str) -> str:
     """Return the description of a key, for an error message."""
     info = find_field(key)
-    return f"it is: {info.description}" if info and info.description else "see laconic train --schema"
+    return f"it is: {' '.join(info.description.split())}" if info and info.description else "see laconic train --schema"
 
 
 def list_sibling_keys(key: str) -> str:

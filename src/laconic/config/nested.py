@@ -42,57 +42,51 @@ def drop_former_options(content: Any) -> Any:
 class SelfModifyingOptions(ConfigModel):
     """[mixer.self_modifying]: options of the self-modifying Titans memory (Nested Learning, section 8)."""
 
-    conv_kernel_size: PositiveInt = Field(default=4, description="kernel size of the convolution")
-    init: Literal["random", "window"] = Field(
-        default="random",
-        description="initial projections: random, or (window) such that a repeated token recalls what followed it",
-    )
-    adaptive_projections: tuple[AdaptiveProjection, ...] = Field(
-        default=ALL_PROJECTIONS,
-        description="projections that modify themselves; an empty list disables self-modification",
-    )
-    adaptive_query: bool = Field(default=False, description="the query projection modifies itself too")
-    memory_kind: Literal["linear", "affine", "mlp"] = Field(
-        default="linear", description="memory M z, z + W z, or z + W1 silu(W2 z)"
-    )
-    mlp_width: PositiveInt | None = Field(default=None, description="inner width of an mlp memory; default: head_dim")
-    objective: Literal["dot", "l2"] = Field(
-        default="dot", description="dot: write the value; l2 (the paper): write its error under the current memory"
-    )
-    loss_factor: Literal[1, 2] = Field(
-        default=1, description="l2: loss is the squared error times 1/2 (1) or 1 (2, the paper)"
-    )
-    delta_rule: bool = Field(default=True, description="erase what is stored at the key before writing")
-    read_at: Literal["token", "boundary", "after"] = Field(
-        default="token",
-        description="memory that a query reads: before its token is written, at the chunk's start, or after the write",
-    )
-    gate_groups: Literal[1, 2] = Field(
-        default=2, description="1: memory and projections share gates and chunk; 2: each has its own"
-    )
-    decay_target: Literal["start", "zero"] = Field(
-        default="start", description="value that weights decay towards: their initial value, or zero (the paper)"
-    )
-    momentum: bool = Field(default=False, description="writes have momentum")
-    max_lr: PositiveFloat = Field(default=1.0, description="largest write step; 2 allows a state to change sign")
-    memory_lr_init: PositiveFloat = Field(default=0.5, description="initial write step of the memory")
-    projection_lr_init: PositiveFloat = Field(
-        default=0.001,
-        description="initial write step of the projections; with max_projection_norm, a step far above 1 / "
-        "decay_half_life is cut to its limit and gets no gradient",
-    )
-    decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
-    memory_chunk_size: int = Field(
-        default=64, description="tokens per chunk of the memory; a chunk's gradients use the memory at its start"
-    )
-    projection_chunk_size: int = Field(
-        default=64, description="tokens per chunk of the projections; one chunk size must divide the other"
-    )
-    max_projection_norm: NonNegative = Field(default=1.0, description="norm limit of the projections; 0: no limit")
-    max_memory_norm: NonNegative = Field(
-        default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
-    )
-    activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
+    conv_kernel_size: PositiveInt = 4
+    """kernel size of the convolution"""
+    init: Literal["random", "window"] = "random"
+    """initial projections: random, or (window) such that a repeated token recalls what followed it"""
+    adaptive_projections: tuple[AdaptiveProjection, ...] = ALL_PROJECTIONS
+    """projections that modify themselves; an empty list disables self-modification"""
+    adaptive_query: bool = False
+    """the query projection modifies itself too"""
+    memory_kind: Literal["linear", "affine", "mlp"] = "linear"
+    """memory M z, z + W z, or z + W1 silu(W2 z)"""
+    mlp_width: PositiveInt | None = None
+    """inner width of an mlp memory; default: head_dim"""
+    objective: Literal["dot", "l2"] = "dot"
+    """dot: write the value; l2 (the paper): write its error under the current memory"""
+    loss_factor: Literal[1, 2] = 1
+    """l2: loss is the squared error times 1/2 (1) or 1 (2, the paper)"""
+    delta_rule: bool = True
+    """erase what is stored at the key before writing"""
+    read_at: Literal["token", "boundary", "after"] = "token"
+    """memory that a query reads: before its token is written, at the chunk's start, or after the write"""
+    gate_groups: Literal[1, 2] = 2
+    """1: memory and projections share gates and chunk; 2: each has its own"""
+    decay_target: Literal["start", "zero"] = "start"
+    """value that weights decay towards: their initial value, or zero (the paper)"""
+    momentum: bool = False
+    """writes have momentum"""
+    max_lr: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """largest write step; 2 allows a state to change sign, above 2 erasing overshoots"""
+    memory_lr_init: PositiveFloat = 0.5
+    """initial write step of the memory"""
+    projection_lr_init: PositiveFloat = 0.001
+    """initial write step of the projections; with max_projection_norm, a step far above 1 / decay_half_life is cut to
+    its limit and gets no gradient"""
+    decay_half_life: PositiveFloat = 693.0
+    """initial half-life of a write, in tokens"""
+    memory_chunk_size: PositiveInt = 64
+    """tokens per chunk of the memory; a chunk's gradients use the memory at its start"""
+    projection_chunk_size: PositiveInt = 64
+    """tokens per chunk of the projections; one chunk size must divide the other"""
+    max_projection_norm: NonNegative = 1.0
+    """norm limit of the projections; 0: no limit"""
+    max_memory_norm: NonNegative = 4.0
+    """norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"""
+    activation_checkpointing: bool = False
+    """recompute each chunk in the backward pass"""
 
     @property
     def adaptive_names(self) -> tuple[str, ...]:
@@ -101,65 +95,53 @@ class SelfModifyingOptions(ConfigModel):
 
     @model_validator(mode="after")
     def check_options(self) -> "SelfModifyingOptions":
-        if error := self.find_error():
-            raise ValueError(error)
-        return self
-
-    def find_error(self) -> str | None:
-        """Return a message about the first invalid combination of options, or None."""
         smaller, larger = sorted((self.memory_chunk_size, self.projection_chunk_size))
-        if smaller < 1:
-            return f"chunk size {smaller}: must be at least 1 token"
         if larger % smaller:
-            return f"chunk sizes {smaller} and {larger}: one must divide the other"
+            raise ValueError(f"chunk sizes {smaller} and {larger}: one must divide the other")
         if self.gate_groups == 1 and smaller != larger:
-            return f"chunk sizes {smaller} and {larger}: gate_groups = 1 needs equal sizes; set gate_groups = 2"
+            raise ValueError(f"chunk sizes {smaller} and {larger}: gate_groups = 1 needs equal sizes")
         if self.init == "window" and self.adaptive_query:
-            return 'init "window" needs adaptive_query = false'
-        if self.max_lr > 2:
-            return f"max_lr {self.max_lr}: above 2, erasing overshoots; lower it"
+            raise ValueError('init "window" needs adaptive_query = false')
         for name in ("memory_lr_init", "projection_lr_init"):
             if getattr(self, name) >= self.max_lr:
-                return (
+                raise ValueError(
                     f"{name} {getattr(self, name)}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
                 )
         if self.max_projection_norm and self.momentum and self.adaptive_names:
-            return "max_projection_norm does not work with momentum; set max_projection_norm = 0 or momentum = false"
+            raise ValueError("max_projection_norm does not work with momentum; set one of them to 0 or false")
         if self.max_projection_norm and self.adaptive_names and self.decay_half_life > MAX_HALF_LIFE:
-            return (
+            raise ValueError(
                 f"decay_half_life {self.decay_half_life:g}: too long to decay in float32, so max_projection_norm would "
                 "block every write; set max_projection_norm = 0 or a shorter half-life"
             )
-        return None
+        return self
 
 
 class TitansOptions(ConfigModel):
     """[mixer.titans]: options of a Titans neural memory."""
 
-    memory_depth: Literal[1, 2] = Field(
-        default=2, description="1: the memory is a matrix; 2: two layers, z + W1 silu(W2 z)"
-    )
-    mlp_width: PositiveInt | None = Field(default=None, description="inner width at depth 2; default: head_dim")
-    read_at: ReadPosition = Field(
-        default="after",
-        description="memory that a query reads: after its token is written, before, or at the chunk's start",
-    )
-    loss_factor: Literal[1, 2] = Field(
-        default=1, description="loss is the squared error times 1/2 (1) or 1 (2, the paper)"
-    )
-    momentum: bool = Field(default=True, description="writes have momentum")
-    lr_init: OpenFraction | None = Field(
-        default=None, description="initial write step; default: by depth and chunk size"
-    )
-    decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
-    conv_kernel_size: PositiveInt = Field(default=4, description="kernel size of the convolutions")
-    num_persistent_tokens: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="learned vectors before the first token"
-    )
-    max_memory_norm: NonNegative = Field(
-        default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
-    )
-    activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
+    memory_depth: Literal[1, 2] = 2
+    """1: the memory is a matrix; 2: two layers, z + W1 silu(W2 z)"""
+    mlp_width: PositiveInt | None = None
+    """inner width at depth 2; default: head_dim"""
+    read_at: ReadPosition = "after"
+    """memory that a query reads: after its token is written, before, or at the chunk's start"""
+    loss_factor: Literal[1, 2] = 1
+    """loss is the squared error times 1/2 (1) or 1 (2, the paper)"""
+    momentum: bool = True
+    """writes have momentum"""
+    lr_init: OpenFraction | None = None
+    """initial write step; default: by depth and chunk size"""
+    decay_half_life: PositiveFloat = 693.0
+    """initial half-life of a write, in tokens"""
+    conv_kernel_size: PositiveInt = 4
+    """kernel size of the convolutions"""
+    num_persistent_tokens: Annotated[int, Field(ge=0)] = 0
+    """learned vectors before the first token"""
+    max_memory_norm: NonNegative = 4.0
+    """norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"""
+    activation_checkpointing: bool = False
+    """recompute each chunk in the backward pass"""
 
     def initial_lr(self, chunk_size: int) -> float:
         """Return `lr_init`, or its default.
@@ -176,52 +158,36 @@ class TitansOptions(ConfigModel):
 class CMSOptions(ConfigModel):
     """Options of the continuum memory system: MLPs that learn while the model reads, each level once per chunk."""
 
-    structure: Literal["sequential", "nested", "independent"] = Field(
-        default="sequential",
-        description="sequential: levels in a chain; nested: also, each level restarts when the next slower one "
-        "updates; independent: in parallel",
-    )
-    inner_objective: Literal["task", "associative"] = Field(
-        default="task",
-        description="task: next-token loss, through all layers above; associative: a loss of the level alone",
-    )
-    inner_optimizer: InnerOptimizer = Field(
-        default="gd", description="rule that turns a chunk's gradient into an update"
-    )
-    residual: LevelConnection = Field(
-        default="residual", description="residual connections around each level, or a plain chain (the paper)"
-    )
-    lr_granularity: Literal["level", "token"] = Field(
-        default="level", description="learned inner learning rate per level, or per token"
-    )
-    inner_lr: NonNegative | None = Field(
-        default=None,
-        description="initial inner learning rate of a whole chunk; 0 disables learning; default: 0.001 for task, 0.01 "
-        "for associative",
-    )
-    associative_target: Literal["map", "start"] = Field(
-        default="map",
-        description="target of the associative loss: a linear map of the input, or the level's initial output plus a "
-        "map that starts at 0",
-    )
-    meta_gradient: Literal["first_order", "full", "reptile", "outer"] = Field(
-        default="first_order",
-        description="nested: how the initial weights of a level are learned: by a step of the slower level "
-        "(first_order), by that step with gradients through the level's updates (full), by moving towards its result "
-        "(reptile), or by the outer loss alone",
-    )
-    reptile_rate: Fraction = Field(
-        default=0.5, description="reptile: step towards the result, as a fraction of the distance"
-    )
-    inner_momentum: Fraction = Field(default=0.9, description="momentum of the inner optimizers that have one")
-    max_update_ratio: NonNegative = Field(
-        default=0.1,
-        description="largest update relative to the initial weights' norm; 0: no clipping; use 1e-4 for pretrained "
-        "weights that are not trained further",
-    )
-    max_error_norm: NonNegative = Field(
-        default=1.0, description="task: largest norm of a token's gradient; 0: no clipping"
-    )
+    structure: Literal["sequential", "nested", "independent"] = "sequential"
+    """sequential: levels in a chain; nested: also, each level restarts when the next slower one updates; independent:
+    in parallel"""
+    inner_objective: Literal["task", "associative"] = "task"
+    """task: next-token loss, through all layers above; associative: a loss of the level alone"""
+    inner_optimizer: InnerOptimizer = "gd"
+    """rule that turns a chunk's gradient into an update"""
+    residual: LevelConnection = "residual"
+    """residual connections around each level, or a plain chain (the paper)"""
+    lr_granularity: Literal["level", "token"] = "level"
+    """learned inner learning rate per level, or per token"""
+    inner_lr: NonNegative | None = None
+    """initial inner learning rate of a whole chunk; 0 disables learning; default: 0.001 for task, 0.01 for associative
+    """
+    associative_target: Literal["map", "start"] = "map"
+    """target of the associative loss: a linear map of the input, or the level's initial output plus a map that starts
+    at 0"""
+    meta_gradient: Literal["first_order", "full", "reptile", "outer"] = "first_order"
+    """nested: how the initial weights of a level are learned: by a step of the slower level (first_order), by that step
+    with gradients through the level's updates (full), by moving towards its result (reptile), or by the outer loss
+    alone"""
+    reptile_rate: Fraction = 0.5
+    """reptile: step towards the result, as a fraction of the distance"""
+    inner_momentum: Fraction = 0.9
+    """momentum of the inner optimizers that have one"""
+    max_update_ratio: NonNegative = 0.1
+    """largest update relative to the initial weights' norm; 0: no clipping; use 1e-4 for pretrained weights that are
+    not trained further"""
+    max_error_norm: NonNegative = 1.0
+    """task: largest norm of a token's gradient; 0: no clipping"""
 
     @property
     def initial_inner_lr(self) -> float:
@@ -238,18 +204,18 @@ class CMSOptions(ConfigModel):
 class MixerConfig(ConfigModel):
     """[mixer]: the layer that mixes tokens in place of attention."""
 
-    kind: MixerKind = Field(
-        default="self_modifying", description="self-modifying memory, Titans, or attention (Hope-Attention)"
-    )
-    num_heads: PositiveInt = Field(default=4, description="heads of the memory; attention uses the decoder's")
-    head_dim: PositiveInt | None = Field(
-        default=None, description="self_modifying: width of a head; default: hidden_size / num_heads"
-    )
-    chunk_size: PositiveInt = Field(default=64, description="titans: tokens of a chunk")
-    self_modifying: SelfModifyingOptions = Field(
-        default=SelfModifyingOptions(), description="options of kind self_modifying"
-    )
-    titans: TitansOptions = Field(default=TitansOptions(), description="options of kind titans")
+    kind: MixerKind = "self_modifying"
+    """self-modifying memory, Titans, or attention (Hope-Attention)"""
+    num_heads: PositiveInt = 4
+    """heads of the memory; attention uses the decoder's"""
+    head_dim: PositiveInt | None = None
+    """self_modifying: width of a head; default: hidden_size / num_heads"""
+    chunk_size: PositiveInt = 64
+    """titans: tokens of a chunk"""
+    self_modifying: SelfModifyingOptions = SelfModifyingOptions()
+    """options of kind self_modifying"""
+    titans: TitansOptions = TitansOptions()
+    """options of kind titans"""
 
     @property
     def options(self) -> SelfModifyingOptions | TitansOptions | None:
@@ -260,15 +226,13 @@ class MixerConfig(ConfigModel):
 class CMSConfig(CMSOptions):
     """[cms]: the CMS levels of every layer, and how they are taken from a pretrained donor."""
 
-    chunk_sizes: tuple[int, ...] = Field(
-        default=(128, 512, 2048), description="tokens between two updates of each level, fastest level first"
-    )
-    donor_layout: DonorLayout = Field(
-        default="depth",
-        description="use of a pretrained decoder's (donor's) MLPs. depth: each becomes the one level of its layer; "
-        "grow: keep them and add levels with zero output; chain: each layer chains the MLPs of several donor layers",
-    )
-    gated_mlp: bool = Field(default=True, description="MLPs of a new model: gated (three matrices) or plain (two)")
+    chunk_sizes: tuple[int, ...] = (128, 512, 2048)
+    """tokens between two updates of each level, fastest level first"""
+    donor_layout: DonorLayout = "depth"
+    """use of a pretrained decoder's (donor's) MLPs. depth: each becomes the one level of its layer; grow: keep them and
+    add levels with zero output; chain: each layer chains the MLPs of several donor layers"""
+    gated_mlp: bool = True
+    """MLPs of a new model: gated (three matrices) or plain (two)"""
 
     @model_validator(mode="after")
     def check_levels(self) -> "CMSConfig":
@@ -285,18 +249,13 @@ class CMSConfig(CMSOptions):
 class InnerLoopConfig(ConfigModel):
     """[inner_loop]: whether the model learns while it reads, and how the outer gradient passes through that."""
 
-    enabled: bool = Field(
-        default=True,
-        description="memories and levels learn while the model reads; false: they stay fixed (control experiment)",
-    )
-    outer_gradient: OuterGradient = Field(
-        default="full",
-        description="outer gradient through inner writes: all of it (full), with the inner gradients as constants "
-        "(first_order: less memory and time, but no level is trained to learn), or none",
-    )
-    allow_untrained_level: bool = Field(
-        default=False, description="accept levels and gates of memories that no outer gradient reaches"
-    )
+    enabled: bool = True
+    """memories and levels learn while the model reads; false: they stay fixed (control experiment)"""
+    outer_gradient: OuterGradient = "full"
+    """outer gradient through inner writes: all of it (full), with the inner gradients as constants (first_order: less
+    memory and time, but no level is trained to learn), or none"""
+    allow_untrained_level: bool = False
+    """accept levels and gates of memories that no outer gradient reaches"""
 
 
 def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:

@@ -94,4 +94,6 @@ def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
         field = CMSConfig.model_fields.get(str(first["loc"][0]))
         if field is None:
             raise UsageError(f"{key}: no such option; there are {', '.join(CMSConfig.model_fields)}") from None
-        raise UsageError(f"{key}={str(first['input'])[:40]}: {rule}; it is: {field.description}") from None
+        raise UsageError(
+            f"{key}={str(first['input'])[:40]}: {rule}; it is: {' '.join(str(field.description).split())}"
+        ) from None
