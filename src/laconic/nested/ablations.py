@@ -40,11 +40,7 @@ def modify_model(
 
 
 def freeze_levels(model: Hope, *levels: int) -> Hope:
-    """Return the model with levels, by default all, that stay at their starts.
-
-    Raises:
-        UsageError: For a level that does not exist.
-    """
+    """Return the model with levels, by default all, that stay at their starts."""
     sizes = level_chunk_sizes(model)
     unknown = next((level for level in levels if not 0 <= level < len(sizes)), None)
     if unknown is not None:

@@ -11,11 +11,7 @@ DEAD_LEVEL_THRESHOLD = 1e-6  # relative size of an update below which a level co
 
 
 class DeadLevelMonitor:
-    """Warn once about each level that is not updated, or whose updates are vanishingly small.
-
-    Args:
-        chunk_sizes: Chunk sizes of the levels, fastest first.
-    """
+    """Warn once about each level that is not updated, or whose updates are vanishingly small."""
 
     def __init__(self, chunk_sizes: Sequence[int]) -> None:
         self.chunk_sizes = tuple(chunk_sizes)

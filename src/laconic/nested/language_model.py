@@ -109,8 +109,7 @@ class NestedLanguageModel(nn.Module):
             return ""
         inputs, before = prepare_inputs(batch), prepare_state(self.decoder, batch, state)
         output = self.decoder.read_tokens(inputs.input_ids, before, attention_mask=inputs.attention_mask)
-        location = find_nonfinite(output.cache)
-        return location.describe(batch.document_ids) if location else ""
+        return find_nonfinite(output.cache, batch.document_ids)
 
     def after_update(self, metrics: Mapping[str, float]) -> None:
         """Warn once about each level that does not change."""

@@ -267,16 +267,14 @@ def row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
 
 def select_rows(tree: Tree, rows: RowIndex) -> Tree:
     """Return the given rows, in that order, or those where a mask is True; a row may be repeated."""
+    if isinstance(rows, list) and rows == list(range(num_rows(tree))):
+        return tree
     index = row_index(rows, num_rows(tree))
     return map_tensors(tree, lambda x: x.index_select(0, index.to(x.device)))
 
 
 def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
-    """Reset rows, by default all, to the state of a model that has read nothing; their cache slots become invalid.
-
-    Raises:
-        UsageError: For a row that does not exist.
-    """
+    """Reset rows, by default all, to the state of a model that has read nothing; their cache slots become invalid."""
     keep = torch.ones(num_rows(state), dtype=torch.bool)
     keep[row_index(range(len(keep)) if rows is None else rows, len(keep))] = False
     return _reset_node(state, keep)

@@ -110,11 +110,7 @@ def last_part(name: str) -> str:
 
 
 def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
-    """Return the decoder that a run starts with: a nested model, made from a donor if necessary, for method hope.
-
-    Raises:
-        UsageError: If the recipe asks for another model than the given one.
-    """
+    """Return the decoder that a run starts with: a nested model, made from a donor if necessary, for method hope."""
     if recipe.method != "hope":
         if isinstance(decoder, Hope):
             raise UsageError(f"method {recipe.method}: the initial model is a nested model; use method hope")

@@ -31,11 +31,7 @@ def is_state_file(path: str | Path) -> bool:
 
 
 def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
-    """Return what a state's file says about its tokenizer, time and texts.
-
-    Raises:
-        CorruptArtifactError: If the file is not a state.
-    """
+    """Return what a state's file says about its tokenizer, time and texts."""
     metadata = atomic.read_artifact_header(Path(path))[1]
     atomic.check_artifact_kind(Path(path), metadata, state_file.ARTIFACT_KIND)
     return metadata.get("source") or {}

@@ -78,11 +78,7 @@ def require_levels(state: LayerState) -> LevelStates:
 def forward_levels(
     params: CMSParams, levels: LevelStates, x: Vectors, records: LinearRecords | None = None
 ) -> tuple[Vectors, list[Vectors]]:
-    """Run the levels at their current weights.
-
-    Returns:
-        The output, and the input of each level.
-    """
+    """Run the levels at their current weights; return the output, and the input of each level."""
     shape, w = params.shape, params.weights
     inputs: dict[int, Tensor] = {}
 
@@ -241,12 +237,10 @@ class CMS(nn.Module):
             return forward_levels(params, levels, x)[0], state
         tokens = pack_left(x, attention_mask)
         groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
-        if len(groups) == 1:
-            y, levels = _scan_aligned(params, levels, tokens.x, tokens.lengths, outer_gradient)
-            return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
         results: list[tuple[Vectors, LevelStates]] = []
         for rows in groups:
             lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
-            results.append(_scan_aligned(params, select_rows(levels, rows), tokens.x[rows], lengths, outer_gradient))
+            group, vectors = select_rows(levels, rows), select_rows(tokens.x, rows)
+            results.append(_scan_aligned(params, group, vectors, lengths, outer_gradient))
         y, levels = join_groups(groups, results)
         return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))

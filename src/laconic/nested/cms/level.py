@@ -9,7 +9,6 @@ a map, delta the gradient at its output; R outer products of a change; y the out
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -49,10 +48,10 @@ class CMSShape:
     def __post_init__(self) -> None:
         check_chunk_sizes(self.chunk_sizes)
 
-    @cached_property
+    @property
     def is_frozen(self) -> bool:
         """Whether no level can ever change."""
-        return self.options.initial_inner_lr == 0
+        return self.options.inner_lr == 0
 
     def projection_shape(self, name: str) -> tuple[int, int]:
         """Outputs and inputs of a linear map; a bias counts as one more input, which is 1."""

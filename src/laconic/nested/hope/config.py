@@ -14,7 +14,7 @@ from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, T
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.nested.cms.level import CMSShape
-from laconic.nested.titans.config import TitansShape
+from laconic.nested.titans.equations import TitansShape
 from laconic.storage.strict_json import read_json
 
 OptionsT = TypeVar("OptionsT", bound=ConfigModel)

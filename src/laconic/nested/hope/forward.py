@@ -34,10 +34,7 @@ class ForwardOptions:
     """What all layers of one pass share.
 
     Attributes:
-        attention_mask: True for real tokens.
         update_weights: Whether memories, and levels with the associative objective, learn.
-        outer_gradient: Which part of the outer gradient flows through writes and updates.
-        context: Masks and rotations of attention.
         key_positions: Positions and validity mask of all cache slots after the pass.
         records: One dictionary per layer, to which the inputs and outputs of its linear maps are written.
         double_backward: Whether gradients of this pass are differentiated, which fused attention does not support.

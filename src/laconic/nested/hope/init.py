@@ -26,27 +26,16 @@ def replace_sublayers(block: Block, config: HopeConfig, layer: int, seed: int) -
     """Replace a block's MLP by levels, and its attention by a memory if the model has one."""
     names = block.weight_names
     delete_children(block, names.gate, names.up, names.down)
-    shape = config.cms_shape(layer)
-    cms = CMS(
-        shape.width,
-        shape.intermediate_size,
-        shape.chunk_sizes,
-        shape.options,
-        None,
-        activation=shape.activation,
-        projections=shape.projections,
-        has_bias=shape.has_bias,
-        eps=shape.eps,
-    )
-    add_submodule(block, "mlp", cms)
+    add_submodule(block, "mlp", CMS(**vars(config.cms_shape(layer)), seed=None))
     if config.memory is None:
         return
     delete_children(block, names.q, names.qkv)
+    width = config.decoder.hidden_size
     with torch.device("cpu"):
         if isinstance(config.memory, TitansOptions):
-            memory = Titans(shape.width, config.num_heads, config.memory_chunk_size, config.memory, seed + layer)
+            memory = Titans(width, config.num_heads, config.memory_chunk_size, config.memory, seed + layer)
         else:
-            memory = SelfTitans(shape.width, config.num_heads, config.head_dim, config.memory, seed + layer)
+            memory = SelfTitans(width, config.num_heads, config.head_dim, config.memory, seed + layer)
         add_submodule(block, "memory", memory)
 
 

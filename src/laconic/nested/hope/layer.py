@@ -44,7 +44,7 @@ def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     conv_tails = {"x": like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)}
     memory: dict[str, MemoryState] = {}
-    for name in build_memories(params).state_groups:
+    for name in shape.state_groups:
         if f"{name}.W1" in w:
             shapes = [tuple(w[f"{name}.{W}"].shape) for W in ("W1", "W2")]
             memory[name] = MLPMemoryState(*(zero_state(batch_size, size, o.momentum, like) for size in shapes))

@@ -37,7 +37,6 @@ from laconic.nested.recurrence.memory_cells import (
     Vectors,
     apply_start,
     change_for_writes,
-    clip_at_boundary,
     clip_memory_at_boundary,
     l2_normalize,
     materialize,
@@ -80,6 +79,20 @@ class SelfTitansShape:
             return "shared"
         return "memory" if name == "memory" else "projections"
 
+    @property
+    def state_groups(self) -> dict[str, str]:
+        """Group of each state by its name."""
+        o, groups = self.options, self.group_chunk_sizes
+        if o.memory_kind == "mlp":
+            names = [name for name in (*self.adaptive, "memory") if name not in ("step", "keep")]
+            states = {name: self.group_of(name) for name in names}
+            has_adaptive_gates = bool({"step", "keep"} & set(self.adaptive))
+            return states | ({"gates": self.group_of("keep")} if has_adaptive_gates else {})
+        if not self.adaptive:
+            return {"memory": self.group_of("memory")}
+        offsets = {f"{group}_own": group for group in groups} if o.memory_kind == "affine" else {}
+        return {group: group for group in groups} | offsets
+
 
 class SelfTitansParams(NamedTuple):
     """Shape and trained weights of a self-modifying layer, by name."""
@@ -108,21 +121,7 @@ class SelfModifyingMemories:
     @property
     def chunk_sizes(self) -> dict[str, int]:
         """Chunk size of each state, that of its group."""
-        return {name: self.shape.group_chunk_sizes[group] for name, group in self.state_groups.items()}
-
-    @property
-    def state_groups(self) -> dict[str, str]:
-        """Group of each state by its name."""
-        o, groups = self.shape.options, self.shape.group_chunk_sizes
-        if o.memory_kind == "mlp":
-            names = [name for name in (*self.shape.adaptive, "memory") if name not in ("step", "keep")]
-            states = {name: self.shape.group_of(name) for name in names}
-            has_adaptive_gates = bool({"step", "keep"} & set(self.shape.adaptive))
-            return states | ({"gates": self.shape.group_of("keep")} if has_adaptive_gates else {})
-        if not self.shape.adaptive:
-            return {"memory": self.shape.group_of("memory")}
-        offsets = {f"{group}_own": group for group in groups} if o.memory_kind == "affine" else {}
-        return {group: group for group in groups} | offsets
+        return {name: self.shape.group_chunk_sizes[group] for name, group in self.shape.state_groups.items()}
 
     @property
     def rule(self) -> UpdateRule:
@@ -279,7 +278,7 @@ class SelfModifyingMemories:
     ) -> Vectors:
         """Write every memory's two layers, and one P for the rows of the gates."""
         o, y = self.shape.options, q
-        for name, group in self.state_groups.items():
+        for name, group in self.shape.state_groups.items():
             state, gates = states[name], group_gates[group]
             if isinstance(state, LinearMemoryState):
                 u = self.shared_write_value(v, k, change_for_writes(state, self.rule))
@@ -325,33 +324,29 @@ class SelfModifyingMemories:
         ended: dict[str, MemoryState] = {}
         for name in names:
             state = states[name]
-            is_read = self.state_groups[name] == self.shape.group_of("memory")
+            is_read = self.shape.state_groups[name] == self.shape.group_of("memory")
             max_norm = self.shape.options.max_memory_norm or None if is_read else None
             if isinstance(state, MLPMemoryState):
                 start = MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
                 ended[name] = clip_memory_at_boundary(start, state, max_norm, self.rule)
             elif max_norm is None:
                 ended[name] = replace(state, boundary_change=state.change)
-            elif not self.shape.adaptive:
-                ended[name] = clip_at_boundary(self.w["memory.M"], state, max_norm, self.rule)
             else:
                 factor = self.guard_factor(states, name, max_norm)
                 ended[name] = scale_state(self.linear_start(name), state, factor, self.rule)
         return ended
 
     def linear_start(self, name: str) -> Float[Tensor, "H E E"] | None:
-        """Return the start of P (the identity, None) or Q (zero)."""
+        """Return the start of P (the identity, None), of Q (zero), or of the memory alone if nothing else adapts."""
+        if not self.shape.adaptive:
+            return self.w["memory.M"]
         return torch.zeros_like(self.w["memory.M"]) if name.endswith("_own") else None
 
     def guard_factor(self, states: MemoryStates, name: str, max_norm: float) -> Float[Tensor, "B H 1 1"]:
         """Return the factor that brings P, and Q beside it, within the largest norm."""
         group = name.removesuffix("_own")
-        matrices: list[Tensor] = []
-        for state_name in (group, f"{group}_own"):
-            state = states.get(state_name)
-            if isinstance(state, LinearMemoryState):
-                decays_to_start = self.rule.decay_to == "start"
-                matrices.append(
-                    state.change if decays_to_start else materialize(self.linear_start(state_name), state.change)
-                )
-        return norm_clip_factor(max_norm, *matrices)
+        parts = {part: states[part] for part in (group, f"{group}_own") if part in states}
+        changes = {part: state.change for part, state in parts.items() if isinstance(state, LinearMemoryState)}
+        if self.rule.decay_to == "zero":
+            changes = {part: materialize(self.linear_start(part), change) for part, change in changes.items()}
+        return norm_clip_factor(max_norm, *changes.values())

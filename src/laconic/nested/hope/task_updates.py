@@ -101,11 +101,7 @@ def read_and_learn(
     attention_mask: Bool[Tensor, "B T"] | None,
     outer_gradient: OuterGradient,
 ) -> tuple[Vectors, FastWeightState]:
-    """Read every token in order while the levels learn; ids that are not targets are complements.
-
-    Returns:
-        The hidden states after the final norm, and the new state.
-    """
+    """Read every token in order while the levels learn; return the final hidden states, and the state."""
     lengths = [ids.shape[1]] * len(ids) if attention_mask is None else list(to_ints(attention_mask.sum(1)))
     order = None
     if attention_mask is not None:  # real tokens to the left
@@ -114,8 +110,7 @@ def read_and_learn(
     groups, results = group_aligned_rows(state, lengths), list[tuple[Vectors, FastWeightState]]()
     for rows in groups:
         n = lengths[rows[0]]
-        group_state = select_rows(state, rows) if len(groups) > 1 else state
-        y, new_state = _read_aligned(model, group_state, ids[rows, :n], outer_gradient)
+        y, new_state = _read_aligned(model, select_rows(state, rows), ids[rows, :n], outer_gradient)
         results.append((F.pad(y, (0, 0, 0, ids.shape[1] - n)), new_state))
     x, state = join_groups(groups, results)
     return (x if order is None else x.gather(1, order.argsort(1)[..., None].expand_as(x))), state
@@ -258,7 +253,7 @@ def flush_open_chunk(
     groups = group_aligned_rows(state, [0] * B)
     states: list[FastWeightState] = []
     for group in groups:
-        group_state = select_rows(state, group) if len(groups) > 1 else state
+        group_state = select_rows(state, group)
         rows = to_aligned_rows(group_state)
         if rows.chunk_ids.shape[1]:
             rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], outer_gradient)

@@ -86,14 +86,7 @@ class M3Memories(NamedTuple):
 
 @dataclass(frozen=True)
 class M3Hyperparameters:
-    """Hyperparameters of M3.
-
-    Attributes:
-        betas: Factors of the fast memory, the squares and the slow memory.
-        alpha: Weight of O2.
-        slow_every: Gradients per slow update.
-        eps: Added to the root of the squares.
-    """
+    """The factors of the fast memory, the squares and the slow memory; the weight of O2; f; what is added to √V."""
 
     betas: tuple[float, float, float] = (0.95, 0.999, 0.9)
     alpha: float = 0.5

@@ -77,16 +77,9 @@ def causal_conv(
     weight: Float[Tensor, "D W"],
     lengths: tuple[int, ...] | None,
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B W1 D"]]:
-    """Apply a causal depthwise convolution to packed tokens.
+    """Apply a causal depthwise convolution to packed tokens; the last tap of `weight` is that of the current token.
 
-    Args:
-        x: Packed tokens.
-        tail: The W - 1 tokens before the first.
-        weight: The taps of each channel, the last for the current token.
-        lengths: Valid tokens of each row, None if all are valid.
-
-    Returns:
-        The convolved tokens, and the last W - 1 valid tokens of each row, which are the next call's `tail`.
+    `tail` are the W - 1 tokens before the first; those of the next call are returned beside the result.
     """
     D, W = weight.shape
     padded = torch.cat([tail.to(x.dtype), x], 1)
@@ -101,10 +94,7 @@ def causal_conv(
 
 
 def split_at_boundaries(offset: int, T: int, chunk_size: int) -> Iterator[tuple[int, int]]:
-    """Yield the (start, end) ranges of T tokens that no chunk boundary crosses.
-
-    The first token is `offset` tokens after a boundary.
-    """
+    """Yield the ranges of T tokens that no chunk boundary crosses; the first token is `offset` after a boundary."""
     start, end = 0, chunk_size - offset % chunk_size
     while start < T:
         yield start, min(end, T)
@@ -137,11 +127,7 @@ def check_inputs(
     attention_mask: Tensor | None,
     outer_gradient: OuterGradient,
 ) -> None:
-    """Validate the arguments of a nested layer.
-
-    Raises:
-        UsageError: If the vectors, the mask, the state or the gradient mode do not fit the layer.
-    """
+    """Raise `UsageError` if the vectors, the mask, the state or the gradient mode do not fit a nested layer."""
     B = len(x)
     if x.ndim != 3 or x.shape[2] != width or not B or not x.shape[1]:
         raise UsageError(f"{layer}: expected vectors [B, T, {width}] with B, T >= 1, got {list(x.shape)}")
@@ -184,25 +170,16 @@ def scan_chunks(
     """Scan packed tokens, each input [B, H, T, ...], through memories whose rows may be at different offsets.
 
     `lengths` are the valid tokens of each row, None if all are valid. With `activation_checkpointing` each chunk is
-    recomputed in the backward pass.
-
-    Returns:
-        What the memories answer, and their states after the last token.
+    recomputed in the backward pass. Returns what the memories answer, and their states after the last token.
     """
     period = max(memory.chunk_sizes.values())  # which every chunk size divides
     offsets = [n % period for n in to_ints(token_counts(states))]
-    groups = group_rows(offsets)
-    if len(groups) == 1:
-        return _scan_aligned(memory, states, inputs, lengths, offsets[0], activation_checkpointing)
-    results: list[tuple[Tensor, MemoryStates]] = []
+    groups, results = group_rows(offsets), list[tuple[Tensor, MemoryStates]]()
     for rows in groups:
-        index = torch.tensor(rows, device=inputs[0].device)
+        group, group_inputs = select_rows(states, rows), select_rows(inputs, rows)
         group_lengths = None if lengths is None else tuple(lengths[row] for row in rows)
-        group_inputs = tuple(x.index_select(0, index) for x in inputs)
-        group_states, offset = select_rows(states, rows), offsets[rows[0]]
-        results.append(
-            _scan_aligned(memory, group_states, group_inputs, group_lengths, offset, activation_checkpointing)
-        )
+        offset = offsets[rows[0]]
+        results.append(_scan_aligned(memory, group, group_inputs, group_lengths, offset, activation_checkpointing))
     return join_groups(groups, results)
 
 

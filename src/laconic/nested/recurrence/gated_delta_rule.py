@@ -124,20 +124,10 @@ def chunk_gated_delta_rule(
     anchor: Float[Tensor, "B H T O"] | None = None,
     read: ReadTime = "after",
 ) -> ChunkOutput:
-    """Run the recurrence over one chunk without storing the state of every token.
+    """Run the recurrence over one chunk, from S and N, without storing the state of every token.
 
-    Args:
-        S: State before the chunk.
-        k: Keys.
-        u: Values to write.
-        q: Queries, None to read nothing.
-        gates: Decay, step size, momentum and erasure of each token, and which tokens write.
-        N: Momentum before the chunk, if there is momentum.
-        anchor: a_t, added to what S reads at the key, for a state stored as a difference from another one.
-        read: Whether a query reads the state after its own token's update or before it.
-
-    Returns:
-        The state and momentum after the chunk and what the queries read.
+    The anchor a_t is added to what S reads at the key, for a state stored as a difference from another one. Queries,
+    if there are any, read the state after their own token's update or before it.
     """
     gates = mask_gates(gates)
     G = decay_products(gates.decay)

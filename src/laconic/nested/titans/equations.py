@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from laconic.config.nested import TitansOptions
+from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype, split_heads
 from laconic.nested.recurrence.chunked_scan import causal_conv
 from laconic.nested.recurrence.gated_delta_rule import Gates
@@ -39,6 +41,33 @@ from laconic.nested.state import MemoryState, MLPMemoryState
 
 PROJECTION_NAMES = ("q", "k", "v")
 MEMORY = "memory"  # name of the memory in states and weights
+
+
+@dataclass(frozen=True)
+class TitansShape:
+    """Width, heads, chunk size and options of a layer. Raises `UsageError` if they do not fit together."""
+
+    width: int
+    num_heads: int
+    chunk_size: int
+    options: TitansOptions
+
+    def __post_init__(self) -> None:
+        if self.chunk_size < 1:
+            raise UsageError(f"titans: chunk_size {self.chunk_size}: must be at least 1 token")
+        if self.num_heads < 1 or self.width % self.num_heads:
+            raise UsageError(f"titans: width {self.width} is not divisible by {self.num_heads} heads")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.num_heads
+
+
+class TitansParams(NamedTuple):
+    """Shape and trained weights of a layer, by name."""
+
+    shape: TitansShape
+    weights: Mapping[str, Tensor]
 
 
 class QKVProjections(NamedTuple):

@@ -36,8 +36,15 @@ from laconic.nested.recurrence.memory_cells import (
     zero_state,
 )
 from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
-from laconic.nested.titans.config import TitansParams, TitansShape
-from laconic.nested.titans.equations import MEMORY, PROJECTION_NAMES, TitansMemory, project_qkv, read_memory
+from laconic.nested.titans.equations import (
+    MEMORY,
+    PROJECTION_NAMES,
+    TitansMemory,
+    TitansParams,
+    TitansShape,
+    project_qkv,
+    read_memory,
+)
 
 
 def initial_state(params: TitansParams, batch_size: int) -> LayerState:

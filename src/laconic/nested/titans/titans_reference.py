@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.nested.titans.config import TitansParams
+from laconic.nested.titans.equations import TitansParams
 
 Matrices = list[Tensor]  # M, or W1 and W2 of a two-layer memory; each [B, H, O, I]
 
