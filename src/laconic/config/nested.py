@@ -268,15 +268,6 @@ def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:
     return None
 
 
-def find_unused_learning_keys(cms: CMSConfig | None, inner_loop: InnerLoopConfig | None) -> list[str]:
-    """Return the keys of [cms] that differ from their defaults and say how levels learn, if they do not learn."""
-    if cms is None or inner_loop is None or inner_loop.enabled:
-        return []
-    layout = {"structure", "residual"}
-    learning = [name for name in CMSOptions.model_fields if name not in layout]
-    return [f"cms.{name}" for name in learning if getattr(cms, name) != CMSOptions.model_fields[name].default]
-
-
 def find_untrained_level(cms: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> str | None:
     """Return a message if a level's inner learning rate would get no outer gradient in rows of `row_tokens`."""
     slow = next((l for l, C in enumerate(cms.chunk_sizes) if row_tokens <= C), None)

@@ -15,13 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.halting.stop_distribution import (
-    StopPosition,
-    length_log_probs,
-    length_probs,
-    log_survival_gate,
-    upcast,
-)
+from laconic.halting.stop_distribution import StopPosition, length_log_probs, length_probs, log_survival_gate, upcast
 
 MEAN_LENGTH_EMA = 0.99  # decay of the mean length that is compared with the target
 

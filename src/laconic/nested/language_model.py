@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from laconic.batches import DocumentBatch
-from laconic.config.nested import CMSConfig, InnerLoopConfig, find_untrained_level
-from laconic.errors import UsageError
+from laconic.config.nested import InnerLoopConfig
 from laconic.interfaces import StepOutput
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested.cms.layer import require_levels
@@ -137,13 +136,6 @@ def carry_state(decoder: Hope, state: FastWeightState) -> FastWeightState:
         for layer in state.layers
     )
     return replace(state, layers=layers)
-
-
-def check_levels_trained(config: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> None:
-    """Raise `UsageError` for a level that no outer gradient reaches, with `row_tokens` between optimizer updates."""
-    error = find_untrained_level(config, row_tokens, inner_loop)
-    if error:
-        raise UsageError(f"cms.chunk_sizes: {error}")
 
 
 def level_chunk_sizes(model: Hope) -> tuple[int, ...]:

@@ -74,11 +74,7 @@ class LoadedState(NamedTuple):
 
 
 def save_state(
-    state: FastWeightState,
-    path: str | Path,
-    *,
-    model_fingerprint: str,
-    source: Mapping[str, object] | None = None,
+    state: FastWeightState, path: str | Path, *, model_fingerprint: str, source: Mapping[str, object] | None = None
 ) -> None:
     """Save a state with the number of tokens that its rows have read; a tensor that occurs twice is written once.
 

@@ -103,11 +103,7 @@ def tokens_to_boundary(params: CMSParams, levels: LevelStates, row: int | None =
 
 
 def _scan_aligned(
-    params: CMSParams,
-    levels: LevelStates,
-    x: Vectors,
-    lengths: tuple[int, ...] | None,
-    outer_gradient: OuterGradient,
+    params: CMSParams, levels: LevelStates, x: Vectors, lengths: tuple[int, ...] | None, outer_gradient: OuterGradient
 ) -> tuple[Vectors, LevelStates]:
     """Read rows at the same offset, up to the next boundary of any level at a time."""
     T, T_valid = x.shape[1], x.shape[1] if lengths is None else max(lengths)

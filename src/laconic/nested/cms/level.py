@@ -209,11 +209,7 @@ def linear_map(
 
 
 def level_mlp(
-    params: CMSParams,
-    l: int,
-    level: CMSLevelState | None,
-    records: LinearRecords | None,
-    z: Float[Tensor, "B T D"],
+    params: CMSParams, l: int, level: CMSLevelState | None, records: LinearRecords | None, z: Float[Tensor, "B T D"]
 ) -> Float[Tensor, "B T D"]:
     """Apply MLP_l at its current weights, or at its start if `level` is None."""
     shape = params.shape

@@ -26,9 +26,7 @@ class LayerPlacement(NamedTuple):
 
 
 def place_levels(
-    num_layers: int,
-    chunk_sizes: Sequence[int],
-    donor_layout: DonorLayout = "depth",
+    num_layers: int, chunk_sizes: Sequence[int], donor_layout: DonorLayout = "depth"
 ) -> list[LayerPlacement]:
     """Eq. 7.3a: theta_0 of every level := a pretrained MLP, for each layer of a decoder.
 

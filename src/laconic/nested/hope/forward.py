@@ -124,12 +124,7 @@ def apply_feed_forward(
     y = block.submodule("norm2")(r)
     is_associative = levels.shape.options.inner_objective == "associative"
     if options.update_weights and is_associative and not levels.shape.is_frozen:
-        y, layer = levels(
-            y,
-            layer,
-            attention_mask=options.attention_mask,
-            outer_gradient=options.outer_gradient,
-        )
+        y, layer = levels(y, layer, attention_mask=options.attention_mask, outer_gradient=options.outer_gradient)
     else:
         y, inputs = forward_levels(levels.params, require_levels(layer), y, records)
         level_inputs.append(inputs)

@@ -117,11 +117,7 @@ class SelfTitans(nn.Module):
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient)
         if x.shape[1] > MAX_SCAN_TOKENS:
-            scan = partial(
-                self.forward,
-                update_weights=update_weights,
-                outer_gradient=outer_gradient,
-            )
+            scan = partial(self.forward, update_weights=update_weights, outer_gradient=outer_gradient)
             return scan_in_segments(scan, state, x, attention_mask)
         tokens = pack_left(x, attention_mask)
         heads, q, conv_tails = mix_inputs(params, state, tokens.x, tokens.lengths)

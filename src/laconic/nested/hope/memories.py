@@ -13,14 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.config.nested import OuterGradient, ReadPosition, SelfModifyingOptions
-from laconic.nested.hope.equations import (
-    compute_gates,
-    dot_value,
-    l2_value,
-    mlp_memory,
-    self_generated_values,
-    self_modifying_write,
-)
+from laconic.nested.hope.equations import compute_gates, dot_value, l2_value, mlp_memory, self_generated_values
 from laconic.nested.recurrence.gated_delta_rule import (
     Gates,
     PerToken,
@@ -33,6 +26,7 @@ from laconic.nested.recurrence.memory_cells import (
     MemoryStates,
     MLPGates,
     MLPStart,
+    Start,
     UpdateRule,
     Vectors,
     apply_start,
@@ -45,6 +39,7 @@ from laconic.nested.recurrence.memory_cells import (
     read_mlp,
     scale_state,
     silu_derivative,
+    write_linear,
     write_mlp,
 )
 from laconic.nested.state import LinearMemoryState, MemoryState, MLPMemoryState
@@ -107,11 +102,7 @@ class SelfModifyingMemories:
 
     States by name: P of every group under the group's name and Q under `GROUP_own`. With MLP memories, each memory has
     a state under its own name, and P of the gates is under `gates`.
-
-    Attributes:
-        shape: Shape of the layer.
-        w: Weights by name, in the accumulation type.
-        outer_gradient: Which part of the outer gradient flows through writes.
+    Weights are in the accumulation type.
     """
 
     shape: SelfTitansShape
@@ -120,7 +111,6 @@ class SelfModifyingMemories:
 
     @property
     def chunk_sizes(self) -> dict[str, int]:
-        """Chunk size of each state, that of its group."""
         return {name: self.shape.group_chunk_sizes[group] for name, group in self.shape.state_groups.items()}
 
     @property
@@ -138,15 +128,11 @@ class SelfModifyingMemories:
         group_gates = {group: gates._replace(valid=valid) for group, gates in group_gates.items()}
         if self.shape.options.adaptive_query:
             q = l2_normalize(self.generate_vectors(states, "q", x))
-        new_states: dict[str, MemoryState] = {}
         if self.shape.options.memory_kind == "mlp":
-            y = self.write_mlps(states, new_states, k, v, q, group_gates)
-        elif self.shape.adaptive:
-            y = self.write_shared_linear(states, new_states, k, v, q, group_gates)
-        else:
-            gates = group_gates[self.shape.group_of("memory")]
-            y = self.write_static(states, new_states, k, v, q, gates)
-        return y, new_states
+            return self.write_mlps(states, k, v, q, group_gates)
+        if self.shape.adaptive:
+            return self.write_shared_linear(states, k, v, q, group_gates)
+        return self.write_static(states, k, v, q, group_gates[self.shape.group_of("memory")])
 
     def generate(self, states: MemoryStates, x: Vectors) -> tuple[Vectors, Vectors, dict[str, Gates]]:
         """Eq. 83,86,94: k = l2(M_k x), v = M_v x, and every group's gates, all from the states at the chunk's start."""
@@ -218,36 +204,30 @@ class SelfModifyingMemories:
         o = self.shape.options
         return vector_norm(u - k if o.delta_rule and o.decay_target == "start" else u)
 
+    def self_modifying_write(
+        self, start: Start, m: LinearMemoryState, k: Vectors, u: Vectors, q: Vectors | None, gates: Gates
+    ) -> tuple[Vectors | None, LinearMemoryState]:
+        """Eq. 88,90,96: M_t = M_{t-1}(decay I - step k kᵀ) + step u kᵀ over one chunk, and what the queries read."""
+        erase = gates.step_size if self.shape.options.delta_rule else None
+        return write_linear(start, m, k, u, q, gates._replace(erase=erase), self.rule)
+
     def write_static(
-        self,
-        states: MemoryStates,
-        new_states: dict[str, MemoryState],
-        k: Vectors,
-        v: Vectors,
-        q: Vectors,
-        gates: Gates,
-    ) -> Vectors:
+        self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, gates: Gates
+    ) -> tuple[Vectors, MemoryStates]:
         """Eq. 76-78: the baseline, k = l2(W_k x), v = W_v x and gates static; values are written as they are."""
-        o, M, state = self.shape.options, self.w["memory.M"], states["memory"]
+        M, state, is_affine = self.w["memory.M"], states["memory"], self.shape.options.memory_kind == "affine"
         assert isinstance(state, LinearMemoryState)
         at_key = apply_start(M, k) + k @ change_for_writes(state, self.rule).mT
-        at_key = k + at_key if o.memory_kind == "affine" else at_key
-        u = self.write_value(v, at_key)
-        y, new_states["memory"] = self_modifying_write(M, state, k, u, q, gates, self.rule, o.delta_rule)
+        u = self.write_value(v, k + at_key if is_affine else at_key)
+        y, state = self.self_modifying_write(M, state, k, u, q, gates)
         assert y is not None
-        return q + y if o.memory_kind == "affine" else y
+        return q + y if is_affine else y, {"memory": state}
 
     def write_shared_linear(
-        self,
-        states: MemoryStates,
-        new_states: dict[str, MemoryState],
-        k: Vectors,
-        v: Vectors,
-        q: Vectors,
-        group_gates: Mapping[str, Gates],
-    ) -> Vectors:
+        self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, group_gates: Mapping[str, Gates]
+    ) -> tuple[Vectors, MemoryStates]:
         """Write P of every group, and Q; y = M_0 P q, plus q + Q q if the memory is affine."""
-        o, y, M = self.shape.options, torch.zeros_like(q), self.w["memory.M"]
+        y, M, new_states = torch.zeros_like(q), self.w["memory.M"], dict[str, MemoryState]()
         for group in self.shape.group_chunk_sizes:
             queries = q if group == self.shape.group_of("memory") else None
             P, Q = states[group], states.get(f"{group}_own")
@@ -258,48 +238,36 @@ class SelfModifyingMemories:
                 self_written = self.shared_write_value(v, k, change_for_writes(Q, self.rule))
                 write_norm = vector_norm(torch.stack([write_norm, vector_norm(self_written)], -1))
             gates = self.cap_gates(group_gates[group], group, write_norm)
-            output, new_states[group] = self_modifying_write(None, P, k, u, queries, gates, self.rule, o.delta_rule)
+            output, new_states[group] = self.self_modifying_write(None, P, k, u, queries, gates)
             y = y if output is None else y + output @ M.mT
             if isinstance(Q, LinearMemoryState) and self_written is not None:
-                output, new_states[f"{group}_own"] = self_modifying_write(
-                    torch.zeros_like(M), Q, k, self_written, queries, gates, self.rule, o.delta_rule
+                start = torch.zeros_like(M)
+                output, new_states[f"{group}_own"] = self.self_modifying_write(
+                    start, Q, k, self_written, queries, gates
                 )
-                y = y if output is None or queries is None else y + queries + output
-        return y
+                y = y if output is None else y + q + output
+        return y, new_states
 
     def write_mlps(
-        self,
-        states: MemoryStates,
-        new_states: dict[str, MemoryState],
-        k: Vectors,
-        v: Vectors,
-        q: Vectors,
-        group_gates: Mapping[str, Gates],
-    ) -> Vectors:
+        self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, group_gates: Mapping[str, Gates]
+    ) -> tuple[Vectors, MemoryStates]:
         """Write every memory's two layers, and one P for the rows of the gates."""
-        o, y = self.shape.options, q
+        y, new_states = q, dict[str, MemoryState]()
         for name, group in self.shape.state_groups.items():
             state, gates = states[name], group_gates[group]
             if isinstance(state, LinearMemoryState):
                 u = self.shared_write_value(v, k, change_for_writes(state, self.rule))
                 gates = self.cap_gates(gates, group, self.shared_write_norm(u, k))
-                _, new_states[name] = self_modifying_write(None, state, k, u, None, gates, self.rule, o.delta_rule)
+                _, new_states[name] = self.self_modifying_write(None, state, k, u, None, gates)
                 continue
             value = self.generate_vectors(states, name, v) if self.shape.adaptive else v
             queries = q if name == "memory" else None
             output, new_states[name] = self.write_one_mlp(name, group, state, k, value, queries, gates)
             y = y if output is None else output
-        return y
+        return y, new_states
 
     def write_one_mlp(
-        self,
-        name: str,
-        group: str,
-        state: MLPMemoryState,
-        k: Vectors,
-        v: Vectors,
-        q: Vectors | None,
-        gates: Gates,
+        self, name: str, group: str, state: MLPMemoryState, k: Vectors, v: Vectors, q: Vectors | None, gates: Gates
     ) -> tuple[Vectors | None, MLPMemoryState]:
         """Write one two-layer memory: W2 erases along k, W1 along its own input h, at most what is stored there."""
         o, start = self.shape.options, MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])

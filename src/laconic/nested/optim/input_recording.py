@@ -165,10 +165,7 @@ class RecordedEmbedding(nn.Embedding):
         return attach_recorder(self.recording, self.weight, super().forward(input), input)
 
 
-RECORDED_TYPES: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: RecordedLinear,
-    nn.Embedding: RecordedEmbedding,
-}
+RECORDED_TYPES: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: RecordedLinear, nn.Embedding: RecordedEmbedding}
 
 
 def parameter_kind(module: nn.Module) -> ParameterKind:

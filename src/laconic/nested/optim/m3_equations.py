@@ -42,11 +42,7 @@ def frobenius_norm(x: Tensor) -> Tensor:
 
 
 def newton_schulz(
-    m: Float[Tensor, "*shape"],
-    *,
-    steps: int = 5,
-    coefficients: tuple[float, float, float] = QUINTIC,
-    eps: float = 1e-7,
+    m: Float[Tensor, "*shape"], *, steps: int = 5, coefficients: tuple[float, float, float] = QUINTIC, eps: float = 1e-7
 ) -> Float[Tensor, "*shape"]:
     """Eq. 44: X_0 = m / (|m|_F + eps); `steps` times X <- a X + b (X X')X + c (X X')^2 X.
 

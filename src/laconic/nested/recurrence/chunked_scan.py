@@ -120,12 +120,7 @@ class ChunkedMemory(Protocol):
 
 
 def check_inputs(
-    layer: str,
-    width: int,
-    state: LayerState,
-    x: Tensor,
-    attention_mask: Tensor | None,
-    outer_gradient: OuterGradient,
+    layer: str, width: int, state: LayerState, x: Tensor, attention_mask: Tensor | None, outer_gradient: OuterGradient
 ) -> None:
     """Raise `UsageError` if the vectors, the mask, the state or the gradient mode do not fit a nested layer."""
     B = len(x)

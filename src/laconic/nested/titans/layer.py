@@ -28,13 +28,7 @@ from laconic.nested.recurrence.chunked_scan import (
     unpack,
 )
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
-from laconic.nested.recurrence.memory_cells import (
-    MemoryStart,
-    MLPStart,
-    UpdateRule,
-    gate_and_project,
-    zero_state,
-)
+from laconic.nested.recurrence.memory_cells import MemoryStart, MLPStart, UpdateRule, gate_and_project, zero_state
 from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
 from laconic.nested.titans.equations import (
     MEMORY,
@@ -123,12 +117,7 @@ class Titans(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_heads: int = 4,
-        chunk_size: int = 64,
-        options: TitansOptions | None = None,
-        seed: int = 0,
+        self, width: int, num_heads: int = 4, chunk_size: int = 64, options: TitansOptions | None = None, seed: int = 0
     ) -> None:
         super().__init__()
         self.shape = TitansShape(width, num_heads, chunk_size, options or TitansOptions())
@@ -159,11 +148,7 @@ class Titans(nn.Module):
         check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient)
         T = x.shape[1]
         if T > MAX_SCAN_TOKENS:
-            scan = partial(
-                self.forward,
-                update_weights=update_weights,
-                outer_gradient=outer_gradient,
-            )
+            scan = partial(self.forward, update_weights=update_weights, outer_gradient=outer_gradient)
             return scan_in_segments(scan, state, x, attention_mask)
         has_persistent = update_weights and shape.options.num_persistent_tokens > 0
         x, attention_mask = prepend_persistent(w, state, x, attention_mask, has_persistent)
