@@ -1,7 +1,4 @@
-"""Find the first non-finite tensor of a fast-weight state: which layer, level or memory, and which row.
-
-One check synchronises with the device once.
-"""
+"""Find the first non-finite tensor of a fast-weight state: which layer, level or memory, and which row."""
 
 import re
 from collections.abc import Sequence

@@ -29,13 +29,8 @@ INLINE_FIELD = {"inline": True}  # metadata of a field whose name is left out of
 
 @dataclass(frozen=True, eq=False)
 class LinearMemoryState:
-    """State of a linear memory.
-
-    Attributes:
-        change: Current change of the matrix since its start.
-        boundary_change: The change at the last chunk boundary, from which writes are computed.
-        momentum: Momentum of the writes, if any.
-        num_tokens: Tokens read.
+    """Change of a matrix since its start, now and at the last chunk boundary, from which writes are computed; the
+    momentum of the writes, if any; and the tokens read.
     """
 
     change: Float[Tensor, "B H O I"]
@@ -99,14 +94,7 @@ class CMSState:
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """State of one layer.
-
-    Attributes:
-        conv_tails: The last inputs of each causal convolution, by name.
-        memory: States of the memories, by name.
-        cms: States of the levels.
-        cache: Keys and values of attention.
-    """
+    """State of one layer; `conv_tails` are the last inputs of each causal convolution, by name."""
 
     conv_tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
     memory: Mapping[str, MemoryState] = field(default_factory=dict[str, MemoryState])

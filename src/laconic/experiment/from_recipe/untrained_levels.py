@@ -50,19 +50,12 @@ def read_untrained_levels(path: str | Path) -> CMSConfig | None:
 
 def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: UntrainedLevels | None) -> None:
     """Raise `CorruptArtifactError` for a state of another plain checkpoint, or with other levels on it."""
-    theirs = about.get("checkpoint")
-    if theirs is None and ours is None:
+    theirs, own = about.get("checkpoint"), None if ours is None else ours.checkpoint
+    if theirs != own:
+        names = [f"checkpoint {str(x)[:HASH_PREFIX]}…" if x else "a trained nested model" for x in (theirs, own)]
+        raise CorruptArtifactError(f"state: {path} belongs to {names[0]}, this is {names[1]}; use that model")
+    if ours is None:
         return
-    if theirs is None or ours is None:
-        kinds = ("a trained nested model", "a plain checkpoint")
-        raise CorruptArtifactError(
-            f"state: {path} belongs to {kinds[theirs is not None]}, this is {kinds[ours is not None]}; use that model"
-        )
-    if theirs != ours.checkpoint:
-        raise CorruptArtifactError(
-            f"state: {path} belongs to checkpoint {str(theirs)[:HASH_PREFIX]}…, this is "
-            f"{ours.checkpoint[:HASH_PREFIX]}…; use that model"
-        )
     differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), drop_former_options(about.get("levels")))
     if differences:
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")

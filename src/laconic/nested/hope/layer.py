@@ -1,7 +1,6 @@
 """A self-modifying Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
-Nested Learning arXiv:2512.24695, section 8. The functions are pure; the module `SelfTitans` holds the trained weights
-and calls them.
+Nested Learning arXiv:2512.24695, section 8. The functions are pure; `SelfTitans` holds the trained weights.
 """
 
 from collections.abc import Mapping
@@ -71,12 +70,7 @@ def mix_inputs(
 class SelfTitans(nn.Module):
     """A self-modifying memory in place of attention: `y, state = layer(x, state)`; the caller adds the residual.
 
-    Args:
-        width: Width of the vectors.
-        num_heads: Number of heads.
-        head_dim: Width of a head, by default the width divided by the heads.
-        options: Options of the memories.
-        seed: Seed of the initial weights.
+    The width of a head is by default the width of the vectors divided by the heads.
     """
 
     def __init__(
@@ -172,5 +166,5 @@ def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[
 
 
 def gate_biases(o: SelfModifyingOptions, step_size: float) -> dict[str, float]:
-    biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(step_size / o.max_lr, "lr_init")}
-    return biases | ({"momentum": logit(INITIAL_MOMENTUM, "momentum")} if o.momentum else {})
+    biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(step_size / o.max_lr)}
+    return biases | ({"momentum": logit(INITIAL_MOMENTUM)} if o.momentum else {})

@@ -145,7 +145,7 @@ class SelfModifyingMemories:
         if self.shape.options.adaptive_query:
             q = l2_normalize(self.generate_vectors(states, "q", x))
         if isinstance(state, MLPMemoryState):
-            return read_mlp(MLPStart(w["memory.W1"], w["memory.W2"]), state, q, self.rule)
+            return read_mlp(self.mlp_start("memory"), state, q, self.rule)
         M, is_affine = w["memory.M"], self.shape.options.memory_kind == "affine"
         if not self.shape.adaptive:
             return (q if is_affine else 0) + read_linear(M, state, q, self.rule)
@@ -162,10 +162,9 @@ class SelfModifyingMemories:
         """Return M_□,c x of the memory k, v or q."""
         o, is_adaptive, state = self.shape.options, name in self.shape.adaptive, states.get(name)
         if o.memory_kind == "mlp":
-            start = MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
-            if isinstance(state, MLPMemoryState):
-                return mlp_forward(start, state, x, self.rule).y
-            return mlp_memory(x, *start)
+            start = self.mlp_start(name)
+            is_written = isinstance(state, MLPMemoryState)
+            return mlp_forward(start, state, x, self.rule).y if is_written else mlp_memory(x, *start)
         group = self.shape.group_of(name)
         p = self_generated_values(x, self.boundary_change(states, group)) if is_adaptive else x
         y = p @ self.w[f"{name}.M"].mT
@@ -270,7 +269,7 @@ class SelfModifyingMemories:
         self, name: str, group: str, state: MLPMemoryState, k: Vectors, v: Vectors, q: Vectors | None, gates: Gates
     ) -> tuple[Vectors | None, MLPMemoryState]:
         """Write one two-layer memory: W2 erases along k, W1 along its own input h, at most what is stored there."""
-        o, start = self.shape.options, MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
+        o, start = self.shape.options, self.mlp_start(name)
         inner = mlp_forward(start, state, k, self.rule)
         e = -self.write_value(v, inner.y)
         decays_to_start = o.decay_target == "start"
@@ -295,14 +294,16 @@ class SelfModifyingMemories:
             is_read = self.shape.state_groups[name] == self.shape.group_of("memory")
             max_norm = self.shape.options.max_memory_norm or None if is_read else None
             if isinstance(state, MLPMemoryState):
-                start = MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
-                ended[name] = clip_memory_at_boundary(start, state, max_norm, self.rule)
+                ended[name] = clip_memory_at_boundary(self.mlp_start(name), state, max_norm, self.rule)
             elif max_norm is None:
                 ended[name] = replace(state, boundary_change=state.change)
             else:
                 factor = self.guard_factor(states, name, max_norm)
                 ended[name] = scale_state(self.linear_start(name), state, factor, self.rule)
         return ended
+
+    def mlp_start(self, name: str) -> MLPStart:
+        return MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
 
     def linear_start(self, name: str) -> Float[Tensor, "H E E"] | None:
         """Return the start of P (the identity, None), of Q (zero), or of the memory alone if nothing else adapts."""

@@ -122,7 +122,9 @@ def _read_aligned(
     """Read rows at the same offset, at most one chunk at a time."""
     rows, outputs, position, n = to_aligned_rows(state), list[Tensor](), 0, ids.shape[1]
     while position < n:
-        room = tokens_to_any_boundary(model, rows.layers_at_start) - rows.chunk_ids.shape[1]
+        pairs = zip(cms_params_of(model), rows.layers_at_start, strict=True)
+        to_boundary = min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
+        room = to_boundary - rows.chunk_ids.shape[1]
         if room == 0:
             rows = finish_chunk(model, rows, ids[:, position], outer_gradient)
             continue
@@ -143,12 +145,6 @@ def _read_aligned(
     num_tokens = torch.full_like(state.position, rows.chunk_ids.shape[1])
     open_chunk = OpenChunk(rows.chunk_ids, num_tokens, rows.layers_at_start)
     return y, replace(state, layers=rows.layers, position=state.position + n, open_chunk=open_chunk)
-
-
-def tokens_to_any_boundary(model: Decoder, layers: LayerStates) -> int:
-    """Return the number of tokens until the next boundary of any level, for rows at the same offset."""
-    pairs = zip(cms_params_of(model), layers, strict=True)
-    return min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
 
 
 def finish_chunk(

@@ -110,13 +110,9 @@ class ChunkedMemory(Protocol):
 
     def step_chunk(
         self, states: MemoryStates, inputs: tuple[Tensor, ...], valid: Tensor | None
-    ) -> tuple[Tensor, MemoryStates]:
-        """Write and read tokens that no chunk boundary separates."""
-        ...
+    ) -> tuple[Tensor, MemoryStates]: ...  # writes and reads tokens that no chunk boundary separates
 
-    def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
-        """Return the states of the memories `names` at the end of their chunks."""
-        ...
+    def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates: ...  # only those of `names`
 
 
 def check_inputs(

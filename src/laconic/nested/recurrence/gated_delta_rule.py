@@ -74,11 +74,9 @@ def mask_gates(gates: Gates) -> Gates:
     """Set the gates of tokens that are not valid to decay 1, step size 0, momentum 1 and erasure 0."""
     if gates.valid is None:
         return gates
-    invalid = ~gates.valid[:, None]
-    momentum = None if gates.momentum is None else gates.momentum.masked_fill(invalid, 1.0)
-    erase = None if gates.erase is None else gates.erase.masked_fill(invalid, 0.0)
-    decay, step_size = gates.decay.masked_fill(invalid, 1.0), gates.step_size.masked_fill(invalid, 0.0)
-    return Gates(decay, step_size, momentum, erase, gates.valid)
+    invalid, fills = ~gates.valid[:, None], {"decay": 1.0, "step_size": 0.0, "momentum": 1.0, "erase": 0.0}
+    present = {name: x for name in fills if (x := getattr(gates, name)) is not None}
+    return gates._replace(**{name: x.masked_fill(invalid, fills[name]) for name, x in present.items()})
 
 
 def decay_gate(a: PerToken) -> PerToken:

@@ -183,10 +183,10 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
     last_tap = torch.eye(W)[-1].repeat(D, 1)
     w["q_conv.weight"], w["v_conv.weight"] = last_tap, last_tap.clone()
     w["k_conv.weight"] = torch.full((D, W), W**-0.5)
-    step_bias = logit(o.initial_lr(shape.chunk_size), "lr_init")
+    step_bias = logit(o.initial_lr(shape.chunk_size))
     biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
     if o.momentum:
-        biases["momentum"] = logit(INITIAL_MOMENTUM, "momentum")
+        biases["momentum"] = logit(INITIAL_MOMENTUM)
     for name, bias in biases.items():
         w |= {f"{name}.weight": torch.zeros(shape.num_heads, D), f"{name}.bias": torch.full((shape.num_heads,), bias)}
     if o.memory_depth == 1:
