@@ -42,11 +42,7 @@ class LMInputs(NamedTuple):
 
 
 def prepare_inputs(batch: DocumentBatch) -> LMInputs:
-    """Return the tokens to read.
-
-    These are all columns. Of streams without labels the last column is left out: it is a target, and the first token
-    of the next batch.
-    """
+    """Return the tokens to read: all, but the last of a stream without labels, a target that the next batch reads."""
     is_stream = batch.document_starts is not None and batch.labels is None
     n = batch.input_ids.shape[1] - is_stream
     mask = batch.attention_mask[:, :n]

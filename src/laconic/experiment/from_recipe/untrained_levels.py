@@ -50,9 +50,9 @@ def read_untrained_levels(path: str | Path) -> CMSConfig | None:
 
 def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: UntrainedLevels | None) -> None:
     """Raise `CorruptArtifactError` for a state of another plain checkpoint, or with other levels on it."""
-    theirs, own = about.get("checkpoint"), None if ours is None else ours.checkpoint
-    if theirs != own:
-        names = [f"checkpoint {str(x)[:HASH_PREFIX]}…" if x else "a trained nested model" for x in (theirs, own)]
+    theirs, expected = about.get("checkpoint"), None if ours is None else ours.checkpoint
+    if theirs != expected:
+        names = [f"checkpoint {str(x)[:HASH_PREFIX]}…" if x else "a trained nested model" for x in (theirs, expected)]
         raise CorruptArtifactError(f"state: {path} belongs to {names[0]}, this is {names[1]}; use that model")
     if ours is None:
         return

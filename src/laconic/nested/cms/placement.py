@@ -30,16 +30,9 @@ def place_levels(
 ) -> list[LayerPlacement]:
     """Eq. 7.3a: theta_0 of every level := a pretrained MLP, for each layer of a decoder.
 
-    Args:
-        num_layers: Layers of the decoder.
-        chunk_sizes: Chunk size of each level, fastest first.
-        donor_layout: "depth" keeps each layer's MLP as its only level, fast in shallow layers and slow in deep ones.
-            "grow" keeps it as level 0 and adds slower levels with a zero down-projection. "chain" follows the paper:
-            the MLPs of as many layers as there are levels follow one another in every layer, so that the result is no
-            longer the donor.
-
-    Raises:
-        UsageError: For an unknown layout, and for chunk sizes that do not fit.
+    "depth" keeps each layer's MLP as its only level, fast in shallow layers and slow in deep ones. "grow" keeps it as
+    level 0 and adds slower levels with a zero down-projection. "chain" follows the paper: the MLPs of as many layers as
+    there are levels follow one another in every layer, so that the result is no longer the donor.
     """
     check_chunk_sizes(chunk_sizes)
     check_choice("cms", "donor_layout", donor_layout, get_args(DonorLayout))

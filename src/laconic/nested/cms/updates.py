@@ -160,11 +160,8 @@ def apply_update(params: CMSParams, l: int, level: CMSLevelState, outer_gradient
 
 
 def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str, WeightChange]:
-    cleared: dict[str, WeightChange] = {}
-    for name, change in terms.items():
-        like = change.left if isinstance(change, LowRankChange) else change
-        cleared[name] = zero_change(len(like), *shape.projection_shape(name), like.detach())
-    return cleared
+    likes = {name: change.left if isinstance(change, LowRankChange) else change for name, change in terms.items()}
+    return {name: zero_change(len(x), *shape.projection_shape(name), x.detach()) for name, x in likes.items()}
 
 
 def store_inputs(
@@ -197,7 +194,11 @@ def meta_gradient(
     shape, stored, create_graph = params.shape, level.meta_accumulated[STORED_INPUTS], torch.is_grad_enabled()
     assert isinstance(stored, LowRankChange)
     C, N = shape.chunk_sizes[l], shape.chunk_sizes[l + 1]
-    keep = identity if is_differentiable(outer_gradient) else detach_for_grad
+    is_graph_needed = is_differentiable(outer_gradient)
+
+    def keep(x: Tensor) -> Tensor:
+        return x if is_graph_needed else detach_for_grad(x)
+
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(stored.left.device.type, enabled=False):
         order = torch.sort(stored.right[..., 2] == 0, dim=1, stable=True).indices[:, :N, None]  # the N valid tokens
         z = keep(stored.left).gather(1, order.expand(-1, -1, shape.width))
@@ -220,10 +221,6 @@ def meta_gradient(
                 now = apply_update(inner_params, l, now, "full")
         gradients = torch.autograd.grad(total, list(start.values()), create_graph=create_graph)
     return dict(zip(start, gradients, strict=True))
-
-
-def identity(x: Tensor) -> Tensor:
-    return x
 
 
 def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, outer_gradient: OuterGradient) -> CMSLevelState:
