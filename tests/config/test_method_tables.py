@@ -53,7 +53,7 @@ def test_options_of_tables_are_those_of_the_layers() -> None:
             titans=TitansOptions(max_memory_norm=0.0),
         ),
         CMSConfig(chunk_sizes=(2, 4), max_update_ratio=0.0, max_error_norm=0.0, inner_lr=0.0),
-        InnerLoopConfig(outer_gradient="first_order"),
+        InnerLoopConfig(outer_gradient="truncated", truncate_after=2),
     ],
 )
 def test_tables_without_none_are_equal_when_loaded_again(table: Any) -> None:
@@ -72,6 +72,8 @@ def test_former_options_are_dropped_if_they_have_their_default() -> None:
         (lambda: SelfModifyingOptions(decay_half_life=1e9), "decay_half_life"),
         (lambda: SelfModifyingOptions(memory_chunk_size=48), "48 and 64"),
         (lambda: MixerConfig(kind="titans", chunk_size=0), "chunk_size"),
+        (lambda: InnerLoopConfig(outer_gradient="truncated"), "truncate_after None"),
+        (lambda: InnerLoopConfig(truncate_after=3), "truncate_after 3"),
         (lambda: CMSConfig(chunk_sizes=(4, 6)), "4 must divide 6"),
         (lambda: CMSConfig(chunk_sizes=()), "at least 1 token"),
     ],

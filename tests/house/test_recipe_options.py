@@ -17,7 +17,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "validation.with_cot",
         "train.parallel", "train.reshard", "train.eps", "train.activation_checkpointing",
         "compression.checkpoint_segments", "train.deterministic", "train.on_nonfinite",
-        "train.keep_every",
+        "inner_loop.truncate_after", "train.keep_every",
         "train.keep_best", "train.log_every", "method_options",
     ),
     FILES: (

@@ -15,6 +15,7 @@ from laconic.nested import state as states
 from laconic.nested.cms.cms_reference import cms_reference
 from laconic.nested.cms.layer import CMS, accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
 from laconic.nested.cms.level import (
+    GradientMode,
     LinearRecords,
     add,
     clip_error,
@@ -195,18 +196,18 @@ def test_cms_every_weight_gets_a_gradient() -> None:
 @pytest.mark.parametrize("structure", ["sequential", "nested"])
 def test_cms_outer_gradient_changes_no_value(structure: str) -> None:
     cms, x = build(structure=structure, inner_lr=1.0), noise(6, 2, 11, D)
-    modes = ("full", "first_order", "none")
+    modes: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}, "none": {}}
     grads, names = {}, [name for name, _ in cms.named_parameters()]
-    for mode in modes:
-        y, _ = cms(x, outer_gradient=mode)
+    for mode, extra in modes.items():
+        y, _ = cms(x, outer_gradient=mode, **extra)
         assert_close([y], [cms(x)[0]], tolerance=1e-14)
         grads[mode] = dict(zip(names, gradients(y, cms), strict=True))
     assert all(grads[mode][name].any() for mode in modes for name in names if "_proj" in name)
     steps, keys = ("levels.0.step.bias", "levels.1.step.bias"), ("levels.0.key.weight", "levels.1.value.weight")
-    assert all(grads[mode][name].any() for mode in ("full", "first_order") for name in steps)
+    assert all(grads[mode][name].any() for mode in ("full", "truncated", "first_order") for name in steps)
     assert not any(grads["none"][name].any() for name in (*steps, *keys))
     assert not any(grads["first_order"][name].any() for name in keys)
-    assert len({tuple(grads[mode]["levels.0.up_proj.weight"].flatten().tolist()) for mode in modes}) == 3
+    assert len({tuple(grads[mode]["levels.0.up_proj.weight"].flatten().tolist()) for mode in modes}) == 4
     with torch.no_grad():
         assert_close([cms(x)[0]], [y])
     with torch.inference_mode():
@@ -236,8 +237,8 @@ def test_cms_restart_has_equal_values_in_all_gradient_modes(meta_gradient: str, 
     with torch.no_grad():
         expected = read()
     assert all(change.any() for change in expected) or meta_gradient == "outer"  # whose starts never move
-    for mode in ("full", "first_order", "none"):
-        values = read(outer_gradient=mode)
+    for mode in ("full", "truncated", "first_order", "none"):
+        values = read(outer_gradient=mode, truncate_after=2 if mode == "truncated" else None)
         assert_close(values, expected, tolerance=1e-13)
     with torch.inference_mode():
         assert_close(read(), expected, tolerance=1e-13)
@@ -296,7 +297,7 @@ def test_cms_learns_from_the_errors_of_an_outer_loss() -> None:
     for cms, record, read, old in zip(layers, records, (inputs, deep_inputs), levels, strict=True):
         pairs = linear_errors(loss, record, retain_graph=True)
         errors = {name.rpartition(".")[2]: clip_error(pair, 0.0) for name, pair in pairs.items()}
-        new = accumulate_tokens(cms.params, old, [errors], read, "full")
+        new = accumulate_tokens(cms.params, old, [errors], read, GradientMode())
         for name, change in new[0].change.items():
             p = cms.get_parameter(f"levels.0.{name}.weight")
             step = nn.functional.softplus(cms.get_parameter("levels.0.step.bias"))
@@ -305,7 +306,7 @@ def test_cms_learns_from_the_errors_of_an_outer_loss() -> None:
                 assert_close([to_dense(change)[row]], [-step * grad])
     assert tokens_to_boundary(cms.params, new) == 3
     with pytest.raises(UsageError, match="4 tokens exceed the 3"):
-        accumulate_tokens(cms.params, new, [errors], [noise(14, 2, 4, D)], "full")
+        accumulate_tokens(cms.params, new, [errors], [noise(14, 2, 4, D)], GradientMode())
 
 
 def test_low_rank_and_dense_changes_give_the_same_results() -> None:

@@ -160,18 +160,18 @@ def test_self_titans_every_weight_gets_a_gradient(gate_groups: int) -> None:
 @pytest.mark.parametrize("decay_target", ["start", "zero"])
 def test_self_titans_outer_gradient_changes_no_value(memory_kind: str, decay_target: str) -> None:
     layer, x = build(memory_kind=memory_kind, decay_target=decay_target), noise(6, 2, 11, D)
-    modes = ("full", "first_order", "none")
+    modes: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}, "none": {}}
     grads, names = {}, [name for name, _ in layer.named_parameters()]
-    for mode in modes:
-        y, _ = layer(x, outer_gradient=mode)
+    for mode, extra in modes.items():
+        y, _ = layer(x, outer_gradient=mode, **extra)
         assert_close([y], [layer(x)[0]], tolerance=1e-15)
         grads[mode] = dict(zip(names, gradients(y, layer), strict=True))
     k, read = ("k.M", "memory.M") if memory_kind == "linear" else ("k.W1", "memory.W1")
     assert all(grads[mode][name].any() for mode in modes for name in (read, "q_proj.weight"))
     constants = (k, "keep.memory.bias", "step.memory.weight")
     assert not any(grads["none"][name].any() for name in constants)
-    assert all(grads[mode][k].any() for mode in ("full", "first_order"))
-    assert len({tuple(grads[mode][k].flatten().tolist()) for mode in modes}) == 3
+    assert all(grads[mode][k].any() for mode in ("full", "truncated", "first_order"))
+    assert len({tuple(grads[mode][k].flatten().tolist()) for mode in modes}) == 4
 
 
 def test_self_titans_detached_state_leaves_the_starts_their_gradient() -> None:

@@ -310,12 +310,12 @@ def test_tokens_without_learning_end_the_accumulation() -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_hope_outer_gradient_changes_no_value(objective: str, which: int) -> None:
     model, ids = build_models(objective)[which], random_ids(2, 7)
-    modes = ("full", "first_order", "none")
+    modes: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}, "none": {}}
     grads: dict[str, dict[str, Tensor]] = {}
     names, parameters = zip(*model.named_parameters(), strict=True)
     expected, _ = read(model, ids)
-    for mode in modes:
-        y, _ = read(model, ids, outer_gradient=mode)
+    for mode, extra in modes.items():
+        y, _ = read(model, ids, outer_gradient=mode, **extra)
         assert_close([y], [expected], tolerance=1e-12)
         loss = cross_entropy(model.logits(y)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         values = torch.autograd.grad(loss, parameters, materialize_grads=True)
@@ -325,10 +325,10 @@ def test_hope_outer_gradient_changes_no_value(objective: str, which: int) -> Non
     starts = [name for name in names if ".levels." in name and name.split(".")[-2] in projections]
     assert all(grads[mode][name].any() for mode in modes for name in starts)
     steps = [name for name in names if name.endswith("step.bias")]
-    assert all(grads[mode][name].any() for mode in ("full", "first_order") for name in steps)
+    assert all(grads[mode][name].any() for mode in ("full", "truncated", "first_order") for name in steps)
     assert not any(grads["none"][name].any() for name in steps)
-    kinds = ("full", "first_order")
-    assert len({tuple(grads[mode][starts[0]].flatten().tolist()) for mode in kinds}) == 2
+    kinds = ("full", "truncated", "first_order")
+    assert len({tuple(grads[mode][starts[0]].flatten().tolist()) for mode in kinds}) == 3
     for no_gradient in (torch.no_grad, torch.inference_mode):
         with no_gradient():
             y, state = read(model, ids[:, :5])

@@ -115,11 +115,13 @@ def test_language_model_disabled_inner_loop_trains_only_slow_weights() -> None:
         assert method.decoder.get_parameter("model.layers.0.mlp.levels.0.up_proj.weight").grad is not None
 
 
-@pytest.mark.parametrize("outer_gradient", ["full", "first_order", "none"])
+@pytest.mark.parametrize("outer_gradient", ["full", "truncated", "first_order", "none"])
 def test_language_model_outer_gradient_changes_no_value(outer_gradient: Any) -> None:
     model, batch = build_hope("associative"), documents(random_ids(2, 9))
     expected, step = NestedLanguageModel(model)(batch).loss, "model.layers.0.mlp.levels.0.step.bias"
-    loss = NestedLanguageModel(model, InnerLoopConfig(outer_gradient=outer_gradient))(batch).loss
+    truncate_after = 2 if outer_gradient == "truncated" else None
+    config = InnerLoopConfig(outer_gradient=outer_gradient, truncate_after=truncate_after)
+    loss = NestedLanguageModel(model, config)(batch).loss
     assert_close([loss], [expected])
     (grad,) = torch.autograd.grad(loss, model.get_parameter(step), allow_unused=True)
     assert (grad is not None and bool(grad)) == (outer_gradient != "none")

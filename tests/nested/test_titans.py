@@ -161,18 +161,18 @@ def test_titans_every_weight_gets_a_gradient(depth: int) -> None:
 @pytest.mark.parametrize("options", [{}, {"memory_depth": 1}, {"memory_depth": 1, "read_at": "boundary"}])
 def test_titans_outer_gradient_changes_no_value(options: dict[str, Any]) -> None:
     layer, x = build(**options), noise(13, 2, 11, D)
-    modes = ("full", "first_order", "none")
+    modes: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}, "none": {}}
     grads, names = {}, [name for name, _ in layer.named_parameters()]
-    for mode in modes:
-        y, _ = layer(x, outer_gradient=mode)
+    for mode, extra in modes.items():
+        y, _ = layer(x, outer_gradient=mode, **extra)
         assert_close([y], [layer(x)[0]], tolerance=1e-15)
         grads[mode] = dict(zip(names, gradients(y, layer), strict=True))
     starts = ["memory.M"] if options.get("memory_depth") == 1 else ["memory.W1", "memory.W2"]
     assert all(grads[mode][name].any() for mode in modes for name in starts)
     written = ("k_proj.weight", "v_proj.weight", "step.weight", "keep.weight")
     assert not any(grads["none"][name].any() for name in written), "all writes are constants"
-    assert all(grads[mode][name].any() for mode in ("full", "first_order") for name in written)
-    assert len({tuple(grads[mode]["k_proj.weight"].flatten().tolist()) for mode in modes}) == 3
+    assert all(grads[mode][name].any() for mode in ("full", "truncated", "first_order") for name in written)
+    assert len({tuple(grads[mode]["k_proj.weight"].flatten().tolist()) for mode in modes}) == 4
 
 
 def test_titans_detached_state_leaves_the_start_its_gradient() -> None:
@@ -259,14 +259,17 @@ def test_titans_refuses_inputs_that_do_not_fit() -> None:
         (noise(0, 2, 3, 5), {}, "expected vectors"),
         (noise(0, 2, 0, D), {}, "T >= 1"),
         (noise(0, 3, 2, D), {"state": state}, "3 rows, the state 2"),
+        (noise(0, 2, 3, D), {"outer_gradient": "truncated"}, "truncate_after"),
+        (noise(0, 2, 3, D), {"outer_gradient": "truncated", "truncate_after": 0}, "truncate_after 0"),
+        (noise(0, 2, 3, D), {"truncate_after": 3}, "truncate_after"),
         (noise(0, 0, 3, D), {}, "B, T >= 1"),
-        (noise(0, 2, 3, D), {"outer_gradient": "first-order"}, "'first-order' is not one of full, first_order, "),
+        (noise(0, 2, 3, D), {"outer_gradient": "first-order"}, "'first-order' is not one of full, truncated, first_"),
     ):
         with pytest.raises(UsageError, match=message):
             layer(x, **arguments)
     with pytest.raises(UsageError, match=r"expected vectors .*got \[2, 5\]"):
-        chunked_scan.check_inputs("titans", 5, state, noise(0, 2, 5), None, "full")
+        chunked_scan.check_inputs("titans", 5, state, noise(0, 2, 5), None, "full", None)
     with pytest.raises(UsageError, match="attention_mask"):
-        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full")
+        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)
     with pytest.raises(UsageError, match=r"attention_mask is float32 \[2, 3\], expected bool or integers"):
-        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 3), "full")
+        chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 3), "full", None)

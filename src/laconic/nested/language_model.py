@@ -86,6 +86,7 @@ class NestedLanguageModel(nn.Module):
             attention_mask=inputs.attention_mask,
             update_weights=self.config.enabled,
             outer_gradient=self.config.outer_gradient,
+            truncate_after=self.config.truncate_after,
         )
         after = output.cache
         loss, accuracy = masked_cross_entropy(

@@ -147,7 +147,7 @@ def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
 def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: InnerLoopConfig) -> str | None:
     """Return a message if `outer_gradient` leaves weights of levels or memories without any gradient."""
     gradient = inner_loop.outer_gradient
-    if gradient == "full" or inner_loop.allow_untrained_level or not inner_loop.enabled:
+    if gradient in ("full", "truncated") or inner_loop.allow_untrained_level or not inner_loop.enabled:
         return None
     weights: list[str] = []
     if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
@@ -159,8 +159,8 @@ def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: Inne
     if not weights:
         return None
     return (
-        f'{gradient!r} trains nothing of {" and ".join(weights)}; use "full", or set '
-        "inner_loop.allow_untrained_level = true"
+        f'{gradient!r} trains nothing of {" and ".join(weights)}; use "full", or "truncated" with truncate_after, or '
+        "set inner_loop.allow_untrained_level = true"
     )
 
 

@@ -22,6 +22,7 @@ from laconic.nested.cms.level import (
     CMSParams,
     CMSShape,
     ErrorPairs,
+    GradientMode,
     LinearRecords,
     associative_errors,
     compute_step_sizes,
@@ -103,7 +104,7 @@ def tokens_to_boundary(params: CMSParams, levels: LevelStates, row: int | None =
 
 
 def _scan_aligned(
-    params: CMSParams, levels: LevelStates, x: Vectors, lengths: tuple[int, ...] | None, outer_gradient: OuterGradient
+    params: CMSParams, levels: LevelStates, x: Vectors, lengths: tuple[int, ...] | None, gradient_mode: GradientMode
 ) -> tuple[Vectors, LevelStates]:
     """Read rows at the same offset, up to the next boundary of any level at a time."""
     T, T_valid = x.shape[1], x.shape[1] if lengths is None else max(lengths)
@@ -114,9 +115,9 @@ def _scan_aligned(
         b = min(T_valid, a + tokens_to_boundary(params, levels, longest))
         y, inputs = forward_levels(params, levels, x[:, a:b])
         outputs.append(y)
-        errors = [associative_errors(params, l, level, inputs[l], outer_gradient) for l, level in enumerate(levels)]
+        errors = [associative_errors(params, l, level, inputs[l], gradient_mode) for l, level in enumerate(levels)]
         part_valid = None if valid is None else valid[:, a:b]
-        levels = accumulate_tokens(params, levels, errors, inputs, outer_gradient, part_valid)
+        levels = accumulate_tokens(params, levels, errors, inputs, gradient_mode, part_valid)
         a = b
     if T_valid < T:
         outputs.append(x.new_zeros(len(x), T - T_valid, x.shape[2]))
@@ -128,7 +129,7 @@ def accumulate_tokens(
     levels: LevelStates,
     errors: Sequence[ErrorPairs],
     inputs: Sequence[Vectors],
-    outer_gradient: OuterGradient,
+    gradient_mode: GradientMode,
     valid: Bool[Tensor, "B T"] | None = None,
 ) -> LevelStates:
     """Add the `valid` ones of T tokens to the open chunks, and update the levels whose chunk is complete.
@@ -146,10 +147,10 @@ def accumulate_tokens(
     new: list[CMSLevelState] = []
     with torch.autocast(inputs[0].device.type, enabled=False):  # changes are kept in float32
         for l, level in enumerate(levels):
-            level = accumulate_errors(params, l, level, errors[l], step_sizes, outer_gradient)
-            level = store_inputs(level, l, inputs[l], step_sizes, valid, outer_gradient)
+            level = accumulate_errors(params, l, level, errors[l], step_sizes, gradient_mode)
+            level = store_inputs(level, l, inputs[l], step_sizes, valid, gradient_mode)
             new.append(replace(level, num_tokens=level.num_tokens + added))
-        return update_full_levels(params, tuple(new), outer_gradient)
+        return update_full_levels(params, tuple(new), gradient_mode)
 
 
 class CMS(nn.Module):
@@ -208,6 +209,7 @@ class CMS(nn.Module):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
+        truncate_after: int | None = None,
     ) -> tuple[Vectors, LayerState]:
         """Read vectors through the levels, which learn by their associative objective.
 
@@ -218,6 +220,7 @@ class CMS(nn.Module):
             update_weights: If False, the levels and their token counts stay as they are. They also do for the objective
                 "task", which needs a loss, and for a learning rate of 0.
             outer_gradient: Part of the outer gradient that flows through updates; values do not change.
+            truncate_after: Chunks after which states are detached, for "truncated".
 
         Returns:
             The outputs without the residual, and the new state.
@@ -227,16 +230,16 @@ class CMS(nn.Module):
         """
         params = self.params
         state = initial_state(params, len(x)) if state is None else state
-        check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient)
+        check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
         levels = require_levels(state)
         if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
             return forward_levels(params, levels, x)[0], state
-        tokens = pack_left(x, attention_mask)
+        tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
         groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
         results: list[tuple[Vectors, LevelStates]] = []
         for rows in groups:
             lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
             group, vectors = select_rows(levels, rows), select_rows(tokens.x, rows)
-            results.append(_scan_aligned(params, group, vectors, lengths, outer_gradient))
+            results.append(_scan_aligned(params, group, vectors, lengths, gradient_mode))
         y, levels = join_groups(groups, results)
         return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))

@@ -81,9 +81,16 @@ class LinearRecord(NamedTuple):
 LinearRecords = dict[str, LinearRecord]  # by `levels.0.up_proj`
 
 
-def is_differentiable(outer_gradient: OuterGradient) -> bool:
-    """Return whether the gradients of inner losses keep a graph."""
-    return outer_gradient == "full" and torch.is_grad_enabled()
+class GradientMode(NamedTuple):
+    """Which part of the outer gradient flows through updates; `truncate_after` counts chunks, for "truncated"."""
+
+    outer_gradient: OuterGradient = "full"
+    truncate_after: int | None = None
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the gradients of inner losses keep a graph."""
+        return self.outer_gradient in ("full", "truncated") and torch.is_grad_enabled()
 
 
 def zero_change(B: int, o: int, i: int, like: Tensor) -> LowRankChange:
@@ -265,10 +272,10 @@ def detach_for_grad(x: Tensor) -> Tensor:
 
 
 def associative_errors(
-    params: CMSParams, l: int, level: CMSLevelState, z: Float[Tensor, "B T D"], outer_gradient: OuterGradient
+    params: CMSParams, l: int, level: CMSLevelState, z: Float[Tensor, "B T D"], gradient_mode: GradientMode
 ) -> ErrorPairs:
     """Return delta and x of ½‖MLP_l(κ) - ν‖² at every token. The loss is local, so no token waits for another."""
-    create_graph, dtype = is_differentiable(outer_gradient), accumulation_dtype(z.dtype)
+    create_graph, dtype = gradient_mode.is_differentiable, accumulation_dtype(z.dtype)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(z.device.type, enabled=False):
         weights = {name: w.to(dtype) for name, w in params.weights.items() if name.startswith(f"levels.{l}.")}
         if not create_graph:

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.config.nested import OuterGradient
 from laconic.models.attention import accumulation_dtype
 from laconic.nested.cms.level import (
     MIN_SQUARED_NORM,
@@ -19,6 +18,7 @@ from laconic.nested.cms.level import (
     CMSParams,
     CMSShape,
     ErrorPairs,
+    GradientMode,
     StepSizes,
     WeightChange,
     add,
@@ -28,7 +28,6 @@ from laconic.nested.cms.level import (
     frobenius_norm,
     init_level,
     init_stored_inputs,
-    is_differentiable,
     scale,
     smaller_form,
     start_weight,
@@ -68,7 +67,7 @@ def accumulate_errors(
     level: CMSLevelState,
     errors: ErrorPairs,
     step_sizes: list[StepSizes],
-    outer_gradient: OuterGradient,
+    gradient_mode: GradientMode,
 ) -> CMSLevelState:
     """Add the tokens' terms to the open chunk; `step_sizes`, by level, are 0 for a token that is not valid."""
     step_size, is_dgd = step_sizes[l], params.shape.options.inner_optimizer == "dgd"
@@ -78,7 +77,7 @@ def accumulate_errors(
     moments = dict(level.moments)
     if "step" in moments:  # Muon normalizes the sum of the terms, so it needs the step sizes apart
         moments["step"] = moments["step"] + step_size.sum(1)
-    if outer_gradient == "none":
+    if gradient_mode.outer_gradient == "none":
         terms, meta_terms, moments = detach(terms), detach(meta_terms), detach(moments)
     combine = add if is_dgd else add_compressed  # DGD needs the pairs themselves
     meta = {name: add_compressed(level.meta_accumulated[name], more) for name, more in meta_terms.items()}
@@ -136,7 +135,7 @@ def clip_update(terms: WeightChange, max_norm: Tensor | None) -> WeightChange:
     return terms if max_norm is None else scale(terms, (max_norm / frobenius_norm(terms)).clamp(max=1))
 
 
-def apply_update(params: CMSParams, l: int, level: CMSLevelState, outer_gradient: OuterGradient) -> CMSLevelState:
+def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
     """Update a level at the end of its chunk, in all rows."""
     shape = params.shape
     max_norms = max_update_norms(params, l) if shape.options.max_update_ratio else {}
@@ -156,7 +155,12 @@ def apply_update(params: CMSParams, l: int, level: CMSLevelState, outer_gradient
         num_tokens=torch.zeros_like(level.num_tokens),
         num_updates=level.num_updates + 1,
     )
-    return detach(new) if outer_gradient == "none" else new
+    if gradient_mode.outer_gradient == "none":
+        return detach(new)
+    n = gradient_mode.truncate_after
+    if n is not None and bool((rows := new.num_updates % n == 0).any()):
+        return where_rows(rows, detach(new), new)
+    return new
 
 
 def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str, WeightChange]:
@@ -170,7 +174,7 @@ def store_inputs(
     z: Float[Tensor, "B T D"],
     step_sizes: list[StepSizes],
     valid: Bool[Tensor, "B T"] | None,
-    outer_gradient: OuterGradient,
+    gradient_mode: GradientMode,
 ) -> CMSLevelState:
     """Store the tokens of the slower level's chunk, if `meta_gradient` reads them again; see `init_stored_inputs`."""
     stored = level.meta_accumulated.get(STORED_INPUTS)
@@ -179,12 +183,12 @@ def store_inputs(
     is_valid = torch.ones_like(step_sizes[l]) if valid is None else valid.to(step_sizes[l])
     columns = torch.stack([step_sizes[l], step_sizes[l + 1], is_valid], -1)
     new = LowRankChange(z.to(accumulation_dtype(z.dtype)), columns)
-    new = detach(new) if outer_gradient == "none" else new
+    new = detach(new) if gradient_mode.outer_gradient == "none" else new
     return replace(level, meta_accumulated={STORED_INPUTS: add(stored, new)})
 
 
 def meta_gradient(
-    params: CMSParams, l: int, level: CMSLevelState, outer_gradient: OuterGradient
+    params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode
 ) -> dict[str, WeightChange]:
     """Eq. 72: the gradient, by a start, of the level's losses over the slower chunk, weighted by the slower steps.
 
@@ -194,7 +198,7 @@ def meta_gradient(
     shape, stored, create_graph = params.shape, level.meta_accumulated[STORED_INPUTS], torch.is_grad_enabled()
     assert isinstance(stored, LowRankChange)
     C, N = shape.chunk_sizes[l], shape.chunk_sizes[l + 1]
-    is_graph_needed = is_differentiable(outer_gradient)
+    is_graph_needed = gradient_mode.is_differentiable
 
     def keep(x: Tensor) -> Tensor:
         return x if is_graph_needed else detach_for_grad(x)
@@ -216,26 +220,26 @@ def meta_gradient(
             chunk, chunk_steps = z[:, a : a + C], [steps[:, a : a + C]] * (l + 1)
             total = total + (slower_steps[:, a : a + C] * associative_loss(inner_params, l, now, chunk)).sum()
             if a + C < N:
-                errors = associative_errors(inner_params, l, now, chunk, "full")
-                now = accumulate_errors(inner_params, l, now, errors, chunk_steps, "full")
-                now = apply_update(inner_params, l, now, "full")
+                errors = associative_errors(inner_params, l, now, chunk, GradientMode())
+                now = accumulate_errors(inner_params, l, now, errors, chunk_steps, GradientMode())
+                now = apply_update(inner_params, l, now, GradientMode())
         gradients = torch.autograd.grad(total, list(start.values()), create_graph=create_graph)
     return dict(zip(start, gradients, strict=True))
 
 
-def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, outer_gradient: OuterGradient) -> CMSLevelState:
+def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
     """Eq. 72: where the chunk of the next slower level ends, the start of a nested level moves, and it begins there."""
     shape = params.shape
     o, start = shape.options, dict[str, WeightChange](level.start_change)
     max_norms = max_update_norms(params, l) if o.max_update_ratio else {}
-    terms = meta_gradient(params, l, level, outer_gradient) if o.meta_gradient == "full" else level.meta_accumulated
+    terms = meta_gradient(params, l, level, gradient_mode) if o.meta_gradient == "full" else level.meta_accumulated
     for name in start:
         if o.meta_gradient in ("first_order", "full"):
             start[name] = smaller_form(update(start[name], clip_update(terms[name], max_norms.get(name))))
         elif o.meta_gradient == "reptile":
             difference = add(level.change[name], scale(start[name], -1.0))
             start[name] = smaller_form(add(start[name], scale(difference, o.reptile_rate)))
-    if outer_gradient == "none":
+    if gradient_mode.outer_gradient == "none":
         start = detach(start)
     stored = level.meta_accumulated.get(STORED_INPUTS)
     if isinstance(stored, LowRankChange):
@@ -251,14 +255,14 @@ def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, outer_gradie
     )
 
 
-def update_full_levels(params: CMSParams, levels: LevelStates, outer_gradient: OuterGradient) -> LevelStates:
+def update_full_levels(params: CMSParams, levels: LevelStates, gradient_mode: GradientMode) -> LevelStates:
     """Update the levels whose chunk is complete, and restart nested levels whose next slower one was."""
     ended = [level.num_tokens == C for level, C in zip(levels, params.shape.chunk_sizes, strict=True)]
     new = [
-        where_rows(rows, apply_update(params, l, level, outer_gradient), level) if bool(rows.any()) else level
+        where_rows(rows, apply_update(params, l, level, gradient_mode), level) if bool(rows.any()) else level
         for l, (rows, level) in enumerate(zip(ended, levels, strict=True))
     ]
     for l, level in enumerate(new[:-1]):
         if level.start_change and bool(ended[l + 1].any()):
-            new[l] = where_rows(ended[l + 1], reset_to_start(params, l, level, outer_gradient), level)
+            new[l] = where_rows(ended[l + 1], reset_to_start(params, l, level, gradient_mode), level)
     return tuple(new)

@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.config.nested import OuterGradient
 from laconic.errors import UsageError
 from laconic.models.block import Block, ForwardContext, build_context
 from laconic.models.cache import KVCache, default_position_ids
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, forward_levels, require_levels
-from laconic.nested.cms.level import LinearRecords
+from laconic.nested.cms.level import GradientMode, LinearRecords
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.state import LayerState
 from laconic.nested.titans.layer import Titans
 
 Vectors = Float[Tensor, "B T D"]
+FULL_GRADIENTS = GradientMode()
 Sublayer = Callable[[Tensor, LayerState], tuple[Tensor, LayerState]]
 
 
@@ -42,7 +42,7 @@ class ForwardOptions:
 
     attention_mask: Bool[Tensor, "B T"] | None = None
     update_weights: bool = True
-    outer_gradient: OuterGradient = "full"
+    gradient_mode: GradientMode = FULL_GRADIENTS
     context: ForwardContext | None = None
     key_positions: tuple[Tensor, Tensor] | None = None
     records: tuple[LinearRecords, ...] | None = None
@@ -92,7 +92,7 @@ def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerS
             layer,
             attention_mask=options.attention_mask,
             update_weights=options.update_weights,
-            outer_gradient=options.outer_gradient,
+            **options.gradient_mode._asdict(),
         )
     else:
         y, layer = attend(block, options, y, layer)
@@ -124,7 +124,7 @@ def apply_feed_forward(
     y = block.submodule("norm2")(r)
     is_associative = levels.shape.options.inner_objective == "associative"
     if options.update_weights and is_associative and not levels.shape.is_frozen:
-        y, layer = levels(y, layer, attention_mask=options.attention_mask, outer_gradient=options.outer_gradient)
+        y, layer = levels(y, layer, attention_mask=options.attention_mask, **options.gradient_mode._asdict())
     else:
         y, inputs = forward_levels(levels.params, require_levels(layer), y, records)
         level_inputs.append(inputs)

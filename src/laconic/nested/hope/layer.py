@@ -101,6 +101,7 @@ class SelfTitans(nn.Module):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
+        truncate_after: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], LayerState]:
         """Read vectors through the memories, which learn from them.
 
@@ -109,17 +110,17 @@ class SelfTitans(nn.Module):
         """
         params = self.params
         state = initial_state(params, len(x)) if state is None else state
-        check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient)
+        check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
         if x.shape[1] > MAX_SCAN_TOKENS:
-            scan = partial(self.forward, update_weights=update_weights, outer_gradient=outer_gradient)
-            return scan_in_segments(scan, state, x, attention_mask)
+            scan = partial(self.forward, outer_gradient=outer_gradient, truncate_after=truncate_after)
+            return scan_in_segments(partial(scan, update_weights=update_weights), state, x, attention_mask)
         tokens = pack_left(x, attention_mask)
         heads, q, conv_tails = mix_inputs(params, state, tokens.x, tokens.lengths)
         memories = build_memories(params, outer_gradient)
         with torch.autocast(x.device.type, enabled=False):
             if update_weights:
-                checkpointing = params.shape.options.activation_checkpointing
-                y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, checkpointing)
+                inputs, checkpointing = (heads, q), params.shape.options.activation_checkpointing
+                y, memory = scan_chunks(memories, state.memory, inputs, tokens.lengths, checkpointing, truncate_after)
             else:
                 y, memory = memories.read(state.memory, heads, q), state.memory
         y = unpack(gate_and_project(y, tokens.x, params.weights), tokens.order, attention_mask)

@@ -24,6 +24,7 @@ from laconic.nested import state_file
 from laconic.nested.cms import layer as cms_layer
 from laconic.nested.cms.init import init_weights
 from laconic.nested.cms.layer import CMS
+from laconic.nested.cms.level import GradientMode
 from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.config import HopeConfig
@@ -32,7 +33,7 @@ from laconic.nested.hope.init import check_growth, copy_donor_weights, init_adde
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_state_finite
-from laconic.nested.recurrence.chunked_scan import check_outer_gradient
+from laconic.nested.recurrence.chunked_scan import check_gradient_mode
 from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
 from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
@@ -157,6 +158,7 @@ class Hope(Decoder):
         target_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
+        truncate_after: int | None = None,
     ) -> HopeOutput:
         """Read token ids, each the target of the one before it; see `forward` for the arguments."""
         output = self(
@@ -167,6 +169,7 @@ class Hope(Decoder):
             target_mask=target_mask,
             update_weights=update_weights,
             outer_gradient=outer_gradient,
+            truncate_after=truncate_after,
         )
         return cast(HopeOutput, output)
 
@@ -183,6 +186,7 @@ class Hope(Decoder):
         target_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
+        truncate_after: int | None = None,
     ) -> HopeOutput:
         """Read vectors on a state and learn from them.
 
@@ -197,6 +201,7 @@ class Hope(Decoder):
             target_mask: False or 0 for ids that are read but are not targets.
             update_weights: If False, memories and levels stay; convolutions, cache and position move on.
             outer_gradient: Part of the outer gradient that flows through writes and updates; values do not change.
+            truncate_after: Chunks after which states are detached, for "truncated".
 
         Returns:
             Hidden states after the final norm, the new state (as `cache`), and activations.
@@ -208,7 +213,8 @@ class Hope(Decoder):
         check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
         )
-        check_outer_gradient("hope", outer_gradient)
+        check_gradient_mode("hope", outer_gradient, truncate_after)
+        gradient_mode = GradientMode(outer_gradient, truncate_after)
         attention_mask = None if attention_mask is None else attention_mask.bool()
         state = self.initial_state(len(inputs_embeds)) if state is None else state
         self._check_state(state, len(inputs_embeds))
@@ -221,15 +227,15 @@ class Hope(Decoder):
                     "hope: levels that learn from input_ids do not support position_ids, attention_bias or capture; "
                     "set update_weights=False"
                 )
-            hidden, state = read_and_learn(self, state, ids, attention_mask, outer_gradient)
+            hidden, state = read_and_learn(self, state, ids, attention_mask, gradient_mode)
             return HopeOutput(hidden, cast(Any, state), {})
         if self.has_task_objective:
-            state = flush_open_chunk(self, state, ids, attention_mask, outer_gradient)
+            state = flush_open_chunk(self, state, ids, attention_mask, gradient_mode)
         hidden, outputs = forward_pass(
             self,
             inputs_embeds,
             state.layers,
-            ForwardOptions(attention_mask, update_weights, outer_gradient),
+            ForwardOptions(attention_mask, update_weights, gradient_mode),
             position_ids,
             attention_bias,
         )

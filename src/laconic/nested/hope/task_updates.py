@@ -18,17 +18,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX
-from laconic.config.nested import OuterGradient
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, accumulate_tokens, require_levels, tokens_to_boundary
 from laconic.nested.cms.level import (
     CMSParams,
+    GradientMode,
     LinearRecords,
     clip_error,
     detach_for_grad,
-    is_differentiable,
     linear_errors,
 )
 from laconic.nested.hope.forward import ForwardOptions, LayerOutputs, Vectors, forward_pass
@@ -99,7 +98,7 @@ def read_and_learn(
     state: FastWeightState,
     ids: Ids,
     attention_mask: Bool[Tensor, "B T"] | None,
-    outer_gradient: OuterGradient,
+    gradient_mode: GradientMode,
 ) -> tuple[Vectors, FastWeightState]:
     """Read every token in order while the levels learn; return the final hidden states, and the state."""
     lengths = [ids.shape[1]] * len(ids) if attention_mask is None else list(to_ints(attention_mask.sum(1)))
@@ -110,14 +109,14 @@ def read_and_learn(
     groups, results = group_aligned_rows(state, lengths), list[tuple[Vectors, FastWeightState]]()
     for rows in groups:
         n = lengths[rows[0]]
-        y, new_state = _read_aligned(model, select_rows(state, rows), ids[rows, :n], outer_gradient)
+        y, new_state = _read_aligned(model, select_rows(state, rows), ids[rows, :n], gradient_mode)
         results.append((F.pad(y, (0, 0, 0, ids.shape[1] - n)), new_state))
     x, state = join_groups(groups, results)
     return (x if order is None else x.gather(1, order.argsort(1)[..., None].expand_as(x))), state
 
 
 def _read_aligned(
-    model: Decoder, state: FastWeightState, ids: Ids, outer_gradient: OuterGradient
+    model: Decoder, state: FastWeightState, ids: Ids, gradient_mode: GradientMode
 ) -> tuple[Vectors, FastWeightState]:
     """Read rows at the same offset, at most one chunk at a time."""
     rows, outputs, position, n = to_aligned_rows(state), list[Tensor](), 0, ids.shape[1]
@@ -126,18 +125,18 @@ def _read_aligned(
         to_boundary = min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
         room = to_boundary - rows.chunk_ids.shape[1]
         if room == 0:
-            rows = finish_chunk(model, rows, ids[:, position], outer_gradient)
+            rows = finish_chunk(model, rows, ids[:, position], gradient_mode)
             continue
         end = min(n, position + room)
         part = ids[:, position:end]
         is_whole_chunk = not rows.chunk_ids.shape[1] and end - position == room and end < n
         # Errors need the whole gradient through a memory, which a pass in another gradient mode does not compute.
-        if is_whole_chunk and (rows.layers[0].cache is not None or outer_gradient == "full"):
-            y, layers = read_whole_chunk(model, rows.layers, part, ids[:, end], outer_gradient)
+        if is_whole_chunk and (rows.layers[0].cache is not None or gradient_mode.outer_gradient == "full"):
+            y, layers = read_whole_chunk(model, rows.layers, part, ids[:, end], gradient_mode)
             rows = AlignedRows(layers, part[:, :0], layers)
         else:
             embeds = model.embed(restore_ids(part))
-            y, forward = forward_pass(model, embeds, rows.layers, ForwardOptions(outer_gradient=outer_gradient))
+            y, forward = forward_pass(model, embeds, rows.layers, ForwardOptions(gradient_mode=gradient_mode))
             rows = AlignedRows(forward.layers, torch.cat([rows.chunk_ids, part], 1), rows.layers_at_start)
         outputs.append(y)
         position = end
@@ -148,10 +147,10 @@ def _read_aligned(
 
 
 def finish_chunk(
-    model: Decoder, rows: AlignedRows, next_ids: Int[Tensor, " B"], outer_gradient: OuterGradient
+    model: Decoder, rows: AlignedRows, next_ids: Int[Tensor, " B"], gradient_mode: GradientMode
 ) -> AlignedRows:
     """Read the open chunk again from its start and learn from its loss; `next_ids` are the last targets."""
-    create_graph = is_differentiable(outer_gradient)
+    create_graph = gradient_mode.is_differentiable
     _, outputs, errors = read_with_errors(
         model,
         rows.layers_at_start,
@@ -160,22 +159,22 @@ def finish_chunk(
         ForwardOptions(double_backward=create_graph),
         keeps_start_graph=create_graph,
     )
-    layers = apply_errors(model, rows.layers, errors, outputs, outer_gradient)
+    layers = apply_errors(model, rows.layers, errors, outputs, gradient_mode)
     return AlignedRows(layers, rows.chunk_ids[:, :0], layers)
 
 
 def read_whole_chunk(
-    model: Decoder, layers: LayerStates, ids: Ids, next_ids: Int[Tensor, " B"], outer_gradient: OuterGradient
+    model: Decoder, layers: LayerStates, ids: Ids, next_ids: Int[Tensor, " B"], gradient_mode: GradientMode
 ) -> tuple[Vectors, LayerStates]:
     """Read a complete chunk whose targets are known: one forward pass serves for reading and for learning."""
     is_training = torch.is_grad_enabled()
-    options = ForwardOptions(outer_gradient=outer_gradient, double_backward=is_differentiable(outer_gradient))
+    options = ForwardOptions(gradient_mode=gradient_mode, double_backward=gradient_mode.is_differentiable)
     hidden, outputs, errors = read_with_errors(
         model, layers, ids, next_ids, options, keeps_start_graph=is_training, retain_graph=is_training
     )
     if not is_training:
         hidden, outputs = hidden.detach(), outputs._replace(layers=detach(outputs.layers))
-    return hidden, apply_errors(model, outputs.layers, errors, outputs, outer_gradient)
+    return hidden, apply_errors(model, outputs.layers, errors, outputs, gradient_mode)
 
 
 def read_with_errors(
@@ -205,12 +204,12 @@ def read_with_errors(
 
 
 def apply_errors(
-    model: Decoder, layers: LayerStates, errors: LinearErrors, outputs: LayerOutputs, outer_gradient: OuterGradient
+    model: Decoder, layers: LayerStates, errors: LinearErrors, outputs: LayerOutputs, gradient_mode: GradientMode
 ) -> LayerStates:
     """Add the terms of a chunk to the levels of every layer."""
     new_layers: list[LayerState] = []
     for n, (params, layer) in enumerate(zip(cms_params_of(model), layers, strict=True)):
-        shape, keep_graph = params.shape, is_differentiable(outer_gradient)
+        shape, keep_graph = params.shape, gradient_mode.is_differentiable
         inputs = [z if keep_graph else detach_for_grad(z) for z in outputs.level_inputs[n]]
         level_errors = [
             {
@@ -219,7 +218,7 @@ def apply_errors(
             }
             for l in range(len(inputs))
         ]
-        levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, outer_gradient)
+        levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, gradient_mode)
         new_layers.append(replace(layer, cms=CMSState(levels)))
     return tuple(new_layers)
 
@@ -229,7 +228,7 @@ def flush_open_chunk(
     state: FastWeightState,
     ids: Ids | None,
     attention_mask: Tensor | None,
-    outer_gradient: OuterGradient,
+    gradient_mode: GradientMode,
 ) -> FastWeightState:
     """Learn from the open chunk before tokens that are read without learning; a new chunk begins after them.
 
@@ -252,7 +251,7 @@ def flush_open_chunk(
         group_state = select_rows(state, group)
         rows = to_aligned_rows(group_state)
         if rows.chunk_ids.shape[1]:
-            rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], outer_gradient)
+            rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], gradient_mode)
         open_chunk = empty_open_chunk(rows.layers, rows.chunk_ids)
         states.append(replace(group_state, layers=rows.layers, open_chunk=open_chunk))
     return join_groups(groups, states)

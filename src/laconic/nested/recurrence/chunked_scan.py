@@ -18,6 +18,7 @@ from laconic.nested.recurrence.memory_cells import MemoryStates
 from laconic.nested.state import (
     LayerState,
     LinearMemoryState,
+    detach,
     group_rows,
     is_counter,
     join_groups,
@@ -116,7 +117,13 @@ class ChunkedMemory(Protocol):
 
 
 def check_inputs(
-    layer: str, width: int, state: LayerState, x: Tensor, attention_mask: Tensor | None, outer_gradient: OuterGradient
+    layer: str,
+    width: int,
+    state: LayerState,
+    x: Tensor,
+    attention_mask: Tensor | None,
+    outer_gradient: OuterGradient,
+    truncate_after: int | None,
 ) -> None:
     """Raise `UsageError` if the vectors, the mask, the state or the gradient mode do not fit a nested layer."""
     B = len(x)
@@ -129,13 +136,16 @@ def check_inputs(
     if attention_mask is not None and (attention_mask.shape != x.shape[:2] or attention_mask.is_floating_point()):
         got = f"{attention_mask.dtype} {list(attention_mask.shape)}".removeprefix("torch.")
         raise UsageError(f"{layer}: attention_mask is {got}, expected bool or integers {list(x.shape[:2])}")
-    check_outer_gradient(layer, outer_gradient)
+    check_gradient_mode(layer, outer_gradient, truncate_after)
 
 
-def check_outer_gradient(layer: str, outer_gradient: OuterGradient) -> None:
-    """Raise `UsageError` for an unknown outer gradient."""
+def check_gradient_mode(layer: str, outer_gradient: OuterGradient, truncate_after: int | None) -> None:
+    """Raise `UsageError` for an unknown outer gradient, and for `truncate_after` that does not fit it."""
     if outer_gradient not in (modes := get_args(OuterGradient)):
         raise UsageError(f"{layer}: outer_gradient {outer_gradient!r} is not one of {', '.join(modes)}")
+    fits = (truncate_after or 0) >= 1 if outer_gradient == "truncated" else truncate_after is None
+    if not fits:
+        raise UsageError(f"{layer}: truncate_after {truncate_after}: set it (>= 1) for 'truncated', and only for it")
 
 
 def scan_in_segments(
@@ -157,11 +167,13 @@ def scan_chunks(
     inputs: tuple[Tensor, ...],
     lengths: tuple[int, ...] | None,
     activation_checkpointing: bool = False,
+    truncate_after: int | None = None,
 ) -> tuple[Tensor, MemoryStates]:
     """Scan packed tokens, each input [B, H, T, ...], through memories whose rows may be at different offsets.
 
     `lengths` are the valid tokens of each row, None if all are valid. With `activation_checkpointing` each chunk is
-    recomputed in the backward pass. Returns what the memories answer, and their states after the last token.
+    recomputed in the backward pass; after `truncate_after` chunks a state is detached. Returns what the memories
+    answer, and their states after the last token.
     """
     period = max(memory.chunk_sizes.values())  # which every chunk size divides
     offsets = [n % period for n in to_ints(token_counts(states))]
@@ -169,8 +181,8 @@ def scan_chunks(
     for rows in groups:
         group, group_inputs = select_rows(states, rows), select_rows(inputs, rows)
         group_lengths = None if lengths is None else tuple(lengths[row] for row in rows)
-        offset = offsets[rows[0]]
-        results.append(_scan_aligned(memory, group, group_inputs, group_lengths, offset, activation_checkpointing))
+        options = (offsets[rows[0]], activation_checkpointing, truncate_after)
+        results.append(_scan_aligned(memory, group, group_inputs, group_lengths, *options))
     return join_groups(groups, results)
 
 
@@ -187,6 +199,7 @@ def _scan_aligned(
     lengths: tuple[int, ...] | None,
     offset: int,
     activation_checkpointing: bool,
+    truncate_after: int | None,
 ) -> tuple[Tensor, MemoryStates]:
     """Scan rows at the same offset, up to the next boundary of any memory at a time."""
     T, num_tokens = inputs[0].shape[2], token_counts(states)
@@ -204,6 +217,9 @@ def _scan_aligned(
         ending = [name for name, chunk_size in memory.chunk_sizes.items() if (offset + b) % chunk_size == 0]
         if ending:
             ended = memory.end_chunks(states, ending)
+            if truncate_after is not None:
+                since_cut = {name: (num_tokens + b) // memory.chunk_sizes[name] % truncate_after for name in ending}
+                ended = {name: where_rows(since_cut[name] == 0, detach(x), x) for name, x in ended.items()}
             if lengths is not None:
                 reached = torch.tensor([n >= b for n in lengths])
                 ended = {name: where_rows(reached, new, states[name]) for name, new in ended.items()}

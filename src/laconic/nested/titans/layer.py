@@ -136,6 +136,7 @@ class Titans(nn.Module):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         update_weights: bool = True,
         outer_gradient: OuterGradient = "full",
+        truncate_after: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], LayerState]:
         """Read vectors through the memory, which learns from them.
 
@@ -145,11 +146,11 @@ class Titans(nn.Module):
         params = self.params
         shape, w = params
         state = initial_state(params, len(x)) if state is None else state
-        check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient)
+        check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient, truncate_after)
         T = x.shape[1]
         if T > MAX_SCAN_TOKENS:
-            scan = partial(self.forward, update_weights=update_weights, outer_gradient=outer_gradient)
-            return scan_in_segments(scan, state, x, attention_mask)
+            scan = partial(self.forward, outer_gradient=outer_gradient, truncate_after=truncate_after)
+            return scan_in_segments(partial(scan, update_weights=update_weights), state, x, attention_mask)
         has_persistent = update_weights and shape.options.num_persistent_tokens > 0
         x, attention_mask = prepend_persistent(w, state, x, attention_mask, has_persistent)
         tokens = pack_left(x, attention_mask)
@@ -160,7 +161,7 @@ class Titans(nn.Module):
                 chunked = build_memory(params, outer_gradient, shape.options.max_memory_norm)
                 inputs = (*qkv[:3], *compute_gates(params, tokens))
                 checkpointing = shape.options.activation_checkpointing
-                y, memory = scan_chunks(chunked, state.memory, inputs, tokens.lengths, checkpointing)
+                y, memory = scan_chunks(chunked, state.memory, inputs, tokens.lengths, checkpointing, truncate_after)
             else:
                 memory = state.memory
                 rule = UpdateRule("zero", shape.options.read_at, outer_gradient)
