@@ -11,16 +11,15 @@ from laconic.config.nested import TitansOptions
 from laconic.nested import state as values
 from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
 from laconic.nested.hope.layer import initial_state as initial_hope_state
-from laconic.nested.recurrence.chunked_scan import ScanOptions, pack_left, scan_chunks
+from laconic.nested.recurrence.chunked_scan import pack_left, scan_chunks
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule
 from laconic.nested.titans import equations as definition
-from laconic.nested.titans.layer import Titans, compute_gates, initial_state, memory_start, scan_all_memories
+from laconic.nested.titans.layer import Titans, build_memory, compute_gates, initial_state, memory_start
 from tests.reference.gated_delta_rule import recurrent_gated_delta_rule
 from tests.reference.self_titans import recurrent_self_titans as self_modifying
 from tests.reference.titans import recurrent_titans
 
 CHUNK, HEADS = 64, 4
-FULL = ScanOptions("full", None, {}, False)
 
 
 def width(scale: Scale) -> int:
@@ -50,7 +49,7 @@ def pairs(scale: Scale) -> dict[str, tuple[Workload, Workload, int, int]]:
     heads, q_static, _ = mix_inputs(layer.params, initial_hope_state(layer.params, 1), x, None)
     state = initial_hope_state(layer.params, 1).memory
     workloads["self-modifying Titans"] = (
-        lambda: scan_chunks(build_memories(layer.params), state, (heads, q_static), None, FULL),
+        lambda: scan_chunks(build_memories(layer.params), state, (heads, q_static), None),
         lambda: self_modifying(
             layer.shape, layer.params.weights, heads[:, :, :num_recurrent], q_static[:, :, :num_recurrent]
         ),
@@ -77,8 +76,8 @@ def titans_workloads(x: torch.Tensor, depth: Any, num_recurrent: int) -> tuple[W
     gates = compute_gates(params, pack_left(x, None))
     k, v, q, *gates_ = (part[:, :, :num_recurrent] for part in (projected.k, projected.v, projected.q, *gates))
     return (
-        lambda: scan_all_memories(params, state.memory, (*projected[:3], *gates), None, FULL),
-        lambda: recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*gates_), CHUNK),
+        lambda: scan_chunks(build_memory(params, "full", 4.0), state.memory, (*projected[:3], *gates), None),
+        lambda: recurrent_titans(memory_start(w), k, v, q, Gates(*gates_), CHUNK),
     )
 
 

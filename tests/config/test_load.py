@@ -430,13 +430,6 @@ def test_load_recipe_keeps_a_name_that_is_too_long_for_a_path(tmp_path: Path) ->
     assert recipe.model.tokenizer == "x" * 5000
 
 
-def test_load_notes_keys_of_learning_that_no_level_does() -> None:
-    overrides = ["inner_loop.enabled=false", "cms.inner_lr=0.1", 'cms.structure="nested"']
-    note = "cms.inner_objective, cms.inner_lr: not used with inner_loop.enabled = false, as no level learns"
-    assert load_recipe("hope-tiny-books", overrides)[1] == [note]
-    assert load_recipe("hope-tiny-books", overrides[1:])[1] == []
-
-
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [

@@ -14,6 +14,7 @@ from laconic.config.nested import (
     MixerConfig,
     SelfModifyingOptions,
     TitansOptions,
+    drop_former_options,
 )
 
 
@@ -51,7 +52,7 @@ def test_options_of_tables_are_those_of_the_layers() -> None:
             self_modifying=SelfModifyingOptions(max_projection_norm=0.0, momentum=True, adaptive_projections=("k",)),
             titans=TitansOptions(max_memory_norm=0.0),
         ),
-        CMSConfig(chunk_sizes=(2, 4), max_update_ratio=0.0, max_error_norm=0.0, inner_lr=0.0, donor_map=(0, 1)),
+        CMSConfig(chunk_sizes=(2, 4), max_update_ratio=0.0, max_error_norm=0.0, inner_lr=0.0),
         InnerLoopConfig(outer_gradient="truncated", truncate_after=2),
     ],
 )
@@ -60,16 +61,21 @@ def test_tables_without_none_are_equal_when_loaded_again(table: Any) -> None:
     assert type(table).model_validate_json(text) == table
 
 
+def test_former_options_are_dropped_if_they_have_their_default() -> None:
+    stored = {"cms": {"donor_map": None, "inner_lr": 0.1}, "mixer": {"titans": {"max_lr": 1.5}}}
+    assert drop_former_options(stored) == {"cms": {"inner_lr": 0.1}, "mixer": {"titans": {"max_lr": 1.5}}}
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MixerConfig(self_modifying=SelfModifyingOptions(decay_half_life=1e9)), "decay_half_life"),
-        (lambda: MixerConfig(self_modifying=SelfModifyingOptions(memory_chunk_size=48)), "48 and 64"),
-        (lambda: MixerConfig(kind="titans", chunk_size=0), "chunk_size 0"),
-        (lambda: CMSConfig(chunk_sizes=(4, 6)), "4 must divide 6"),
-        (lambda: CMSConfig(chunk_sizes=()), "at least 1 token"),
+        (lambda: SelfModifyingOptions(decay_half_life=1e9), "decay_half_life"),
+        (lambda: SelfModifyingOptions(memory_chunk_size=48), "48 and 64"),
+        (lambda: MixerConfig(kind="titans", chunk_size=0), "chunk_size"),
         (lambda: InnerLoopConfig(outer_gradient="truncated"), "truncate_after None"),
         (lambda: InnerLoopConfig(truncate_after=3), "truncate_after 3"),
+        (lambda: CMSConfig(chunk_sizes=(4, 6)), "4 must divide 6"),
+        (lambda: CMSConfig(chunk_sizes=()), "at least 1 token"),
     ],
 )
 def test_tables_refuse_invalid_combinations(make: Any, message: str) -> None:

@@ -18,7 +18,7 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.errors import InputError, UsageError
+from laconic.errors import InputError
 from laconic.experiment.from_recipe import build_model
 from laconic.experiment.from_recipe.dry_run import (
     MemoryModel,
@@ -121,26 +121,6 @@ def test_estimate_update_extrapolates_layers(tiny: Any, method: str) -> None:
     whole, estimate = (f(recipe, config, tokenizer, batch) for f in (measure_on_meta, estimate_update))
     assert estimate.flops == pytest.approx(whole.flops)
     assert estimate.saved_bytes == pytest.approx(whole.saved_bytes, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("layout", "donor_map", "wrong"), [("depth", [0, 1, 1], [0, 1]), ("chain", [0, 2], [0, 3])], ids=["depth", "chain"]
-)
-def test_plan_run_with_a_donor_map(layout: str, donor_map: list[int], wrong: list[int], tmp_path: Path) -> None:
-    """Models of one and two layers are measured, of a recipe that maps the three of its donor."""
-    config = DecoderConfig.tiny("llama", vocab_size=257, num_hidden_layers=3)
-    Decoder(config, seed=1).save_pretrained(tmp_path / "donor")
-    build_byte_tokenizer().save(tmp_path / "donor")
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{i} is " * 40}) + "\n" for i in range(8)))
-    keys = [
-        f"model.name={tmp_path / 'donor'}", f"data.path={tmp_path / 'a.jsonl'}", "data.text.row_tokens=16",
-        "data.text.segment_tokens=8", "train.batch_size=2", "train.micro_batch_size=2", "cms.chunk_sizes=[4, 8]",
-        "train.precision=float32", f"cms.donor_layout={layout}",
-    ]  # fmt: skip
-    plan = plan_run(load_recipe("hope-attention-llama3", [*keys, f"cms.donor_map={donor_map}"])[0], CPU)
-    assert plan["largest_micro_batch"]["80 GiB"] == 2
-    with pytest.raises(UsageError, match=rf"donor_map \[{wrong[0]}, {wrong[1]}\]; layout {layout} needs"):
-        plan_run(load_recipe("hope-attention-llama3", [*keys, f"cms.donor_map={wrong}"])[0], CPU)
 
 
 @pytest.mark.medium

@@ -25,7 +25,6 @@ from laconic.nested.cms.level import (
     smaller_form,
     to_dense,
 )
-from laconic.nested.cms.placement import place_levels
 from laconic.nested.state import FastWeightState, LayerState, LowRankChange, reset_rows, where_rows
 from laconic.nested.state_file import load_state, save_state
 from tests.models.fixtures import noise
@@ -328,15 +327,8 @@ def test_low_rank_and_dense_changes_give_the_same_results() -> None:
 def test_cms_refuses_inconsistent_options_and_inputs() -> None:
     for chunks, options, key in (
         ((), {}, "chunk"), ((4, 6), {}, "divide"),
-        ((2, 4), {"meta_gradient": "full", "inner_objective": "task"}, "meta"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=key):
             build(chunks, **options)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UsageError, match="donor_map"):
-        place_levels(2, (4, 8), "depth", [0, 3])
-    with pytest.raises(UsageError, match=r"depth needs 1 number from 0 to 1$"):
-        place_levels(1, (4, 8), "depth", [0, 1])
-    with pytest.raises(UsageError, match=r"donor_map \[0, 1\]: layout grow"):
-        place_levels(2, (4, 8), "grow", [0, 1])
     with pytest.raises(UsageError, match="no levels"):
         build()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

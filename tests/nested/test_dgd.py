@@ -396,19 +396,6 @@ def test_dgd_resumes_from_a_distributed_checkpoint(settings: dict[str, Any]) -> 
     assert train(other, resumed, 3) == train(model, optimizer, 3)
 
 
-def test_dgd_refuses_momentum_of_other_settings() -> None:
-    model = record_inputs(build_model())
-    states: dict[float, dict[str, Any]] = {}
-    for momentum in (0.0, 0.5):
-        other = DGD(model.named_parameters(), 0.1, value="target", erase=0.3, momentum=momentum)
-        train(model, other, 1)
-        states[momentum] = other.state_dict()
-    optimizer = DGD(model.named_parameters(), momentum=0.5)
-    with pytest.raises(UsageError, match=r"^DGD: the momentum is of erase=0\.3, not 1\.0$"):
-        optimizer.load_state_dict(states[0.5])
-    optimizer.load_state_dict(states[0.0])  # has none
-
-
 def test_dgd_and_m3_refuse_states_of_other_optimizers() -> None:
     model = record_inputs(build_model())
     optimizers: list[torch.optim.Optimizer] = [

@@ -11,14 +11,13 @@ from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.equations import dot_value, l2_value, memory_loss_gradient, mlp_memory, self_generated_values
 from laconic.nested.hope.layer import initial_state
 from laconic.nested.hope.memories import SelfModifyingMemories, SelfTitansParams, SelfTitansShape
-from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
+from laconic.nested.recurrence.chunked_scan import scan_chunks
 from laconic.nested.state import LinearMemoryState
 from tests.models.fixtures import noise
 from tests.oracles.compare import agree
 from tests.oracles.hope import MISREAD, ORACLE
 
 B, H, T, E = 2, 2, 7, 3
-FULL = ScanOptions("full", None, {}, False)
 PLAIN: dict[str, Any] = {
     "gate_groups": 1,
     "max_projection_norm": 0.0,
@@ -117,7 +116,7 @@ def test_self_modifying_write(objective: str, to_start: bool) -> None:
             memory_chunk_size=C, projection_chunk_size=C,
         )  # fmt: skip
         return scan_chunks(
-            memory, initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None, FULL
+            memory, initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None
         )[0]
 
     x, q, starts, rows, biases = random_inputs()
@@ -133,7 +132,7 @@ def test_self_modifying_write_gradients() -> None:
 
     def run(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> Tensor:
         memory = SelfModifyingMemories(shape, weights_by_name(k, v, M, rows, biases), "full")
-        return scan_chunks(memory, initial_state(SelfTitansParams(shape, memory.w), 1).memory, (x, q), None, FULL)[0]
+        return scan_chunks(memory, initial_state(SelfTitansParams(shape, memory.w), 1).memory, (x, q), None)[0]
 
     assert gradcheck(run, [x.clone().requires_grad_() for x in single])
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from laconic.config.nested import ALL_PROJECTIONS, SelfModifyingOptions
@@ -136,7 +137,7 @@ def test_self_titans_with_static_projections_equals_titans_with_a_matrix() -> No
     heads, q, _ = mix_inputs(layer.params, start, x, None)
     y, state = memories.step_chunk(start.memory, (heads, q), None)
     k, v, gates = memories.generate(start.memory, heads)
-    titans = TitansMemory("memory", 64, memories.w["memory.M"], UpdateRule(), 1, None)
+    titans = TitansMemory(64, memories.w["memory.M"], UpdateRule(), 1, None)
     inputs = (q, k, v, *(g for g in gates["memory"] if g is not None))
     expected, expected_state = titans.step_chunk(start.memory, inputs, None)
     assert_close([y], [expected])
@@ -296,8 +297,8 @@ def test_self_titans_refuses_inconsistent_options_and_inputs() -> None:
         ({"gate_groups": 1, "memory_chunk_size": 32}, "group"), ({"max_lr": 2.5}, "max_lr"),
         ({"momentum": True}, "momentum"), ({"init": "window", "adaptive_query": True}, "window"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match=key):
-            SelfTitans(D, H, E, SelfModifyingOptions(**options))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValidationError, match=key):
+            SelfModifyingOptions(**options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="4 heads"):
         SelfTitans(6, 4)
     with pytest.raises(UsageError, match="expected vectors"):

@@ -11,15 +11,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, TitansOptions
-from laconic.errors import UsageError
+from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, TitansOptions, find_untrained_level
 from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
 from laconic.nested.cms.layer import require_levels
 from laconic.nested.cms.level import to_dense
 from laconic.nested.dead_levels import DeadLevelMonitor
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
-from laconic.nested.language_model import NestedLanguageModel, check_levels_trained
+from laconic.nested.language_model import NestedLanguageModel
 from laconic.nested.state import FastWeightState, LowRankChange, named_tensors
 from tests.nested.helpers import assert_close
 from tests.nested.test_hope_model import (
@@ -220,7 +219,7 @@ def test_metrics_count_limited_steps(half_life: float, share: float) -> None:
 def test_metrics_count_guarded_titans() -> None:
     for depth in (1, 2):
         for max_norm, share in ((1e-3, 1.0), (1e3, 0.0)):
-            options = TitansOptions(memory_depth=depth, mlp_width=3, max_memory_norm=max_norm, global_chunk_size=6)
+            options = TitansOptions(memory_depth=depth, mlp_width=3, max_memory_norm=max_norm)
             assert metrics_of(options)["memory_guarded"] == share
 
 
@@ -275,11 +274,10 @@ def test_language_model_locates_a_nonfinite_level(objective: str) -> None:
     assert not NestedLanguageModel(build_hope()).locate_nonfinite(batch, None)
 
 
-def test_check_levels_refuses_a_level_without_an_outer_gradient() -> None:
+def test_find_untrained_level_names_a_level_without_an_outer_gradient() -> None:
     cms = CMSConfig(chunk_sizes=(4, 16))
-    check_levels_trained(cms, 17, InnerLoopConfig())
-    with pytest.raises(UsageError, match="level 1"):
-        check_levels_trained(cms, 16, InnerLoopConfig())
+    assert find_untrained_level(cms, 17, InnerLoopConfig()) is None
+    assert str(find_untrained_level(cms, 16, InnerLoopConfig())).startswith("level 1 has")
     for inner_loop in (InnerLoopConfig(allow_untrained_level=True), InnerLoopConfig(enabled=False)):
-        check_levels_trained(cms, 16, inner_loop)
-    check_levels_trained(CMSConfig(chunk_sizes=(16,), inner_lr=0.0), 16, InnerLoopConfig())
+        assert find_untrained_level(cms, 16, inner_loop) is None
+    assert find_untrained_level(CMSConfig(chunk_sizes=(16,), inner_lr=0.0), 16, InnerLoopConfig()) is None

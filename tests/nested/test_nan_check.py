@@ -45,21 +45,19 @@ class BreakingModel:
 
 
 def test_find_nonfinite_names_part_row_and_tokens() -> None:
-    assert find_nonfinite(model_state()) is None
+    assert find_nonfinite(model_state()) == ""
     m = memory_state()
     bad = m.change.clone()
     bad[2, 0, 1, 1] = torch.nan
     layer = LayerState(memory={"memory": replace(m, change=bad)})
-    assert find_nonfinite(layer) == ("memory.memory.change", 2, 7)
+    assert find_nonfinite(layer) == "memory.memory.change, row 2, at or before token 7"
     whole = replace(model_state(), layers=(layer, *model_state().layers))
-    location = find_nonfinite(whole)
-    assert location is not None
-    assert location.describe(["a", "b", "c"]) == (
+    assert find_nonfinite(whole, ["a", "b", "c"]) == (
         "memory memory of layer 0 (change), row 2 (c), at or before token 5"
     )  # fmt: skip
     zero = torch.zeros(3, dtype=torch.long)
     in_open_chunk = replace(model_state(), open_chunk=OpenChunk(zero[:, None], zero, (layer,)))
-    assert find_nonfinite(in_open_chunk) == ("memory memory of layer 0 (change)", 2, 5)
+    assert find_nonfinite(in_open_chunk) == "memory memory of layer 0 (change), row 2, at or before token 5"
     with pytest.raises(NonFiniteError, match="memory memory of layer 0"):
         check_state_finite(in_open_chunk)
 

@@ -37,7 +37,7 @@ def build(chunk_size: int = C, seed: int = 0, **options: Any) -> Titans:
     [
         {}, {"momentum": False, "loss_factor": 2, "max_memory_norm": 0.5},
         {"max_memory_norm": 0.0},
-        {"num_persistent_tokens": 2, "global_chunk_size": 6, "reset_every": 6},
+        {"num_persistent_tokens": 2},
     ],
 )  # fmt: skip
 def test_titans_equals_its_reference(depth: int, read_at: str, options: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def test_titans_with_chunk_size_one_equals_its_reference() -> None:
     "options",
     [
         {}, {"memory_depth": 1}, {"read_at": "boundary"}, {"num_persistent_tokens": 2},
-        {"global_chunk_size": 6}, {"reset_every": 6}, {"momentum": False, "conv_kernel_size": 1},
+        {"momentum": False, "conv_kernel_size": 1},
     ],
 )  # fmt: skip
 def test_titans_pieces_equal_the_whole(options: dict[str, Any]) -> None:
@@ -90,12 +90,7 @@ def test_titans_pieces_equal_the_whole(options: dict[str, Any]) -> None:
     assert_states_close(state, final)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"num_persistent_tokens": 2}, {"global_chunk_size": 6, "reset_every": 3},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"num_persistent_tokens": 2}])
 def test_titans_padding_and_other_rows_change_nothing(options: dict[str, Any]) -> None:
     """Rows of different lengths, padded anywhere, then continued from different offsets, equal each row alone."""
     layer = build(**options)
@@ -156,7 +151,7 @@ def test_titans_state_fork_and_reset() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_titans_every_weight_gets_a_gradient(depth: int) -> None:
-    layer = build(memory_depth=depth, num_persistent_tokens=1, global_chunk_size=6)
+    layer = build(memory_depth=depth, num_persistent_tokens=1)
     y, _ = layer(noise(12, 2, 13, D))
     for (name, _), grad in zip(layer.named_parameters(), gradients(y, layer), strict=True):
         assert grad.isfinite().all(), name
@@ -201,17 +196,6 @@ def test_scan_in_segments_equals_one_scan(module: ModuleType, layer: Any, monkey
     y, state = layer(x, attention_mask=mask)
     assert lengths == [4, 4, 1]
     assert_close([y, *gradients(y, layer)], [whole, *gradients(whole, layer)])
-    assert_states_close(state, final)
-
-
-@pytest.mark.parametrize("T", [12, 14])
-def test_scan_reset_spans_equals_scan_chunks(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = build(reset_every=6), noise(15, 2, T, D)
-    y, state = layer(x)
-    grads = gradients(y, layer)
-    monkeypatch.setattr(titans_layer, "scan_reset_spans", titans_layer.scan_chunks)
-    expected, final = layer(x)
-    assert_close([y, *grads], [expected, *gradients(expected, layer)])
     assert_states_close(state, final)
 
 
@@ -264,21 +248,11 @@ def test_titans_state_size_does_not_depend_on_length() -> None:
     assert isinstance(results[0], LayerState)
 
 
-@pytest.mark.parametrize(
-    ("chunk_size", "options", "key"),
-    [
-        (0, {}, "chunk"), (4, {"reset_every": 6}, "reset_every"), (4, {"global_chunk_size": 2}, "global_chunk_size"),
-        (4, {"max_lr": 1.5, "loss_factor": 2}, "max_lr"), (4, {"lr_init": 1.0}, "lr_init"),
-    ],
-)  # fmt: skip
-def test_titans_refuses_inconsistent_options(chunk_size: int, options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UsageError, match=key):
-        Titans(D, H, chunk_size, TitansOptions(**options))
-
-
 def test_titans_refuses_inputs_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="4 heads"):
         Titans(6, 4)
+    with pytest.raises(UsageError, match="chunk_size 0"):
+        Titans(D, H, 0)
     layer = build()
     _, state = layer(noise(0, 2, 3, D))
     for x, arguments, message in (
@@ -286,6 +260,7 @@ def test_titans_refuses_inputs_that_do_not_fit() -> None:
         (noise(0, 2, 0, D), {}, "T >= 1"),
         (noise(0, 3, 2, D), {"state": state}, "3 rows, the state 2"),
         (noise(0, 2, 3, D), {"outer_gradient": "truncated"}, "truncate_after"),
+        (noise(0, 2, 3, D), {"outer_gradient": "truncated", "truncate_after": 0}, "truncate_after 0"),
         (noise(0, 2, 3, D), {"truncate_after": 3}, "truncate_after"),
         (noise(0, 0, 3, D), {}, "B, T >= 1"),
         (noise(0, 2, 3, D), {"outer_gradient": "first-order"}, "'first-order' is not one of full, truncated, first_"),

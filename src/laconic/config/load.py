@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from laconic.config.data import is_row_file
+from laconic.config.nested import drop_former_options
 from laconic.config.notes import list_notes
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
@@ -233,7 +234,7 @@ def validate_recipe(draft: RecipeDraft) -> Recipe:
     add_default_tables(draft.content)
     recipe = None
     try:  # through JSON, from which strict pydantic accepts an array for a tuple but converts nothing else
-        recipe = Recipe.model_validate_json(json.dumps(draft.content, default=str))
+        recipe = Recipe.model_validate_json(json.dumps(drop_former_options(draft.content), default=str))
     except ValidationError as error:
         explain_errors(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
     if draft.errors or recipe is None:

@@ -1,20 +1,19 @@
 """Recipe tables of the nested learning models: mixers, CMS levels, inner loop. This module does not import torch.
 
-Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers in `laconic.nested`
+Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663. The layers in `laconic.nested`
 take these option objects too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
-from laconic.config.config_model import ConfigModel, Fraction, NonNegative, PositiveFloat, PositiveInt
+from laconic.config.config_model import ConfigModel, Fraction, NonNegative, OpenFraction, PositiveFloat, PositiveInt
 
 AdaptiveProjection = Literal["k", "v", "step", "keep"]
-NewLevelInit = Literal["zero", "copy"]
 OuterGradient = Literal["full", "truncated", "first_order", "none"]
 InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 LevelConnection = Literal["residual", "plain"]
@@ -25,141 +24,124 @@ ReadPosition = Literal["after", "before", "boundary"]
 ALL_PROJECTIONS: tuple[AdaptiveProjection, ...] = ("k", "v", "step", "keep")
 MAX_HALF_LIFE = math.log(2) * 2**23  # tokens; a longer half-life rounds the decay factor to nearly 1 in float32
 DEFAULT_INNER_LR = {"task": 1e-3, "associative": 1e-2}
+# Former options that models, runs and states store with their default values
+FORMER_DEFAULTS: dict[str, Any] = {
+    "max_lr": 1.0, "reset_every": None, "global_chunk_size": None, "new_level_init": "zero", "donor_map": None,
+}  # fmt: skip
+
+
+def drop_former_options(content: Any) -> Any:
+    """Return stored options, or a recipe with its tables, without former options that have their default value."""
+    if not isinstance(content, Mapping):
+        return content
+    items = cast(Mapping[str, Any], content).items()
+    known = {name: value for name, value in items if FORMER_DEFAULTS.get(name, ...) != value}
+    return {name: drop_former_options(value) for name, value in known.items()}
 
 
 class SelfModifyingOptions(ConfigModel):
     """[mixer.self_modifying]: options of the self-modifying Titans memory (Nested Learning, section 8)."""
 
-    conv_kernel_size: PositiveInt = Field(default=4, description="kernel size of the convolution")
-    init: Literal["random", "window"] = Field(
-        default="random",
-        description="initial projections: random, or (window) such that a repeated token recalls what followed it",
-    )
-    adaptive_projections: tuple[AdaptiveProjection, ...] = Field(
-        default=ALL_PROJECTIONS,
-        description="projections that modify themselves; an empty list disables self-modification",
-    )
-    adaptive_query: bool = Field(default=False, description="the query projection modifies itself too")
-    memory_kind: Literal["linear", "affine", "mlp"] = Field(
-        default="linear", description="memory M z, z + W z, or z + W1 silu(W2 z)"
-    )
-    mlp_width: PositiveInt | None = Field(default=None, description="inner width of an mlp memory; default: head_dim")
-    objective: Literal["dot", "l2"] = Field(
-        default="dot", description="dot: write the value; l2 (the paper): write its error under the current memory"
-    )
-    loss_factor: Literal[1, 2] = Field(
-        default=1, description="l2: loss is the squared error times 1/2 (1) or 1 (2, the paper)"
-    )
-    delta_rule: bool = Field(default=True, description="erase what is stored at the key before writing")
-    read_at: Literal["token", "boundary", "after"] = Field(
-        default="token",
-        description="memory that a query reads: before its token is written, at the chunk's start, or after the write",
-    )
-    gate_groups: Literal[1, 2] = Field(
-        default=2, description="1: memory and projections share gates and chunk; 2: each has its own"
-    )
-    decay_target: Literal["start", "zero"] = Field(
-        default="start", description="value that weights decay towards: their initial value, or zero (the paper)"
-    )
-    momentum: bool = Field(default=False, description="writes have momentum")
-    max_lr: PositiveFloat = Field(default=1.0, description="largest write step; 2 allows a state to change sign")
-    memory_lr_init: PositiveFloat = Field(default=0.5, description="initial write step of the memory")
-    projection_lr_init: PositiveFloat = Field(
-        default=0.001,
-        description="initial write step of the projections; with max_projection_norm, a step far above 1 / "
-        "decay_half_life is cut to its limit and gets no gradient",
-    )
-    decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
-    memory_chunk_size: int = Field(
-        default=64, description="tokens per chunk of the memory; a chunk's gradients use the memory at its start"
-    )
-    projection_chunk_size: int = Field(
-        default=64, description="tokens per chunk of the projections; one chunk size must divide the other"
-    )
-    max_projection_norm: NonNegative = Field(default=1.0, description="norm limit of the projections; 0: no limit")
-    max_memory_norm: NonNegative = Field(
-        default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
-    )
-    activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
+    conv_kernel_size: PositiveInt = 4
+    """kernel size of the convolution"""
+    init: Literal["random", "window"] = "random"
+    """initial projections: random, or (window) such that a repeated token recalls what followed it"""
+    adaptive_projections: tuple[AdaptiveProjection, ...] = ALL_PROJECTIONS
+    """projections that modify themselves; an empty list disables self-modification"""
+    adaptive_query: bool = False
+    """the query projection modifies itself too"""
+    memory_kind: Literal["linear", "affine", "mlp"] = "linear"
+    """memory M z, z + W z, or z + W1 silu(W2 z)"""
+    mlp_width: PositiveInt | None = None
+    """inner width of an mlp memory; default: head_dim"""
+    objective: Literal["dot", "l2"] = "dot"
+    """dot: write the value; l2 (the paper): write its error under the current memory"""
+    loss_factor: Literal[1, 2] = 1
+    """l2: loss is the squared error times 1/2 (1) or 1 (2, the paper)"""
+    delta_rule: bool = True
+    """erase what is stored at the key before writing"""
+    read_at: Literal["token", "boundary", "after"] = "token"
+    """memory that a query reads: before its token is written, at the chunk's start, or after the write"""
+    gate_groups: Literal[1, 2] = 2
+    """1: memory and projections share gates and chunk; 2: each has its own"""
+    decay_target: Literal["start", "zero"] = "start"
+    """value that weights decay towards: their initial value, or zero (the paper)"""
+    momentum: bool = False
+    """writes have momentum"""
+    max_lr: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """largest write step; 2 allows a state to change sign, above 2 erasing overshoots"""
+    memory_lr_init: PositiveFloat = 0.5
+    """initial write step of the memory"""
+    projection_lr_init: PositiveFloat = 0.001
+    """initial write step of the projections; with max_projection_norm, a step far above 1 / decay_half_life is cut to
+    its limit and gets no gradient"""
+    decay_half_life: PositiveFloat = 693.0
+    """initial half-life of a write, in tokens"""
+    memory_chunk_size: PositiveInt = 64
+    """tokens per chunk of the memory; a chunk's gradients use the memory at its start"""
+    projection_chunk_size: PositiveInt = 64
+    """tokens per chunk of the projections; one chunk size must divide the other"""
+    max_projection_norm: NonNegative = 1.0
+    """norm limit of the projections; 0: no limit"""
+    max_memory_norm: NonNegative = 4.0
+    """norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"""
+    activation_checkpointing: bool = False
+    """recompute each chunk in the backward pass"""
 
     @property
     def adaptive_names(self) -> tuple[str, ...]:
         """The projections that modify themselves; the main memory is not among them."""
         return (*self.adaptive_projections, *(("q",) if self.adaptive_query else ()))
 
-    @property
-    def error(self) -> str | None:
-        """Message about the first invalid combination of options, or None."""
+    @model_validator(mode="after")
+    def check_options(self) -> "SelfModifyingOptions":
         smaller, larger = sorted((self.memory_chunk_size, self.projection_chunk_size))
-        if smaller < 1:
-            return f"chunk size {smaller}: must be at least 1 token"
         if larger % smaller:
-            return f"chunk sizes {smaller} and {larger}: one must divide the other"
+            raise ValueError(f"chunk sizes {smaller} and {larger}: one must divide the other")
         if self.gate_groups == 1 and smaller != larger:
-            return f"chunk sizes {smaller} and {larger}: gate_groups = 1 needs equal sizes; set gate_groups = 2"
+            raise ValueError(f"chunk sizes {smaller} and {larger}: gate_groups = 1 needs equal sizes")
         if self.init == "window" and self.adaptive_query:
-            return 'init "window" needs adaptive_query = false'
-        if self.max_lr > 2:
-            return f"max_lr {self.max_lr}: above 2, erasing overshoots; lower it"
+            raise ValueError('init "window" needs adaptive_query = false')
         for name in ("memory_lr_init", "projection_lr_init"):
             if getattr(self, name) >= self.max_lr:
-                return (
+                raise ValueError(
                     f"{name} {getattr(self, name)}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
                 )
         if self.max_projection_norm and self.momentum and self.adaptive_names:
-            return "max_projection_norm does not work with momentum; set max_projection_norm = 0 or momentum = false"
+            raise ValueError("max_projection_norm does not work with momentum; set one of them to 0 or false")
         if self.max_projection_norm and self.adaptive_names and self.decay_half_life > MAX_HALF_LIFE:
-            return (
+            raise ValueError(
                 f"decay_half_life {self.decay_half_life:g}: too long to decay in float32, so max_projection_norm would "
                 "block every write; set max_projection_norm = 0 or a shorter half-life"
             )
-        return None
+        return self
 
 
 class TitansOptions(ConfigModel):
     """[mixer.titans]: options of a Titans neural memory."""
 
-    memory_depth: Literal[1, 2] = Field(
-        default=2, description="1: the memory is a matrix; 2: two layers, z + W1 silu(W2 z)"
-    )
-    mlp_width: PositiveInt | None = Field(default=None, description="inner width at depth 2; default: head_dim")
-    read_at: ReadPosition = Field(
-        default="after",
-        description="memory that a query reads: after its token is written, before, or at the chunk's start",
-    )
-    loss_factor: Literal[1, 2] = Field(
-        default=1, description="loss is the squared error times 1/2 (1) or 1 (2, the paper)"
-    )
-    momentum: bool = Field(default=True, description="writes have momentum")
-    max_lr: PositiveFloat = Field(default=1.0, description="largest write step")
-    lr_init: PositiveFloat | None = Field(
-        default=None, description="initial write step; default: by depth and chunk size"
-    )
-    decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
-    conv_kernel_size: PositiveInt = Field(default=4, description="kernel size of the convolutions")
-    num_persistent_tokens: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="learned vectors before the first token"
-    )
-    max_memory_norm: NonNegative = Field(
-        default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
-    )
-    reset_every: int | None = Field(default=None, description="tokens after which the memory is reset; unset: never")
-    global_chunk_size: int | None = Field(default=None, description="chunk size of a second memory; unset: only one")
-    activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
-
-    def find_error(self, chunk_size: int) -> str | None:
-        """Return a message about the first option that is invalid with `chunk_size`, or None."""
-        if chunk_size < 1:
-            return f"chunk_size {chunk_size}: must be at least 1 token"
-        for name, n in (("reset_every", self.reset_every), ("global_chunk_size", self.global_chunk_size)):
-            if n is not None and (n < 1 or n % chunk_size):
-                return f"{name} {n}: must be a multiple of chunk_size {chunk_size}"
-        first = self.initial_lr(chunk_size)
-        if first >= self.max_lr:
-            return f"lr_init {first}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
-        if self.max_lr * self.loss_factor > 2:
-            return f"max_lr {self.max_lr} times loss_factor {self.loss_factor}: above 2 a write overshoots; lower one"
-        return None
+    memory_depth: Literal[1, 2] = 2
+    """1: the memory is a matrix; 2: two layers, z + W1 silu(W2 z)"""
+    mlp_width: PositiveInt | None = None
+    """inner width at depth 2; default: head_dim"""
+    read_at: ReadPosition = "after"
+    """memory that a query reads: after its token is written, before, or at the chunk's start"""
+    loss_factor: Literal[1, 2] = 1
+    """loss is the squared error times 1/2 (1) or 1 (2, the paper)"""
+    momentum: bool = True
+    """writes have momentum"""
+    lr_init: OpenFraction | None = None
+    """initial write step; default: by depth and chunk size"""
+    decay_half_life: PositiveFloat = 693.0
+    """initial half-life of a write, in tokens"""
+    conv_kernel_size: PositiveInt = 4
+    """kernel size of the convolutions"""
+    num_persistent_tokens: Annotated[int, Field(ge=0)] = 0
+    """learned vectors before the first token"""
+    max_memory_norm: NonNegative = 4.0
+    """norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"""
+    activation_checkpointing: bool = False
+    """recompute each chunk in the backward pass"""
 
     def initial_lr(self, chunk_size: int) -> float:
         """Return `lr_init`, or its default.
@@ -169,95 +151,71 @@ class TitansOptions(ConfigModel):
         """
         default = 0.5
         if self.memory_depth == 2:
-            default = 1 / (self.loss_factor * max(16, chunk_size, self.global_chunk_size or 0))
+            default = 1 / (self.loss_factor * max(16, chunk_size))
         return self.lr_init or default
 
 
 class CMSOptions(ConfigModel):
     """Options of the continuum memory system: MLPs that learn while the model reads, each level once per chunk."""
 
-    structure: Literal["sequential", "nested", "independent"] = Field(
-        default="sequential",
-        description="sequential: levels in a chain; nested: also, each level restarts when the next slower one "
-        "updates; independent: in parallel",
-    )
-    inner_objective: Literal["task", "associative"] = Field(
-        default="task",
-        description="task: next-token loss, through all layers above; associative: a loss of the level alone",
-    )
-    inner_optimizer: InnerOptimizer = Field(
-        default="gd", description="rule that turns a chunk's gradient into an update"
-    )
-    residual: LevelConnection = Field(
-        default="residual", description="residual connections around each level, or a plain chain (the paper)"
-    )
-    lr_granularity: Literal["level", "token"] = Field(
-        default="level", description="learned inner learning rate per level, or per token"
-    )
-    inner_lr: NonNegative | None = Field(
-        default=None,
-        description="initial inner learning rate of a whole chunk; 0 disables learning; default: 0.001 for task, 0.01 "
-        "for associative",
-    )
-    associative_target: Literal["map", "start"] = Field(
-        default="map",
-        description="target of the associative loss: a linear map of the input, or the level's initial output plus a "
-        "map that starts at 0",
-    )
-    meta_gradient: Literal["first_order", "full", "reptile", "outer"] = Field(
-        default="first_order",
-        description="nested: how the initial weights of a level are learned: by a step of the slower level "
-        "(first_order), by that step with gradients through the level's updates (full), by moving towards its result "
-        "(reptile), or by the outer loss alone",
-    )
-    reptile_rate: Fraction = Field(
-        default=0.5, description="reptile: step towards the result, as a fraction of the distance"
-    )
-    inner_momentum: Fraction = Field(default=0.9, description="momentum of the inner optimizers that have one")
-    max_update_ratio: NonNegative = Field(
-        default=0.1,
-        description="largest update relative to the initial weights' norm; 0: no clipping; use 1e-4 for pretrained "
-        "weights that are not trained further",
-    )
-    max_error_norm: NonNegative = Field(
-        default=1.0, description="task: largest norm of a token's gradient; 0: no clipping"
-    )
+    structure: Literal["sequential", "nested", "independent"] = "sequential"
+    """sequential: levels in a chain; nested: also, each level restarts when the next slower one updates; independent:
+    in parallel"""
+    inner_objective: Literal["task", "associative"] = "task"
+    """task: next-token loss, through all layers above; associative: a loss of the level alone"""
+    inner_optimizer: InnerOptimizer = "gd"
+    """rule that turns a chunk's gradient into an update"""
+    residual: LevelConnection = "residual"
+    """residual connections around each level, or a plain chain (the paper)"""
+    lr_granularity: Literal["level", "token"] = "level"
+    """learned inner learning rate per level, or per token"""
+    inner_lr: NonNegative | None = None
+    """initial inner learning rate of a whole chunk; 0 disables learning; default: 0.001 for task, 0.01 for associative
+    """
+    associative_target: Literal["map", "start"] = "map"
+    """target of the associative loss: a linear map of the input, or the level's initial output plus a map that starts
+    at 0"""
+    meta_gradient: Literal["first_order", "full", "reptile", "outer"] = "first_order"
+    """nested: how the initial weights of a level are learned: by a step of the slower level (first_order), by that step
+    with gradients through the level's updates (full), by moving towards its result (reptile), or by the outer loss
+    alone"""
+    reptile_rate: Fraction = 0.5
+    """reptile: step towards the result, as a fraction of the distance"""
+    inner_momentum: Fraction = 0.9
+    """momentum of the inner optimizers that have one"""
+    max_update_ratio: NonNegative = 0.1
+    """largest update relative to the initial weights' norm; 0: no clipping; use 1e-4 for pretrained weights that are
+    not trained further"""
+    max_error_norm: NonNegative = 1.0
+    """task: largest norm of a token's gradient; 0: no clipping"""
 
     @property
     def initial_inner_lr(self) -> float:
         """eta_0: `inner_lr`, or its default."""
         return DEFAULT_INNER_LR[self.inner_objective] if self.inner_lr is None else self.inner_lr
 
-    @property
-    def error(self) -> str | None:
-        """Message about an invalid combination of options, or None."""
+    @model_validator(mode="after")
+    def check_options(self) -> "CMSOptions":
         if self.meta_gradient == "full" and self.inner_objective == "task":
-            return 'meta_gradient "full" needs a loss of the level; set inner_objective = "associative"'
-        return None
+            raise ValueError('meta_gradient "full" needs a loss of the level; set inner_objective = "associative"')
+        return self
 
 
 class MixerConfig(ConfigModel):
     """[mixer]: the layer that mixes tokens in place of attention."""
 
-    kind: MixerKind = Field(
-        default="self_modifying", description="self-modifying memory, Titans, or attention (Hope-Attention)"
-    )
-    num_heads: PositiveInt = Field(default=4, description="heads of the memory; attention uses the decoder's")
-    head_dim: PositiveInt | None = Field(
-        default=None, description="self_modifying: width of a head; default: hidden_size / num_heads"
-    )
-    chunk_size: int = Field(default=64, description="titans: tokens of a chunk")
-    self_modifying: SelfModifyingOptions = Field(
-        default=SelfModifyingOptions(), description="options of kind self_modifying"
-    )
-    titans: TitansOptions = Field(default=TitansOptions(), description="options of kind titans")
-
-    @model_validator(mode="after")
-    def check_options(self) -> "MixerConfig":
-        errors = {"self_modifying": self.self_modifying.error, "titans": self.titans.find_error(self.chunk_size)}
-        if error := errors.get(self.kind):
-            raise ValueError(f"{self.kind}: {error}")
-        return self
+    kind: MixerKind = "self_modifying"
+    """self-modifying memory, Titans, or attention (Hope-Attention)"""
+    num_heads: PositiveInt = 4
+    """heads of the memory; attention uses the decoder's"""
+    head_dim: PositiveInt | None = None
+    """self_modifying: width of a head; default: hidden_size / num_heads"""
+    chunk_size: PositiveInt = 64
+    """titans: tokens of a chunk"""
+    self_modifying: SelfModifyingOptions = SelfModifyingOptions()
+    """options of kind self_modifying"""
+    titans: TitansOptions = TitansOptions()
+    """options of kind titans"""
 
     @property
     def options(self) -> SelfModifyingOptions | TitansOptions | None:
@@ -268,25 +226,17 @@ class MixerConfig(ConfigModel):
 class CMSConfig(CMSOptions):
     """[cms]: the CMS levels of every layer, and how they are taken from a pretrained donor."""
 
-    chunk_sizes: tuple[int, ...] = Field(
-        default=(128, 512, 2048), description="tokens between two updates of each level, fastest level first"
-    )
-    donor_layout: DonorLayout = Field(
-        default="depth",
-        description="use of a pretrained decoder's (donor's) MLPs. depth: each becomes the one level of its layer; "
-        "grow: keep them and add levels; chain: each layer chains the MLPs of several donor layers",
-    )
-    new_level_init: NewLevelInit = Field(
-        default="zero", description="grow: an added level has zero output at first, or is a copy of the donor's MLP"
-    )
-    donor_map: tuple[int, ...] | None = Field(
-        default=None, description="depth: level of each layer; chain: donor layer of each level; by index"
-    )
-    gated_mlp: bool = Field(default=True, description="MLPs of a new model: gated (three matrices) or plain (two)")
+    chunk_sizes: tuple[int, ...] = (128, 512, 2048)
+    """tokens between two updates of each level, fastest level first"""
+    donor_layout: DonorLayout = "depth"
+    """use of a pretrained decoder's (donor's) MLPs. depth: each becomes the one level of its layer; grow: keep them and
+    add levels with zero output; chain: each layer chains the MLPs of several donor layers"""
+    gated_mlp: bool = True
+    """MLPs of a new model: gated (three matrices) or plain (two)"""
 
     @model_validator(mode="after")
     def check_levels(self) -> "CMSConfig":
-        if error := find_chunk_error(self.chunk_sizes) or self.error:
+        if error := find_chunk_error(self.chunk_sizes):
             raise ValueError(error)
         return self
 
@@ -299,29 +249,20 @@ class CMSConfig(CMSOptions):
 class InnerLoopConfig(ConfigModel):
     """[inner_loop]: whether the model learns while it reads, and how the outer gradient passes through that."""
 
-    enabled: bool = Field(
-        default=True,
-        description="memories and levels learn while the model reads; false: they stay fixed (control experiment)",
-    )
-    outer_gradient: OuterGradient = Field(
-        default="full",
-        description="outer gradient through inner writes: all of it (full), through the last truncate_after chunks "
-        "(truncated), with the inner gradients as constants (first_order: less memory and time, but no level is "
-        "trained to learn), or none",
-    )
-    truncate_after: PositiveInt | None = Field(
-        default=None, description="truncated: number of chunks after which gradients through written values stop"
-    )
-    allow_untrained_level: bool = Field(
-        default=False, description="accept levels and gates of memories that no outer gradient reaches"
-    )
+    enabled: bool = True
+    """memories and levels learn while the model reads; false: they stay fixed (control experiment)"""
+    outer_gradient: OuterGradient = "full"
+    """outer gradient through inner writes: all of it (full), through the last truncate_after chunks (truncated), with
+    the inner gradients as constants (first_order: less memory and time, but no level is trained to learn), or none"""
+    truncate_after: PositiveInt | None = None
+    """truncated: number of chunks after which gradients through written values stop"""
+    allow_untrained_level: bool = False
+    """accept levels and gates of memories that no outer gradient reaches"""
 
     @model_validator(mode="after")
     def check_truncation(self) -> "InnerLoopConfig":
-        if (self.outer_gradient == "truncated") != (self.truncate_after is not None):
-            raise ValueError(
-                f'truncate_after {self.truncate_after}: set it for outer_gradient "truncated", and only for it'
-            )
+        if ((n := self.truncate_after) is None) == (self.outer_gradient == "truncated"):
+            raise ValueError(f'truncate_after {n}: set it for outer_gradient "truncated", and only for it')
         return self
 
 
@@ -333,15 +274,6 @@ def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:
         if slow % fast:
             return f"chunk_sizes {list(chunk_sizes)}: must ascend, and {fast} must divide {slow}"
     return None
-
-
-def find_unused_learning_keys(cms: CMSConfig | None, inner_loop: InnerLoopConfig | None) -> list[str]:
-    """Return the keys of [cms] that differ from their defaults and say how levels learn, if they do not learn."""
-    if cms is None or inner_loop is None or inner_loop.enabled:
-        return []
-    layout = {"structure", "residual"}
-    learning = [name for name in CMSOptions.model_fields if name not in layout]
-    return [f"cms.{name}" for name in learning if getattr(cms, name) != CMSOptions.model_fields[name].default]
 
 
 def find_untrained_level(cms: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> str | None:

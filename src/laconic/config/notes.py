@@ -4,7 +4,6 @@ import json
 from collections.abc import Collection, Iterator
 
 from laconic.config.data import SYNTHETIC_DOCUMENTS, DataConfig
-from laconic.config.nested import find_unused_learning_keys
 from laconic.config.recipe import COT_TEACHER_METHODS, FULL_CHAIN_METHODS, NEW_DECODER_KEYS, Recipe
 
 # Keys that need a value of another key of their table: (table, key, that key, its values, or None for any but 0).
@@ -25,8 +24,6 @@ def list_notes(recipe: Recipe, model_keys: Collection[str]) -> Iterator[str]:
     learns_chain = recipe.method in FULL_CHAIN_METHODS and recipe.model.init_from_run is None  # else it may know it
     if learns_chain and recipe.data.chain_steps == "drop_last":
         yield f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
-    if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
-        yield f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns"
     yield from list_dependent_keys(recipe)
     head, compression = recipe.stop_head, recipe.compression
     if (

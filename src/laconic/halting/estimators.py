@@ -15,24 +15,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.halting.stop_distribution import (
-    StopPosition,
-    length_log_probs,
-    length_probs,
-    log_survival_gate,
-    upcast,
-)
+from laconic.halting.stop_distribution import StopPosition, length_log_probs, length_probs, log_survival_gate, upcast
 
 MEAN_LENGTH_EMA = 0.99  # decay of the mean length that is compared with the target
 
 
 class TrainingSlots(NamedTuple):
-    """How the summary positions of one compression are read in training.
-
-    Attributes:
-        valid: Positions that are read at all.
-        log_s: Log survival added to their attention logits; None if they are read without a gate.
-    """
+    """Summary positions of one compression that training reads, and the log survival added to their attention logits;
+    without a gate it is None."""
 
     valid: Bool[Tensor, "B K"]
     log_s: Float[Tensor, "B K"] | None
@@ -79,19 +69,11 @@ def ratio_penalty(
     alpha: float,
     num_compressions: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Eq. VL9: mean over k of lambda E[N_k] / (|S_k| + alpha sg(E[m_k])).
+    """Eq. VL9: mean over k of lambda E[N_k] / (|S_k| + alpha sg(E[m_k])), added as it is to nats per scored token.
 
-    Args:
-        expected_lengths: E[N_k].
-        num_tokens: |S_k|, tokens of the segment's text.
-        memory_sizes: E[m_k], `expected_memory_size` of the memory in the prompt.
-        is_priced: Which compressions are counted.
-        price: lambda.
-        alpha: Weight of the older memory.
-        num_compressions: Priced compressions of the optimizer step; by default those marked here.
-
-    Returns:
-        The penalty, added as it is to nats per scored token.
+    |S_k| are the tokens of the segment's text, E[m_k] the `expected_memory_size` of the memory in the prompt, lambda
+    the price, and alpha the weight of the older memory. The mean is over the priced compressions of the optimizer step
+    (`num_compressions`), by default those marked here.
     """
     whole = num_tokens + alpha * upcast(memory_sizes).detach()
     ratios = upcast(expected_lengths) / whole.masked_fill(~is_priced, 1.0)
@@ -109,13 +91,7 @@ def length_entropy(a: Float[Tensor, "B K"], stop_position: StopPosition = "after
 def kl_geometric(
     a: Float[Tensor, "B K"], stop_prob: float, stop_position: StopPosition = "after"
 ) -> Float[Tensor, " B"]:
-    """Eq. VL10: KL(P || G) with the geometric G(t) = g (1 - g)^(t - 1) / (1 - (1 - g)^K).
-
-    Args:
-        a: Stop logits.
-        stop_prob: g, the stop probability.
-        stop_position: Convention of the stop logits.
-    """
+    """Eq. VL10: KL(P || G) with the geometric G(t) = g (1 - g)^(t - 1) / (1 - (1 - g)^K); g is `stop_prob`."""
     p = length_probs(a, stop_position)
     n = p.shape[1]
     g = torch.tensor(stop_prob, dtype=torch.float64, device=a.device)
@@ -170,11 +146,7 @@ def straight_through_slots(
 def exploration_mixture(
     a: Float[Tensor, "B K"], uniform_share: float, lengths: tuple[int, ...], stop_position: StopPosition = "after"
 ) -> Float[Tensor, "B n"]:
-    """Mix P with a uniform distribution over `lengths`: (1 - uniform_share) P + uniform_share U.
-
-    Returns:
-        Probabilities, with the columns of `length_probs`.
-    """
+    """Return (1 - uniform_share) P + uniform_share U, U uniform over `lengths`, in the columns of `length_probs`."""
     p = length_probs(a, stop_position)
     columns = torch.tensor(lengths, device=a.device) - (a.shape[1] + 1 - p.shape[1])
     even = torch.zeros(p.shape[1], dtype=p.dtype, device=a.device)
@@ -204,11 +176,8 @@ def reinforce_two_samples(
 ) -> Float[Tensor, ""]:
     """Eq. VL20: sum over k of sg((G_k - G'_k) / 2) (log P(N_k) - log P(N'_k)), for two samples of each row.
 
-    `log_p` and the costs to go are those of both samples; `importance_weights` are P / mixture of each, if it was drawn
-    from a mixture.
-
-    Returns:
-        A term whose gradient is the estimate; its value is meaningless.
+    Its gradient is the estimate; its value is meaningless. `importance_weights` are P / mixture of each sample, if it
+    was drawn from a mixture.
     """
     half = (G[0] - G[1]).detach() / 2
     scores = upcast(log_p) if importance_weights is None else importance_weights.detach() * upcast(log_p)

@@ -45,14 +45,9 @@ def stop_logit(
     initial_bias: float = 0.0,
     head_lr: float = 1.0,
 ) -> Float[Tensor, "*B"]:
-    """Eq. VL3: a_t = u . z_t + b.
+    """Eq. VL3: a_t = u . z_t + b, where u and b are stored divided by `head_lr`, and b relative to `initial_bias`.
 
-    Args:
-        u: Weight of the stop head, stored divided by `head_lr`.
-        b: Bias of the stop head relative to `initial_bias`, stored divided by `head_lr`.
-        z: States at the summary positions.
-        initial_bias: Constant added to the bias.
-        head_lr: Learning rate of the head relative to all other parameters.
+    `head_lr` is the learning rate of the head relative to all other parameters.
     """
     with torch.autocast(z.device.type, enabled=False):
         return head_lr * (upcast(z) @ upcast(u).to(accumulation_dtype(z.dtype)) + upcast(b)) + initial_bias
@@ -87,11 +82,7 @@ def allowed_stop_positions(K: int, allowed_lengths: tuple[int, ...], stop_positi
 def mask_disallowed_stops(
     a: Float[Tensor, "B K"], allowed_lengths: tuple[int, ...], stop_position: StopPosition = "after"
 ) -> Float[Tensor, "B K"]:
-    """Set stop logits to minus infinity where a stop would give a length that is not allowed.
-
-    Raises:
-        UsageError: If the largest allowed length is not K.
-    """
+    """Set stop logits to minus infinity where a stop would give a length that is not allowed."""
     allowed = torch.tensor(allowed_stop_positions(a.shape[1], allowed_lengths, stop_position), device=a.device)
     return upcast(a).masked_fill(~allowed, -math.inf)
 
@@ -138,10 +129,7 @@ def solve_initial_bias(
     """Eq. VL13: the bias b = logit(lam) of a constant hazard with E[N] = `mean_fraction` * K, by bisection.
 
     If all of 1..K are allowed, E[N] is (1 - (1 - lam)^K) / lam. With a single allowed length there is nothing to
-    decide and the bias is 0.
-
-    Raises:
-        UsageError: If no constant hazard has this mean.
+    decide and the bias is 0. Raises `UsageError` if no constant hazard has this mean.
     """
     K = allowed_lengths[-1]
     can_stop = allowed_stop_positions(K, allowed_lengths, stop_position)
@@ -180,15 +168,8 @@ def attention_gate_bias(
 ) -> Float[Tensor, "B T P"]:
     """Eq. VL7: add log s to the attention logit of a memory key, unless the query is in the same segment.
 
-    Args:
-        log_s: Log survival of each memory slot.
-        segment_ids: The segment that wrote each slot, -1 where the slot is not valid.
-        prefix_length: Number of columns before the memory; their bias is 0.
-        suffix_length: Number of columns after the memory; their bias is 0.
-        num_cached: Columns that are only keys; queries are the columns from this one on.
-
-    Returns:
-        The additive bias, with one row for each query and one column for each key.
+    `segment_ids` name the segment that wrote each slot, -1 where it is not valid. The bias is 0 in the columns before
+    and after the memory. The first `num_cached` columns are only keys; all others are queries too.
     """
     margins = (prefix_length, suffix_length)
     key, ids = F.pad(upcast(log_s), margins), F.pad(segment_ids, margins, value=-1)

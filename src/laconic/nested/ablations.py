@@ -6,7 +6,7 @@ the fastest 0, over all layers. What cannot be disabled in trained weights needs
 chunk sizes, the convolution, and a static query in place of an adaptive one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -18,61 +18,41 @@ from laconic.nested.cms.init import ZERO_STEP_BIAS
 from laconic.nested.hope.model import Hope, build_from_tensors
 from laconic.nested.language_model import level_chunk_sizes
 
-FillValue = Callable[[str], float | None]  # value for all entries of a tensor, by its name within the layers
-
 
 def modify_model(
-    model: Hope, memory_options: Mapping[str, object] | None = None, fill_value: FillValue = lambda _: None
+    model: Hope, memory_options: Mapping[str, object] | None = None, values: Mapping[str, float] | None = None
 ) -> Hope:
-    """Return a model that shares the weights, with other memory options and with some tensors set to a value.
+    """Return a model that shares the weights, with other memory options and some tensors set to a value, by name.
 
     A state of the original model may contain what the disabled part has learned; reset it or start a new one.
     """
     config = model.hope_config
     if memory_options is not None and config.memory is not None:
         config = replace(config, memory=config.memory.model_copy(update=dict(memory_options)))
-    tensors, prefix = dict[str, Tensor](model.named_parameters()), f"{model.weight_names.layers}."
-    for name, w in tensors.items():
-        value = fill_value(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if value is not None:
-            tensors[name] = nn.Parameter(torch.full_like(w, value))
+    tensors = dict[str, Tensor](model.named_parameters())
+    for name, value in (values or {}).items():
+        tensors[name] = nn.Parameter(torch.full_like(tensors[name], value))
     return build_from_tensors(type(model), config, tensors, model)
 
 
 def freeze_levels(model: Hope, *levels: int) -> Hope:
-    """Return the model with levels, by default all, that stay at their starts.
-
-    Raises:
-        UsageError: For a level that does not exist.
-    """
+    """Return the model with levels, by default all, that stay at their starts."""
     sizes = level_chunk_sizes(model)
     unknown = next((level for level in levels if not 0 <= level < len(sizes)), None)
     if unknown is not None:
         raise UsageError(f"level {unknown} does not exist; levels are 0 to {len(sizes) - 1}, chunk sizes {list(sizes)}")
     frozen = {sizes[level] for level in levels or range(len(sizes))}
-
-    def fill_value(name: str) -> float | None:
-        layer, _, path = name.partition(".")
-        words = path.split(".")  # mlp levels L step bias
-        is_step = words[:2] == ["mlp", "levels"] and words[3] == "step"
-        if not is_step or model.hope_config.chunk_sizes[int(layer)][int(words[2])] not in frozen:
-            return None
-        return ZERO_STEP_BIAS if words[4] == "bias" else 0.0
-
-    return modify_model(model, fill_value=fill_value)
+    values: dict[str, float] = {}
+    for n, chunk_sizes in enumerate(model.hope_config.chunk_sizes):
+        for l in (l for l, C in enumerate(chunk_sizes) if C in frozen):
+            values |= constant_gate(model, f"{model.weight_names.layers}.{n}.mlp.levels.{l}.step", ZERO_STEP_BIAS)
+    return modify_model(model, values=values)
 
 
-def override_gate(gate: str, bias: float) -> FillValue:
-    """Set a memory's gate to a constant bias; `gate` is a prefix of its tensors, `keep` or `step.projections`."""
-    prefix = f"memory.{gate}."
-
-    def fill_value(name: str) -> float | None:
-        path = name.partition(".")[2]
-        if not path.startswith(prefix):
-            return None
-        return bias if path.endswith(".bias") else 0.0
-
-    return fill_value
+def constant_gate(model: Hope, gate: str, bias: float) -> dict[str, float]:
+    """Return values of the parameters whose names contain that of a gate: its bias, and no dependence on the input."""
+    names = [name for name, _ in model.named_parameters() if f"{gate}." in name]
+    return {name: bias if name.endswith(".bias") else 0.0 for name in names}
 
 
 def build_ablations(model: Hope) -> dict[str, Hope]:
@@ -91,11 +71,11 @@ def build_ablations(model: Hope) -> dict[str, Hope]:
     if o.momentum:
         ablations["without momentum"] = modify_model(model, {"momentum": False})
     if isinstance(o, TitansOptions):
-        no_decay = override_gate("keep", -ZERO_STEP_BIAS)
-        return ablations | {"without decay": modify_model(model, fill_value=no_decay)}
+        no_decay = constant_gate(model, "memory.keep", -ZERO_STEP_BIAS)
+        return ablations | {"without decay": modify_model(model, values=no_decay)}
     if o.gate_groups == 2:
-        no_decay = override_gate("keep.memory", -ZERO_STEP_BIAS)
-        ablations["without decay"] = modify_model(model, fill_value=no_decay)
+        no_decay = constant_gate(model, "memory.keep.memory", -ZERO_STEP_BIAS)
+        ablations["without decay"] = modify_model(model, values=no_decay)
     if o.delta_rule:
         ablations["without erase"] = modify_model(model, {"delta_rule": False})
     return ablations | freeze_projections(model, o)
@@ -108,6 +88,6 @@ def freeze_projections(model: Hope, options: SelfModifyingOptions) -> dict[str, 
         others = tuple(other for other in options.adaptive_projections if other != name)
         ablations[f"static {name}"] = modify_model(model, {"adaptive_projections": others})
     if options.adaptive_names and options.gate_groups == 2:
-        no_step = override_gate("step.projections", ZERO_STEP_BIAS)
-        ablations["static projections"] = modify_model(model, fill_value=no_step)
+        no_step = constant_gate(model, "memory.step.projections", ZERO_STEP_BIAS)
+        ablations["static projections"] = modify_model(model, values=no_step)
     return ablations

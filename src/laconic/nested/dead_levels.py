@@ -11,11 +11,7 @@ DEAD_LEVEL_THRESHOLD = 1e-6  # relative size of an update below which a level co
 
 
 class DeadLevelMonitor:
-    """Warn once about each level that is not updated, or whose updates are vanishingly small.
-
-    Args:
-        chunk_sizes: Chunk sizes of the levels, fastest first.
-    """
+    """Warn once about each level that is not updated, or whose updates are vanishingly small."""
 
     def __init__(self, chunk_sizes: Sequence[int]) -> None:
         self.chunk_sizes = tuple(chunk_sizes)
@@ -26,13 +22,12 @@ class DeadLevelMonitor:
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step, named as by `reading_metrics`, and warn about a dead level."""
         for i, chunk_size in enumerate(self.chunk_sizes):
-            num_updates = metrics[f"level{i}_updates"]
-            self.tokens_without_update[i] = (
-                0.0 if num_updates else self.tokens_without_update[i] + metrics["row_tokens"]
-            )
-            recent = self.recent_updates[i]
+            num_updates, recent = metrics[f"level{i}_updates"], self.recent_updates[i]
             if num_updates:
+                self.tokens_without_update[i] = 0.0
                 recent.append((metrics[f"level{i}_update_size"], num_updates))
+            else:
+                self.tokens_without_update[i] += metrics["row_tokens"]
             while recent and sum(n for _, n in recent) - recent[0][1] >= MONITORED_UPDATES:
                 recent.popleft()
             if i not in self.warned and (problem := self.diagnose(i)):
@@ -41,10 +36,11 @@ class DeadLevelMonitor:
 
     def diagnose(self, i: int) -> str:
         """Return what is wrong with a level, or ""."""
-        if self.tokens_without_update[i] >= 2 * self.chunk_sizes[i]:
-            tokens = f"{self.tokens_without_update[i]:.0f} tokens"
-            return f"was not updated in {tokens}; use longer rows, set train.stateful, or a smaller chunk size"
-        recent = self.recent_updates[i]
+        tokens, recent = self.tokens_without_update[i], self.recent_updates[i]
+        if tokens >= 2 * self.chunk_sizes[i]:
+            return (
+                f"was not updated in {tokens:.0f} tokens; use longer rows, set train.stateful, or a smaller chunk size"
+            )
         size = median(size for size, _ in recent) if recent else math.inf
         if sum(n for _, n in recent) >= MONITORED_UPDATES and size < DEAD_LEVEL_THRESHOLD:
             return (

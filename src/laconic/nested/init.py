@@ -6,8 +6,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import UsageError
-
 INITIAL_MOMENTUM = 0.5  # momentum coefficient of memories at initialisation
 
 
@@ -17,8 +15,6 @@ def sample_normal(generator: torch.Generator, *shape: int, std: float) -> Tensor
 
 def half_life_bias(tokens: float) -> float:
     """Return the bias b at which sigmoid(b) halves a write after that many tokens: -ln(2^(1/tokens) - 1)."""
-    if not 0 < tokens < math.inf:
-        raise UsageError(f"decay_half_life={tokens}: expected a finite number of tokens above 0")
     return -math.log(math.expm1(math.log(2) / tokens))
 
 
@@ -27,10 +23,8 @@ def softplus_inverse(value: float) -> float:
     return value if value > 30 else math.log(math.expm1(value))
 
 
-def logit(probability: float, name: str) -> float:
-    """Return the bias b with sigmoid(b) = probability. Raises `UsageError` outside (0, 1)."""
-    if not 0 < probability < 1:
-        raise UsageError(f"{name}={probability}: expected a fraction of its largest value, strictly between 0 and 1")
+def logit(probability: float) -> float:
+    """Return the bias b with sigmoid(b) = probability."""
     return math.log(probability / (1 - probability))
 
 

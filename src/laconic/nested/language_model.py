@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from laconic.batches import DocumentBatch
-from laconic.config.nested import CMSConfig, InnerLoopConfig, find_untrained_level
-from laconic.errors import UsageError
+from laconic.config.nested import InnerLoopConfig
 from laconic.interfaces import StepOutput
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested.cms.layer import require_levels
@@ -43,11 +42,7 @@ class LMInputs(NamedTuple):
 
 
 def prepare_inputs(batch: DocumentBatch) -> LMInputs:
-    """Return the tokens to read.
-
-    These are all columns. Of streams without labels the last column is left out: it is a target, and the first token
-    of the next batch.
-    """
+    """Return the tokens to read: all, but the last of a stream without labels, a target that the next batch reads."""
     is_stream = batch.document_starts is not None and batch.labels is None
     n = batch.input_ids.shape[1] - is_stream
     mask = batch.attention_mask[:, :n]
@@ -110,8 +105,7 @@ class NestedLanguageModel(nn.Module):
             return ""
         inputs, before = prepare_inputs(batch), prepare_state(self.decoder, batch, state)
         output = self.decoder.read_tokens(inputs.input_ids, before, attention_mask=inputs.attention_mask)
-        location = find_nonfinite(output.cache)
-        return location.describe(batch.document_ids) if location else ""
+        return find_nonfinite(output.cache, batch.document_ids)
 
     def after_update(self, metrics: Mapping[str, float]) -> None:
         """Warn once about each level that does not change."""
@@ -139,13 +133,6 @@ def carry_state(decoder: Hope, state: FastWeightState) -> FastWeightState:
         for layer in state.layers
     )
     return replace(state, layers=layers)
-
-
-def check_levels_trained(config: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> None:
-    """Raise `UsageError` for a level that no outer gradient reaches, with `row_tokens` between optimizer updates."""
-    error = find_untrained_level(config, row_tokens, inner_loop)
-    if error:
-        raise UsageError(f"cms.chunk_sizes: {error}")
 
 
 def level_chunk_sizes(model: Hope) -> tuple[int, ...]:

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.nested.hope import layer as hope_layer
-from laconic.nested.hope.layer import SelfTitans
+from laconic.config.nested import SelfModifyingOptions
+from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
 from laconic.nested.hope.memories import SelfModifyingMemories
 from laconic.nested.hope.model import Hope
 from laconic.nested.hope.task_updates import empty_open_chunk
-from laconic.nested.recurrence.chunked_scan import ChunkedMemory, pack_left
-from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, max_step_within_norm
-from laconic.nested.recurrence.memory_cells import MemoryStart, MLPStart, materialize
+from laconic.nested.recurrence.chunked_scan import pack_left
+from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, max_step_within_norm, norm_clip_factor
+from laconic.nested.recurrence.memory_cells import Start, materialize
 from laconic.nested.state import (
     FastWeightState,
     LayerState,
@@ -26,8 +26,8 @@ from laconic.nested.state import (
     MLPMemoryState,
     select_rows,
 )
-from laconic.nested.titans import layer as titans_layer
-from laconic.nested.titans.layer import Titans
+from laconic.nested.titans.equations import MEMORY
+from laconic.nested.titans.layer import Titans, compute_gates
 
 GATE_SAMPLE_TOKENS = 16  # tokens whose gates are averaged
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9  # over these tokens and the heads
@@ -97,8 +97,8 @@ def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
     """Return the shares of capped writes and of limited step sizes of each group."""
     if isinstance(memory, Titans):
         return {}
-    heads, q, _ = hope_layer.mix_inputs(memory.params, layer, x, None)
-    memories, o = hope_layer.build_memories(memory.params, "none"), memory.shape.options
+    heads, q, _ = mix_inputs(memory.params, layer, x, None)
+    memories, o = build_memories(memory.params, "none"), memory.shape.options
     recording = CapRecordingMemories(memories.shape, memories.w, memories.outer_gradient)
     recording.step_chunk(layer.memory, (heads, q), None)
     values: dict[str, list[Tensor]] = {}
@@ -112,42 +112,22 @@ def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
 
 
 def guard_metrics(memory: Memory, layer: LayerState) -> Metrics:
-    """Return the share of states, over rows and heads, whose norm a slightly smaller bound would clip."""
-    max_norm = memory.shape.options.max_memory_norm
-    if not max_norm:
+    """Return the share of matrices, over rows and heads, whose norm was at its bound at their last boundary."""
+    o = memory.shape.options
+    if not o.max_memory_norm:
         return {}
-    is_clipped: list[Tensor] = []
-    for chunked, names in memories_with_guard(memory, max_norm * (1 - GUARD_TOLERANCE)):
-        states = {name: memory_at_boundary(state) for name, state in layer.memory.items()}
-        clipped = chunked.end_chunks(states, names)
-        for name in names:
-            for old, new in zip(linear_parts(states[name]), linear_parts(clipped[name]), strict=True):
-                distance = (new.change - old.change).square().sum((-2, -1)).sqrt()
-                is_clipped.append(distance > GUARD_TOLERANCE / 4 * max_norm)
-    group = memory.shape.group_of("memory") if isinstance(memory, SelfTitans) else "memory"
-    return {f"{group}_guarded": torch.stack([x.double().mean() for x in is_clipped]).mean()}
-
-
-def memories_with_guard(memory: Memory, max_norm: float) -> list[tuple[ChunkedMemory, list[str]]]:
-    """Return the memories whose norm is bounded, with the bound `max_norm` instead, and the names of their states."""
-    if isinstance(memory, Titans):
-        names = memory.shape.memory_chunk_sizes
-        return [(titans_layer.build_memory(memory.params, name, "none", max_norm), [name]) for name in names]
-    memories = hope_layer.build_memories(memory.params, "none")
-    options = memories.shape.options.model_copy(update={"max_memory_norm": max_norm})
-    shape = replace(memories.shape, options=options)
-    read_group = shape.group_of("memory")
-    names = [name for name, group in memories.state_groups.items() if group == read_group]
-    return [(replace(memories, shape=shape), names)]
-
-
-def memory_at_boundary(state: MemoryState) -> MemoryState:
-    """Return a memory's state at the end of its last chunk."""
-    if isinstance(state, MLPMemoryState):
-        return MLPMemoryState(
-            replace(state.W1, change=state.W1.boundary_change), replace(state.W2, change=state.W2.boundary_change)
-        )
-    return replace(state, change=state.boundary_change)
+    groups = memory.shape.state_groups if isinstance(memory, SelfTitans) else {MEMORY: MEMORY}
+    read_group = memory.shape.group_of(MEMORY) if isinstance(memory, SelfTitans) else MEMORY
+    decays_to_start = isinstance(o, SelfModifyingOptions) and o.decay_target == "start"
+    bounded: dict[tuple[str, int], list[Tensor]] = {}  # P and Q have one bound together, any other matrix its own
+    for name in (name for name, group in groups.items() if group == read_group):
+        pairs = zip(matrix_starts(memory, name), linear_parts(layer.memory[name]), strict=True)
+        for n, (start, part) in enumerate(pairs):
+            matrix = part.boundary_change if decays_to_start else materialize(start, part.boundary_change)
+            bounded.setdefault((name.removesuffix("_own"), n), []).append(matrix)
+    bound = o.max_memory_norm * (1 - GUARD_TOLERANCE)
+    is_clipped = [(norm_clip_factor(bound, *matrices) < 1).double().mean() for matrices in bounded.values()]
+    return {f"{read_group}_guarded": torch.stack(is_clipped).mean()}
 
 
 def linear_parts(state: MemoryState) -> tuple[LinearMemoryState, ...]:
@@ -155,36 +135,32 @@ def linear_parts(state: MemoryState) -> tuple[LinearMemoryState, ...]:
     return (state.W1, state.W2) if isinstance(state, MLPMemoryState) else (state,)
 
 
+def matrix_starts(memory: Memory, name: str) -> tuple[Start, ...]:
+    """Return what a state's matrices are relative to: trained weights, the identity for P (None), or 0 for Q."""
+    w = memory.params.weights
+    if f"{name}.W1" in w:
+        return w[f"{name}.W1"], w[f"{name}.W2"]
+    if isinstance(memory, Titans):
+        return (w[f"{name}.M"],)
+    return (build_memories(memory.params, "none").linear_start(name),)
+
+
 def group_gates(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) -> dict[str, Gates]:
     """Return the gates of every group for these inputs."""
     if isinstance(memory, SelfTitans):
-        heads, _, _ = hope_layer.mix_inputs(memory.params, layer, x, None)
-        memories = hope_layer.build_memories(memory.params, "none")
+        heads, _, _ = mix_inputs(memory.params, layer, x, None)
+        memories = build_memories(memory.params, "none")
         return {group: memories.compute_gates(layer.memory, heads, group) for group in memory.shape.group_chunk_sizes}
-    gates = titans_layer.compute_gates(memory.params, pack_left(x, None))
-    return {"memory": Gates(gates[0], gates[1])}
+    decay, step_size, *_ = compute_gates(memory.params, pack_left(x, None))
+    return {MEMORY: Gates(decay, step_size)}
 
 
 def memory_norms(memory: Memory, layer: LayerState) -> Metrics:
     """Return ‖state‖ / √E of every memory, averaged over rows and heads; of an MLP the rms of its two layers."""
-    return {name: memory_norm(state_start(memory, name), state).mean() for name, state in layer.memory.items()}
-
-
-def state_start(memory: Memory, name: str) -> MemoryStart:
-    """Return the matrix that a state is relative to: trained weights, the identity for P (None), or 0 for Q."""
-    w = memory.params.weights
-    if isinstance(memory, Titans) or f"{name}.W1" in w:
-        return titans_layer.memory_start(w, name)
-    if not memory.shape.adaptive:
-        return w["memory.M"]
-    return torch.zeros_like(w["memory.M"]) if name.endswith("_own") else None
-
-
-def memory_norm(start: MemoryStart, state: MemoryState) -> Float[Tensor, "B H"]:
-    """Return the Frobenius norm divided by the root of the width."""
-    if isinstance(state, MLPMemoryState):
-        assert isinstance(start, MLPStart)
-        squared = [memory_norm(start.W1, state.W1).square(), memory_norm(start.W2, state.W2).square()]
-        return torch.stack(squared).mean(0).sqrt()
-    assert not isinstance(start, MLPStart)
-    return materialize(start, state.change).square().sum((-2, -1)).div(state.change.shape[-1]).sqrt()
+    norms: Metrics = {}
+    for name, state in layer.memory.items():
+        pairs = zip(matrix_starts(memory, name), linear_parts(state), strict=True)
+        matrices = [materialize(start, part.change) for start, part in pairs]
+        squared = [matrix.square().sum((-2, -1)) / matrix.shape[-1] for matrix in matrices]
+        norms[name] = torch.stack(squared).mean(0).sqrt().mean()
+    return norms

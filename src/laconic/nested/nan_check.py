@@ -1,7 +1,4 @@
-"""Find the first non-finite tensor of a fast-weight state: which layer, level or memory, and which row.
-
-One check synchronises with the device once.
-"""
+"""Find the first non-finite tensor of a fast-weight state: which layer, level or memory, and which row."""
 
 import re
 from collections.abc import Sequence
@@ -19,20 +16,6 @@ from laconic.storage.tensor_tree import unique_tensors
 ADVICE = "lower its learning rate, or keep max_update_ratio, max_projection_norm and max_memory_norm on"
 
 
-class NonFiniteLocation(NamedTuple):
-    """A part of a state that is not finite, its row, and the number of tokens that row had read."""
-
-    part: str
-    row: int
-    num_tokens: int | None = None
-
-    def describe(self, row_names: Sequence[str] = ()) -> str:
-        """Return the location in words, with the name of the row if names are given."""
-        name = f" ({row_names[self.row]})" if row_names else ""
-        tokens = "" if self.num_tokens is None else f", at or before token {self.num_tokens}"
-        return f"{self.part}, row {self.row}{name}{tokens}"
-
-
 def describe_tensor(name: str) -> str:
     """Return a tensor name in words, such as "level 1 of layer 3 (up_proj)"."""
     match = re.search(r"layers(?:_at_start)?\.(\d+)\.(.+)", name)
@@ -46,29 +29,29 @@ def describe_tensor(name: str) -> str:
     return f"{subject} of layer {layer}" + (f" ({'.'.join(detail)})" if detail else "")
 
 
-def find_nonfinite(tree: object) -> NonFiniteLocation | None:
-    """Return the first non-finite tensor in the order of names, or None if all are finite."""
+def find_nonfinite(tree: object, row_names: Sequence[str] = ()) -> str:
+    """Describe the first non-finite tensor, its row and the tokens that it had read; "" if all are finite."""
     tensors = unique_tensors(tree)
     floating = {name: x for name, x in tensors.items() if x.is_floating_point() and x.numel()}
     if not floating:
-        return None
+        return ""
     # A sum is one pass over a tensor and is finite only if all of it is; a sum of finite numbers can overflow.
     if bool(torch.stack([x.sum().isfinite() for x in floating.values()]).all()):
-        return None
-    broken = [name for name, x in floating.items() if not x.isfinite().all()]
+        return ""
+    broken = [(name, x) for name, x in floating.items() if not x.isfinite().all()]
     if not broken:
-        return None
-    name, x = broken[0], floating[broken[0]]
+        return ""
+    name, x = broken[0]
     row = int((~x.reshape(len(x), -1).isfinite()).any(1).nonzero()[0])
     counts = tensors.get("position", tensors.get(f"{name.rpartition('.')[0]}.num_tokens"))
-    return NonFiniteLocation(describe_tensor(name), row, None if counts is None else int(counts[row]))
+    place = f"{describe_tensor(name)}, row {row}" + (f" ({row_names[row]})" if row_names else "")
+    return place if counts is None else f"{place}, at or before token {int(counts[row])}"
 
 
 def check_state_finite(tree: object, row_names: Sequence[str] = ()) -> None:
     """Raise `NonFiniteError` with the first non-finite part of a state, if there is one."""
-    location = find_nonfinite(tree)
-    if location is not None:
-        raise NonFiniteError(f"state: not finite in {location.describe(row_names)}; {ADVICE}")
+    if location := find_nonfinite(tree, row_names):
+        raise NonFiniteError(f"state: not finite in {location}; {ADVICE}")
 
 
 class ReadOutput(NamedTuple):
@@ -88,11 +71,7 @@ def read_tokens_checked(
     update_weights: bool = True,
     row_names: Sequence[str] = (),
 ) -> ReadOutput:
-    """Call `model.read_tokens` and check the new state.
-
-    Raises:
-        NonFiniteError: Naming the layer, the level or memory and the row, if the new state is not finite.
-    """
+    """Call `model.read_tokens` and check the new state as `check_state_finite` does."""
     output = model.read_tokens(
         input_ids, state, attention_mask=attention_mask, target_mask=target_mask, update_weights=update_weights
     )

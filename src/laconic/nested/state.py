@@ -28,13 +28,8 @@ INLINE_FIELD = {"inline": True}  # metadata of a field whose name is left out of
 
 @dataclass(frozen=True, eq=False)
 class LinearMemoryState:
-    """State of a linear memory.
-
-    Attributes:
-        change: Current change of the matrix since its start.
-        boundary_change: The change at the last chunk boundary, from which writes are computed.
-        momentum: Momentum of the writes, if any.
-        num_tokens: Tokens read.
+    """Change of a matrix since its start, now and at the last chunk boundary, from which writes are computed; the
+    momentum of the writes, if any; and the tokens read.
     """
 
     change: Float[Tensor, "B H O I"]
@@ -98,14 +93,7 @@ class CMSState:
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """State of one layer.
-
-    Attributes:
-        conv_tails: The last inputs of each causal convolution, by name.
-        memory: States of the memories, by name.
-        cms: States of the levels.
-        cache: Keys and values of attention.
-    """
+    """State of one layer; `conv_tails` are the last inputs of each causal convolution, by name."""
 
     conv_tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
     memory: Mapping[str, MemoryState] = field(default_factory=dict[str, MemoryState])
@@ -266,16 +254,14 @@ def row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
 
 def select_rows(tree: Tree, rows: RowIndex) -> Tree:
     """Return the given rows, in that order, or those where a mask is True; a row may be repeated."""
+    if isinstance(rows, list) and rows == list(range(num_rows(tree))):
+        return tree
     index = row_index(rows, num_rows(tree))
     return map_tensors(tree, lambda x: x.index_select(0, index.to(x.device)))
 
 
 def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
-    """Reset rows, by default all, to the state of a model that has read nothing; their cache slots become invalid.
-
-    Raises:
-        UsageError: For a row that does not exist.
-    """
+    """Reset rows, by default all, to the state of a model that has read nothing; their cache slots become invalid."""
     keep = torch.ones(num_rows(state), dtype=torch.bool)
     keep[row_index(range(len(keep)) if rows is None else rows, len(keep))] = False
     return _reset_node(state, keep)

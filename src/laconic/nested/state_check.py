@@ -70,13 +70,9 @@ def check_metadata(metadata: Mapping[str, Any], path: object) -> None:
 
 
 def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, path: object) -> None:
-    """Check that a state has the structure, shapes and kinds of numbers of a model's state.
+    """Raise `CorruptArtifactError` unless a state has the structure, shapes and kinds of numbers of a model's state.
 
-    Dimensions that are empty in the initial state grow while reading; token ids of an open chunk are below
-    `vocab_size`.
-
-    Raises:
-        CorruptArtifactError: With the first part that differs.
+    Dimensions that are empty in the initial state grow while reading.
     """
     problem = find_mismatch(state, initial, "state")
     if problem is None and isinstance(state, FastWeightState):
@@ -89,12 +85,7 @@ def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, p
 
 
 def check_waiting_tokens(state: FastWeightState, chunk_sizes: Sequence[Sequence[int]]) -> None:
-    """Raise `UsageError` if more tokens wait for an update than a chunk has: the state was read in larger chunks.
-
-    Args:
-        state: The state.
-        chunk_sizes: Those of the model's levels, by layer.
-    """
+    """Raise `UsageError` if more tokens wait for an update than a chunk has: the state was read in larger chunks."""
     waiting = 0 if state.open_chunk is None else state.open_chunk.num_tokens
     for layer, sizes in zip(state.layers, chunk_sizes, strict=False):
         for level, C in zip(() if layer.cms is None else layer.cms.levels, sizes, strict=False):

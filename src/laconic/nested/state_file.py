@@ -40,13 +40,7 @@ ARTIFACT_KIND = "laconic.state"
 
 @dataclass(frozen=True)
 class StoredOpenChunk:
-    """An `OpenChunk` in a file.
-
-    Attributes:
-        input_ids, num_tokens: As in `OpenChunk`.
-        layers_at_start: States of the layers when the chunk began, without their caches.
-        cache_slots: Number of slots of these caches, the first ones of the caches that the layers have now.
-    """
+    """An `OpenChunk` in a file; the caches of its layers are the first slots of those that the layers have now."""
 
     input_ids: Int[Tensor, "B N"]
     num_tokens: Int[Tensor, " B"]
@@ -80,22 +74,11 @@ class LoadedState(NamedTuple):
 
 
 def save_state(
-    state: FastWeightState,
-    path: str | Path,
-    *,
-    model_fingerprint: str,
-    source: Mapping[str, object] | None = None,
+    state: FastWeightState, path: str | Path, *, model_fingerprint: str, source: Mapping[str, object] | None = None
 ) -> None:
     """Save a state with the number of tokens that its rows have read; a tensor that occurs twice is written once.
 
-    Args:
-        state: The state.
-        path: File to write.
-        model_fingerprint: Fingerprint of the trained weights.
-        source: Where the text comes from.
-
-    Raises:
-        NonFiniteError: If the state is not finite.
+    `source` says where the text comes from. Raises `NonFiniteError` if the state is not finite.
     """
     tensors, spec = flatten_state(state)
     metadata = {
@@ -106,15 +89,7 @@ def save_state(
 
 
 def load_state(path: str | Path, *, model_fingerprint: str) -> Any:
-    """Load a state, bit for bit.
-
-    Args:
-        path: File that `save_state` wrote.
-        model_fingerprint: Fingerprint of the trained weights.
-
-    Raises:
-        CorruptArtifactError: For a damaged file, one of another kind, or other weights.
-    """
+    """Load a state, bit for bit. Raises `CorruptArtifactError` for a damaged file, another kind, or other weights."""
     state, metadata = read_state_file(path)
     saved = str(metadata.get("model"))
     if saved != model_fingerprint:

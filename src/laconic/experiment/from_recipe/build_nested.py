@@ -6,15 +6,14 @@ from pathlib import Path
 
 import torch
 
-from laconic.config.nested import CMSConfig, CMSOptions, InnerLoopConfig, MixerConfig
+from laconic.config.nested import CMSConfig, CMSOptions, InnerLoopConfig, MixerConfig, find_untrained_level
 from laconic.config.recipe import ModelConfig, Recipe
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.placement import place_levels
-from laconic.nested.hope.config import MODEL_TYPE, UNLIMITED_POSITIONS, HopeConfig
+from laconic.nested.hope.config import MODEL_TYPE, HopeConfig, attention_free_decoder
 from laconic.nested.hope.model import Hope, HopeAttention
-from laconic.nested.language_model import check_levels_trained
 from laconic.storage.strict_json import read_foreign_json
 
 
@@ -38,15 +37,11 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
 
 def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
     """Return the sizes of a new model; without attention it has no heads and no limit of positions."""
-    memory, D = nested_options(recipe)[0], config.hidden_size
-    if memory.kind == "attention":
+    if nested_options(recipe)[0].kind == "attention":
         return config
-    one = DecoderConfig.tiny(
-        config.family, hidden_size=D, num_attention_heads=1, num_key_value_heads=1, head_dim=D + D % 2,
-        num_hidden_layers=config.num_hidden_layers, intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size, max_position_embeddings=UNLIMITED_POSITIONS,
-    )  # fmt: skip
-    return replace(one, tie_word_embeddings=config.tie_word_embeddings)
+    sizes = (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.intermediate_size)
+    decoder = attention_free_decoder(config.family, *sizes)
+    return replace(decoder, tie_word_embeddings=config.tie_word_embeddings)
 
 
 def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
@@ -60,7 +55,7 @@ def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> 
 
 def place_chunk_sizes(levels: CMSConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
     """Return the chunk sizes of each layer of a model that is made from a donor."""
-    placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
+    placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout)
     return tuple(placement.chunk_sizes for placement in placements)
 
 
@@ -118,7 +113,7 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
     memory, levels = nested_options(recipe)
     if isinstance(decoder, Hope):
         grows = asks_for_growth(levels, decoder.hope_config)
-        decoder = decoder.add_levels(levels.chunk_sizes, levels.new_level_init) if grows else decoder
+        decoder = decoder.add_levels(levels.chunk_sizes) if grows else decoder
         check_same_options(recipe, decoder.hope_config)
         return decoder
     if memory.kind != "attention":
@@ -126,9 +121,7 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
             f'mixer.kind "{memory.kind}": a pretrained decoder keeps its attention; set mixer.kind = "attention", or '
             "model.family for a new model"
         )
-    return HopeAttention.from_decoder(
-        decoder, levels.chunk_sizes, levels.donor_layout, levels.donor_map, levels.options, levels.new_level_init
-    )
+    return HopeAttention.from_decoder(decoder, levels.chunk_sizes, levels.donor_layout, levels.options)
 
 
 def asks_for_growth(levels: CMSConfig, shape: HopeConfig) -> bool:
@@ -179,9 +172,9 @@ def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
     if error := find_untrained_weights(mixer, levels, recipe.inner_loop):
         raise UsageError(f"inner_loop.outer_gradient: {error}")
     if tokens is not None:
-        check_levels_trained(
-            levels, recipe.data.text.row_tokens if recipe.train.stateful else tokens, recipe.inner_loop
-        )
+        row_tokens = recipe.data.text.row_tokens if recipe.train.stateful else tokens
+        if error := find_untrained_level(levels, row_tokens, recipe.inner_loop):
+            raise UsageError(f"cms.chunk_sizes: {error}")
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:

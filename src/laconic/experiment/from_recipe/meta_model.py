@@ -83,14 +83,10 @@ def with_num_layers(recipe: Recipe, config: DecoderConfig, num_layers: int) -> t
         attention_scales=config.attention_scales[:num_layers],
     )
     changes: dict[str, object] = {}
-    matching, levels = recipe.kv_distillation, recipe.cms
+    matching = recipe.kv_distillation
     if matching is not None and matching.layers is not None:
         layers = tuple(layer for layer in matching.layers if layer < num_layers) or (0,)
         changes["kv_distillation"] = matching.model_copy(update={"layers": layers})
-    if levels is not None and levels.donor_map is not None:
-        donors = tuple(min(n, num_layers - 1) for n in levels.donor_map)
-        donors = levels.donor_map[:num_layers] if levels.donor_layout == "depth" else donors
-        changes["cms"] = levels.model_copy(update={"donor_map": donors})
     return recipe.model_copy(update=changes), config
 
 

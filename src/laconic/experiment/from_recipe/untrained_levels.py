@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from laconic.config.nested import CMSConfig
+from laconic.config.nested import CMSConfig, drop_former_options
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.nested import state_file
 from laconic.nested.state_file import HASH_PREFIX
@@ -43,27 +43,20 @@ def read_untrained_levels(path: str | Path) -> CMSConfig | None:
     if levels is None:
         return None
     try:
-        return CMSConfig.model_validate_json(json.dumps(levels))
+        return CMSConfig.model_validate_json(json.dumps(drop_former_options(levels)))
     except ValidationError as error:
         raise CorruptArtifactError(f"state: {path} has levels that this version does not know: {error}") from None
 
 
 def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: UntrainedLevels | None) -> None:
     """Raise `CorruptArtifactError` for a state of another plain checkpoint, or with other levels on it."""
-    theirs = about.get("checkpoint")
-    if theirs is None and ours is None:
+    theirs, expected = about.get("checkpoint"), None if ours is None else ours.checkpoint
+    if theirs != expected:
+        names = [f"checkpoint {str(x)[:HASH_PREFIX]}…" if x else "a trained nested model" for x in (theirs, expected)]
+        raise CorruptArtifactError(f"state: {path} belongs to {names[0]}, this is {names[1]}; use that model")
+    if ours is None:
         return
-    if theirs is None or ours is None:
-        kinds = ("a trained nested model", "a plain checkpoint")
-        raise CorruptArtifactError(
-            f"state: {path} belongs to {kinds[theirs is not None]}, this is {kinds[ours is not None]}; use that model"
-        )
-    if theirs != ours.checkpoint:
-        raise CorruptArtifactError(
-            f"state: {path} belongs to checkpoint {str(theirs)[:HASH_PREFIX]}…, this is "
-            f"{ours.checkpoint[:HASH_PREFIX]}…; use that model"
-        )
-    differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), about.get("levels"))
+    differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), drop_former_options(about.get("levels")))
     if differences:
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
 
@@ -90,4 +83,6 @@ def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
         field = CMSConfig.model_fields.get(str(first["loc"][0]))
         if field is None:
             raise UsageError(f"{key}: no such option; there are {', '.join(CMSConfig.model_fields)}") from None
-        raise UsageError(f"{key}={str(first['input'])[:40]}: {rule}; it is: {field.description}") from None
+        raise UsageError(
+            f"{key}={str(first['input'])[:40]}: {rule}; it is: {' '.join(str(field.description).split())}"
+        ) from None

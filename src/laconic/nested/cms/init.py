@@ -23,7 +23,8 @@ def init_weights(shape: CMSShape, generator: torch.Generator | None, std: float 
             w[f"levels.{l}.{name}.weight"] = init_matrix(generator, outputs, inputs, std or inputs**-0.5)
             if shape.has_bias:
                 w[f"levels.{l}.{name}.bias"] = torch.zeros(outputs)
-        w[f"levels.{l}.step.bias"] = torch.tensor(initial_step_bias(shape, l))
+        step_bias = ZERO_STEP_BIAS if shape.is_frozen else softplus_inverse(o.initial_inner_lr / shape.chunk_sizes[l])
+        w[f"levels.{l}.step.bias"] = torch.tensor(step_bias)
         if o.lr_granularity == "token":
             w[f"levels.{l}.step.weight"] = torch.zeros(D)
         if o.inner_objective == "associative":
@@ -41,10 +42,3 @@ def init_matrix(generator: torch.Generator | None, outputs: int, inputs: int, st
     if generator is None:
         return torch.empty(outputs, inputs)
     return sample_normal(generator, outputs, inputs, std=std)
-
-
-def initial_step_bias(shape: CMSShape, l: int) -> float:
-    """Return the bias at which the softplus is the initial learning rate divided by C."""
-    if shape.is_frozen:
-        return ZERO_STEP_BIAS
-    return softplus_inverse(shape.options.initial_inner_lr / shape.chunk_sizes[l])

@@ -79,11 +79,7 @@ def require_levels(state: LayerState) -> LevelStates:
 def forward_levels(
     params: CMSParams, levels: LevelStates, x: Vectors, records: LinearRecords | None = None
 ) -> tuple[Vectors, list[Vectors]]:
-    """Run the levels at their current weights.
-
-    Returns:
-        The output, and the input of each level.
-    """
+    """Run the levels at their current weights; return the output, and the input of each level."""
     shape, w = params.shape, params.weights
     inputs: dict[int, Tensor] = {}
 
@@ -108,11 +104,7 @@ def tokens_to_boundary(params: CMSParams, levels: LevelStates, row: int | None =
 
 
 def _scan_aligned(
-    params: CMSParams,
-    levels: LevelStates,
-    x: Vectors,
-    lengths: tuple[int, ...] | None,
-    gradient_mode: GradientMode,
+    params: CMSParams, levels: LevelStates, x: Vectors, lengths: tuple[int, ...] | None, gradient_mode: GradientMode
 ) -> tuple[Vectors, LevelStates]:
     """Read rows at the same offset, up to the next boundary of any level at a time."""
     T, T_valid = x.shape[1], x.shape[1] if lengths is None else max(lengths)
@@ -244,12 +236,10 @@ class CMS(nn.Module):
             return forward_levels(params, levels, x)[0], state
         tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
         groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
-        if len(groups) == 1:
-            y, levels = _scan_aligned(params, levels, tokens.x, tokens.lengths, gradient_mode)
-            return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
         results: list[tuple[Vectors, LevelStates]] = []
         for rows in groups:
             lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
-            results.append(_scan_aligned(params, select_rows(levels, rows), tokens.x[rows], lengths, gradient_mode))
+            group, vectors = select_rows(levels, rows), select_rows(tokens.x, rows)
+            results.append(_scan_aligned(params, group, vectors, lengths, gradient_mode))
         y, levels = join_groups(groups, results)
         return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))

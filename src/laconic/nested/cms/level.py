@@ -9,7 +9,6 @@ a map, delta the gradient at its output; R outer products of a change; y the out
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.config.nested import CMSOptions, OuterGradient
-from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, plain_mlp_hidden
 from laconic.models.ops.linear import linear_function
@@ -49,14 +47,11 @@ class CMSShape:
 
     def __post_init__(self) -> None:
         check_chunk_sizes(self.chunk_sizes)
-        error = self.options.error
-        if error:
-            raise UsageError(f"cms: {error}")
 
-    @cached_property
+    @property
     def is_frozen(self) -> bool:
         """Whether no level can ever change."""
-        return self.options.initial_inner_lr == 0
+        return self.options.inner_lr == 0
 
     def projection_shape(self, name: str) -> tuple[int, int]:
         """Outputs and inputs of a linear map; a bias counts as one more input, which is 1."""
@@ -221,11 +216,7 @@ def linear_map(
 
 
 def level_mlp(
-    params: CMSParams,
-    l: int,
-    level: CMSLevelState | None,
-    records: LinearRecords | None,
-    z: Float[Tensor, "B T D"],
+    params: CMSParams, l: int, level: CMSLevelState | None, records: LinearRecords | None, z: Float[Tensor, "B T D"]
 ) -> Float[Tensor, "B T D"]:
     """Apply MLP_l at its current weights, or at its start if `level` is None."""
     shape = params.shape

@@ -157,19 +157,15 @@ def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode:
     )
     if gradient_mode.outer_gradient == "none":
         return detach(new)
-    if gradient_mode.outer_gradient == "truncated" and gradient_mode.truncate_after is not None:
-        rows = level.num_updates % gradient_mode.truncate_after == gradient_mode.truncate_after - 1
-        if bool(rows.any()):
-            return where_rows(rows, detach(new), new)
+    n = gradient_mode.truncate_after
+    if n is not None and bool((rows := new.num_updates % n == 0).any()):
+        return where_rows(rows, detach(new), new)
     return new
 
 
 def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str, WeightChange]:
-    cleared: dict[str, WeightChange] = {}
-    for name, change in terms.items():
-        like = change.left if isinstance(change, LowRankChange) else change
-        cleared[name] = zero_change(len(like), *shape.projection_shape(name), like.detach())
-    return cleared
+    likes = {name: change.left if isinstance(change, LowRankChange) else change for name, change in terms.items()}
+    return {name: zero_change(len(x), *shape.projection_shape(name), x.detach()) for name, x in likes.items()}
 
 
 def store_inputs(
@@ -202,7 +198,11 @@ def meta_gradient(
     shape, stored, create_graph = params.shape, level.meta_accumulated[STORED_INPUTS], torch.is_grad_enabled()
     assert isinstance(stored, LowRankChange)
     C, N = shape.chunk_sizes[l], shape.chunk_sizes[l + 1]
-    keep = identity if gradient_mode.is_differentiable else detach_for_grad
+    is_graph_needed = gradient_mode.is_differentiable
+
+    def keep(x: Tensor) -> Tensor:
+        return x if is_graph_needed else detach_for_grad(x)
+
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(stored.left.device.type, enabled=False):
         order = torch.sort(stored.right[..., 2] == 0, dim=1, stable=True).indices[:, :N, None]  # the N valid tokens
         z = keep(stored.left).gather(1, order.expand(-1, -1, shape.width))
@@ -215,20 +215,16 @@ def meta_gradient(
             name: x.clone() if x.requires_grad else detach_for_grad(x).requires_grad_() for name, x in start.items()
         }
         now = replace(init_level(shape, l, len(z), z.detach()), change=start, meta_accumulated={})
-        total, mode = z.new_zeros(()), GradientMode()
+        total = z.new_zeros(())
         for a in range(0, N, C):
             chunk, chunk_steps = z[:, a : a + C], [steps[:, a : a + C]] * (l + 1)
             total = total + (slower_steps[:, a : a + C] * associative_loss(inner_params, l, now, chunk)).sum()
             if a + C < N:
-                errors = associative_errors(inner_params, l, now, chunk, mode)
-                now = accumulate_errors(inner_params, l, now, errors, chunk_steps, mode)
-                now = apply_update(inner_params, l, now, mode)
+                errors = associative_errors(inner_params, l, now, chunk, GradientMode())
+                now = accumulate_errors(inner_params, l, now, errors, chunk_steps, GradientMode())
+                now = apply_update(inner_params, l, now, GradientMode())
         gradients = torch.autograd.grad(total, list(start.values()), create_graph=create_graph)
     return dict(zip(start, gradients, strict=True))
-
-
-def identity(x: Tensor) -> Tensor:
-    return x
 
 
 def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from laconic.config.config_model import ConfigModel, PositiveInt
-from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions
+from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions, drop_former_options
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.nested.cms.level import CMSShape
-from laconic.nested.titans.config import TitansShape
+from laconic.nested.titans.equations import TitansShape
 from laconic.storage.strict_json import read_json
 
 OptionsT = TypeVar("OptionsT", bound=ConfigModel)
@@ -85,8 +85,6 @@ class HopeConfig:
             if self.head_dim not in (None, shape.head_dim):
                 raise UsageError(f"hope: head_dim {self.head_dim} is fixed by the width for Titans; remove it")
         elif self.memory is not None:
-            if self.memory.error:
-                raise UsageError(f"hope: {self.memory.error}")
             if self.num_heads < 1 or (self.head_dim is None and D % self.num_heads):
                 raise UsageError(f"hope: width {D} is not divisible by {self.num_heads} heads; set head_dim")
             if self.head_dim is not None and self.head_dim < 1:
@@ -121,12 +119,7 @@ class HopeConfig:
             memory_chunk_size: Chunk size of a Titans memory.
             cms: Options of the levels.
         """
-        sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "vocab_size": vocab_size}
-        sizes |= {"intermediate_size": 2 * hidden_size, "max_position_embeddings": UNLIMITED_POSITIONS}
-        unused_attention = {
-            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden_size + hidden_size % 2
-        }  # fmt: skip
-        decoder = DecoderConfig.tiny("llama", **sizes, **unused_attention)
+        decoder = attention_free_decoder("llama", vocab_size, hidden_size, num_layers, 2 * hidden_size)
         return cls(
             replace(decoder, tie_word_embeddings=True),
             (tuple(chunk_sizes),) * num_layers,
@@ -189,29 +182,31 @@ class HopeConfig:
                 f"config.json: model_type is {file.get('model_type')!r}, expected {MODEL_TYPE!r}; "
                 "use HopeAttention.from_decoder for other models"
             )
-        hope = parse_options(HopeFields, file.pop("hope"))
-        family = file.pop("decoder_type", None)
-        file |= {"model_type": family, "architectures": []}
-        kind = MIXER_OPTIONS[hope.mixer]
+        fields = dict(parse_options(HopeFields, file.pop("hope")))
+        kind = MIXER_OPTIONS[fields.pop("mixer")]
+        fields["memory"] = None if kind is NoneType else parse_options(kind, fields["memory"])
+        file |= {"model_type": file.pop("decoder_type", None), "architectures": []}
         try:
-            return cls(
-                DecoderConfig.from_dict(file),
-                hope.chunk_sizes,
-                hope.cms,
-                None if kind is NoneType else parse_options(kind, hope.memory),
-                hope.num_heads,
-                hope.head_dim,
-                hope.memory_chunk_size,
-                hope.gated_mlp,
-            )
+            return cls(DecoderConfig.from_dict(file), **fields)
         except UsageError as error:
             raise InputError(f"config.json: {error}; use an intact copy") from error
+
+
+def attention_free_decoder(
+    family: str, vocab_size: int, hidden_size: int, num_layers: int, intermediate_size: int
+) -> DecoderConfig:
+    """Return the sizes of a decoder whose attention is not used: it has no heads and no limit of positions."""
+    return DecoderConfig.tiny(
+        family, vocab_size=vocab_size, hidden_size=hidden_size, num_hidden_layers=num_layers,
+        intermediate_size=intermediate_size, max_position_embeddings=UNLIMITED_POSITIONS, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=hidden_size + hidden_size % 2,
+    )  # fmt: skip
 
 
 def parse_options(kind: type[OptionsT], values: Mapping[str, Any] | None) -> OptionsT:
     """Validate options read from a file. Raises `InputError` for an unknown option or an invalid value."""
     try:
-        return kind.model_validate_json(json.dumps(values))
+        return kind.model_validate_json(json.dumps(drop_former_options(values)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ").lower()

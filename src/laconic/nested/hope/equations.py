@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, decay_gate
-from laconic.nested.recurrence.memory_cells import UpdateRule, Vectors, write_linear
-from laconic.nested.state import LinearMemoryState
+from laconic.nested.recurrence.memory_cells import Vectors
 
 
 def gate_logit(p: Vectors, row: Float[Tensor, "H E"], bias: Float[Tensor, " H"]) -> PerToken:
@@ -56,20 +55,6 @@ def dot_value(v: Vectors) -> Vectors:
 def l2_value(v: Vectors, at_key: Vectors, factor: int = 1) -> Vectors:
     """Eq. 93: descent on ½‖M k - v̂‖² adds (v̂ - M_c k) kᵀ."""
     return -memory_loss_gradient(at_key, v, factor)
-
-
-def self_modifying_write(
-    start: Float[Tensor, "H O I"] | None,
-    m: LinearMemoryState,
-    k: Vectors,
-    u: Float[Tensor, "B H T O"],
-    q: Vectors | None,
-    gates: Gates,
-    rule: UpdateRule,
-    erases: bool,
-) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
-    """Eq. 88,90,96: M_t = M_{t-1}(decay I - step k kᵀ) + step u kᵀ over one chunk, and what the queries read."""
-    return write_linear(start, m, k, u, q, gates._replace(erase=gates.step_size if erases else None), rule)
 
 
 def mlp_memory(z: Vectors, W1: Float[Tensor, "*B H E F"], W2: Float[Tensor, "*B H F E"]) -> Vectors:

@@ -34,10 +34,7 @@ class ForwardOptions:
     """What all layers of one pass share.
 
     Attributes:
-        attention_mask: True for real tokens.
         update_weights: Whether memories, and levels with the associative objective, learn.
-        gradient_mode: Which part of the outer gradient flows through writes and updates.
-        context: Masks and rotations of attention.
         key_positions: Positions and validity mask of all cache slots after the pass.
         records: One dictionary per layer, to which the inputs and outputs of its linear maps are written.
         double_backward: Whether gradients of this pass are differentiated, which fused attention does not support.
@@ -95,8 +92,7 @@ def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerS
             layer,
             attention_mask=options.attention_mask,
             update_weights=options.update_weights,
-            outer_gradient=options.gradient_mode.outer_gradient,
-            truncate_after=options.gradient_mode.truncate_after,
+            **options.gradient_mode._asdict(),
         )
     else:
         y, layer = attend(block, options, y, layer)
@@ -128,13 +124,7 @@ def apply_feed_forward(
     y = block.submodule("norm2")(r)
     is_associative = levels.shape.options.inner_objective == "associative"
     if options.update_weights and is_associative and not levels.shape.is_frozen:
-        y, layer = levels(
-            y,
-            layer,
-            attention_mask=options.attention_mask,
-            outer_gradient=options.gradient_mode.outer_gradient,
-            truncate_after=options.gradient_mode.truncate_after,
-        )
+        y, layer = levels(y, layer, attention_mask=options.attention_mask, **options.gradient_mode._asdict())
     else:
         y, inputs = forward_levels(levels.params, require_levels(layer), y, records)
         level_inputs.append(inputs)

@@ -3,12 +3,12 @@
 Nested Learning arXiv:2512.24695, section 7.3.
 """
 
-from typing import cast, get_args
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from laconic.config.nested import CMSOptions, NewLevelInit, TitansOptions
+from laconic.config.nested import CMSOptions, TitansOptions
 from laconic.errors import UsageError
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
@@ -19,7 +19,6 @@ from laconic.nested.cms.level import CMSShape
 from laconic.nested.cms.placement import LayerPlacement
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.layer import SelfTitans
-from laconic.nested.optim.param_groups import check_choice
 from laconic.nested.titans.layer import Titans
 
 
@@ -27,27 +26,16 @@ def replace_sublayers(block: Block, config: HopeConfig, layer: int, seed: int) -
     """Replace a block's MLP by levels, and its attention by a memory if the model has one."""
     names = block.weight_names
     delete_children(block, names.gate, names.up, names.down)
-    shape = config.cms_shape(layer)
-    cms = CMS(
-        shape.width,
-        shape.intermediate_size,
-        shape.chunk_sizes,
-        shape.options,
-        None,
-        activation=shape.activation,
-        projections=shape.projections,
-        has_bias=shape.has_bias,
-        eps=shape.eps,
-    )
-    add_submodule(block, "mlp", cms)
+    add_submodule(block, "mlp", CMS(**vars(config.cms_shape(layer)), seed=None))
     if config.memory is None:
         return
     delete_children(block, names.q, names.qkv)
+    width = config.decoder.hidden_size
     with torch.device("cpu"):
         if isinstance(config.memory, TitansOptions):
-            memory = Titans(shape.width, config.num_heads, config.memory_chunk_size, config.memory, seed + layer)
+            memory = Titans(width, config.num_heads, config.memory_chunk_size, config.memory, seed + layer)
         else:
-            memory = SelfTitans(shape.width, config.num_heads, config.head_dim, config.memory, seed + layer)
+            memory = SelfTitans(width, config.num_heads, config.head_dim, config.memory, seed + layer)
         add_submodule(block, "memory", memory)
 
 
@@ -58,10 +46,9 @@ def delete_children(block: Block, *paths: str | None) -> None:
             delattr(block, path.split(".")[0])
 
 
-def check_growth(options: CMSOptions, new_level_init: NewLevelInit) -> None:
-    """Raise `UsageError` for an unknown `new_level_init`, and for a chain whose output added levels would change."""
-    check_choice("cms", "new_level_init", new_level_init, get_args(NewLevelInit))
-    if options.residual == "plain" and options.structure != "independent" and new_level_init == "zero":
+def check_growth(options: CMSOptions) -> None:
+    """Raise `UsageError` for a chain whose output added levels would erase."""
+    if options.residual == "plain" and options.structure != "independent":
         raise UsageError("hope: a zero level erases the output of a chain without residuals; set residual='residual'")
 
 
@@ -101,21 +88,14 @@ def copy_donor_weights(
     return to_named_parameters(decoder, layer, weights)
 
 
-def init_added_levels(
-    config: HopeConfig, layer: int, model: Decoder, K: int, new_level_init: NewLevelInit
-) -> dict[str, Tensor]:
-    """Return the weights of a layer's levels from K on (zeros or copies of level K - 1), and the weights of all."""
-    shape, trained = config.cms_shape(layer), dict(model.layers[layer].named_parameters())
+def init_added_levels(config: HopeConfig, layer: int, model: Decoder, K: int) -> dict[str, Tensor]:
+    """Return the weights of a layer's levels from K on, whose outputs are zero, and the weights of all outputs."""
+    shape = config.cms_shape(layer)
     weights = init_level_weights(config, layer, cast(Tensor, model.token_embedding.weight))
     for l in range(K, len(shape.chunk_sizes)):
-        if new_level_init == "zero":
-            zero_level(weights, shape, l)
-            continue
-        for name in weights:
-            if name.startswith(f"levels.{l}.") and name.split(".")[2] in shape.projections:
-                weights[name] = trained[name.replace(f"levels.{l}", f"mlp.levels.{K - 1}")].detach().clone()
+        zero_level(weights, shape, l)
     if "a" in weights:
-        weights["a"] = torch.cat([trained["mlp.a"].detach(), weights["a"][K:]])
+        weights["a"] = torch.cat([model.layers[layer].get_parameter("mlp.a").detach(), weights["a"][K:]])
     added = {name: w for name, w in weights.items() if name == "a" or int(name.split(".")[1]) >= K}
     return to_named_parameters(model, layer, added)
 

@@ -1,7 +1,6 @@
 """A self-modifying Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
-Nested Learning arXiv:2512.24695, section 8. The functions are pure; the module `SelfTitans` holds the trained weights
-and calls them.
+Nested Learning arXiv:2512.24695, section 8. The functions are pure; `SelfTitans` holds the trained weights.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from laconic.nested.hope.memories import SelfModifyingMemories, SelfTitansParams
 from laconic.nested.init import INITIAL_MOMENTUM, half_life_bias, logit, register_parameters, sample_normal
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
-    ScanOptions,
     causal_conv,
     check_inputs,
     pack_left,
@@ -45,7 +43,7 @@ def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     conv_tails = {"x": like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)}
     memory: dict[str, MemoryState] = {}
-    for name in build_memories(params).state_groups:
+    for name in shape.state_groups:
         if f"{name}.W1" in w:
             shapes = [tuple(w[f"{name}.{W}"].shape) for W in ("W1", "W2")]
             memory[name] = MLPMemoryState(*(zero_state(batch_size, size, o.momentum, like) for size in shapes))
@@ -72,12 +70,7 @@ def mix_inputs(
 class SelfTitans(nn.Module):
     """A self-modifying memory in place of attention: `y, state = layer(x, state)`; the caller adds the residual.
 
-    Args:
-        width: Width of the vectors.
-        num_heads: Number of heads.
-        head_dim: Width of a head, by default the width divided by the heads.
-        options: Options of the memories.
-        seed: Seed of the initial weights.
+    The width of a head is by default the width of the vectors divided by the heads.
     """
 
     def __init__(
@@ -119,20 +112,15 @@ class SelfTitans(nn.Module):
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
         if x.shape[1] > MAX_SCAN_TOKENS:
-            scan = partial(
-                self.forward,
-                update_weights=update_weights,
-                outer_gradient=outer_gradient,
-                truncate_after=truncate_after,
-            )
-            return scan_in_segments(scan, state, x, attention_mask)
+            scan = partial(self.forward, outer_gradient=outer_gradient, truncate_after=truncate_after)
+            return scan_in_segments(partial(scan, update_weights=update_weights), state, x, attention_mask)
         tokens = pack_left(x, attention_mask)
         heads, q, conv_tails = mix_inputs(params, state, tokens.x, tokens.lengths)
         memories = build_memories(params, outer_gradient)
         with torch.autocast(x.device.type, enabled=False):
             if update_weights:
-                options = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
-                y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, options)
+                inputs, checkpointing = (heads, q), params.shape.options.activation_checkpointing
+                y, memory = scan_chunks(memories, state.memory, inputs, tokens.lengths, checkpointing, truncate_after)
             else:
                 y, memory = memories.read(state.memory, heads, q), state.memory
         y = unpack(gate_and_project(y, tokens.x, params.weights), tokens.order, attention_mask)
@@ -179,5 +167,5 @@ def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[
 
 
 def gate_biases(o: SelfModifyingOptions, step_size: float) -> dict[str, float]:
-    biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(step_size / o.max_lr, "lr_init")}
-    return biases | ({"momentum": logit(INITIAL_MOMENTUM, "momentum")} if o.momentum else {})
+    biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(step_size / o.max_lr)}
+    return biases | ({"momentum": logit(INITIAL_MOMENTUM)} if o.momentum else {})

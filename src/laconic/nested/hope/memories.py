@@ -13,15 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.config.nested import OuterGradient, ReadPosition, SelfModifyingOptions
-from laconic.errors import UsageError
-from laconic.nested.hope.equations import (
-    compute_gates,
-    dot_value,
-    l2_value,
-    mlp_memory,
-    self_generated_values,
-    self_modifying_write,
-)
+from laconic.nested.hope.equations import compute_gates, dot_value, l2_value, mlp_memory, self_generated_values
 from laconic.nested.recurrence.gated_delta_rule import (
     Gates,
     PerToken,
@@ -34,11 +26,11 @@ from laconic.nested.recurrence.memory_cells import (
     MemoryStates,
     MLPGates,
     MLPStart,
+    Start,
     UpdateRule,
     Vectors,
     apply_start,
     change_for_writes,
-    clip_at_boundary,
     clip_memory_at_boundary,
     l2_normalize,
     materialize,
@@ -47,6 +39,7 @@ from laconic.nested.recurrence.memory_cells import (
     read_mlp,
     scale_state,
     silu_derivative,
+    write_linear,
     write_mlp,
 )
 from laconic.nested.state import LinearMemoryState, MemoryState, MLPMemoryState
@@ -56,17 +49,12 @@ READ_POSITIONS: dict[str, ReadPosition] = {"token": "before", "boundary": "bound
 
 @dataclass(frozen=True)
 class SelfTitansShape:
-    """Width, heads, head width and options of a self-modifying layer. Raises `UsageError` if they do not fit."""
+    """Width, heads, head width and options of a self-modifying layer."""
 
     width: int
     num_heads: int
     head_dim: int
     options: SelfModifyingOptions
-
-    def __post_init__(self) -> None:
-        o = self.options
-        if o.error:
-            raise UsageError(f"hope: {o.error}")
 
     @cached_property
     def adaptive(self) -> tuple[str, ...]:
@@ -86,6 +74,20 @@ class SelfTitansShape:
             return "shared"
         return "memory" if name == "memory" else "projections"
 
+    @property
+    def state_groups(self) -> dict[str, str]:
+        """Group of each state by its name."""
+        o, groups = self.options, self.group_chunk_sizes
+        if o.memory_kind == "mlp":
+            names = [name for name in (*self.adaptive, "memory") if name not in ("step", "keep")]
+            states = {name: self.group_of(name) for name in names}
+            has_adaptive_gates = bool({"step", "keep"} & set(self.adaptive))
+            return states | ({"gates": self.group_of("keep")} if has_adaptive_gates else {})
+        if not self.adaptive:
+            return {"memory": self.group_of("memory")}
+        offsets = {f"{group}_own": group for group in groups} if o.memory_kind == "affine" else {}
+        return {group: group for group in groups} | offsets
+
 
 class SelfTitansParams(NamedTuple):
     """Shape and trained weights of a self-modifying layer, by name."""
@@ -100,11 +102,7 @@ class SelfModifyingMemories:
 
     States by name: P of every group under the group's name and Q under `GROUP_own`. With MLP memories, each memory has
     a state under its own name, and P of the gates is under `gates`.
-
-    Attributes:
-        shape: Shape of the layer.
-        w: Weights by name, in the accumulation type.
-        outer_gradient: Which part of the outer gradient flows through writes.
+    Weights are in the accumulation type.
     """
 
     shape: SelfTitansShape
@@ -113,22 +111,7 @@ class SelfModifyingMemories:
 
     @property
     def chunk_sizes(self) -> dict[str, int]:
-        """Chunk size of each state, that of its group."""
-        return {name: self.shape.group_chunk_sizes[group] for name, group in self.state_groups.items()}
-
-    @property
-    def state_groups(self) -> dict[str, str]:
-        """Group of each state by its name."""
-        o, groups = self.shape.options, self.shape.group_chunk_sizes
-        if o.memory_kind == "mlp":
-            names = [name for name in (*self.shape.adaptive, "memory") if name not in ("step", "keep")]
-            states = {name: self.shape.group_of(name) for name in names}
-            has_adaptive_gates = bool({"step", "keep"} & set(self.shape.adaptive))
-            return states | ({"gates": self.shape.group_of("keep")} if has_adaptive_gates else {})
-        if not self.shape.adaptive:
-            return {"memory": self.shape.group_of("memory")}
-        offsets = {f"{group}_own": group for group in groups} if o.memory_kind == "affine" else {}
-        return {group: group for group in groups} | offsets
+        return {name: self.shape.group_chunk_sizes[group] for name, group in self.shape.state_groups.items()}
 
     @property
     def rule(self) -> UpdateRule:
@@ -145,15 +128,11 @@ class SelfModifyingMemories:
         group_gates = {group: gates._replace(valid=valid) for group, gates in group_gates.items()}
         if self.shape.options.adaptive_query:
             q = l2_normalize(self.generate_vectors(states, "q", x))
-        new_states: dict[str, MemoryState] = {}
         if self.shape.options.memory_kind == "mlp":
-            y = self.write_mlps(states, new_states, k, v, q, group_gates)
-        elif self.shape.adaptive:
-            y = self.write_shared_linear(states, new_states, k, v, q, group_gates)
-        else:
-            gates = group_gates[self.shape.group_of("memory")]
-            y = self.write_static(states, new_states, k, v, q, gates)
-        return y, new_states
+            return self.write_mlps(states, k, v, q, group_gates)
+        if self.shape.adaptive:
+            return self.write_shared_linear(states, k, v, q, group_gates)
+        return self.write_static(states, k, v, q, group_gates[self.shape.group_of("memory")])
 
     def generate(self, states: MemoryStates, x: Vectors) -> tuple[Vectors, Vectors, dict[str, Gates]]:
         """Eq. 83,86,94: k = l2(M_k x), v = M_v x, and every group's gates, all from the states at the chunk's start."""
@@ -166,7 +145,7 @@ class SelfModifyingMemories:
         if self.shape.options.adaptive_query:
             q = l2_normalize(self.generate_vectors(states, "q", x))
         if isinstance(state, MLPMemoryState):
-            return read_mlp(MLPStart(w["memory.W1"], w["memory.W2"]), state, q, self.rule)
+            return read_mlp(self.mlp_start("memory"), state, q, self.rule)
         M, is_affine = w["memory.M"], self.shape.options.memory_kind == "affine"
         if not self.shape.adaptive:
             return (q if is_affine else 0) + read_linear(M, state, q, self.rule)
@@ -183,10 +162,9 @@ class SelfModifyingMemories:
         """Return M_□,c x of the memory k, v or q."""
         o, is_adaptive, state = self.shape.options, name in self.shape.adaptive, states.get(name)
         if o.memory_kind == "mlp":
-            start = MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
-            if isinstance(state, MLPMemoryState):
-                return mlp_forward(start, state, x, self.rule).y
-            return mlp_memory(x, *start)
+            start = self.mlp_start(name)
+            is_written = isinstance(state, MLPMemoryState)
+            return mlp_forward(start, state, x, self.rule).y if is_written else mlp_memory(x, *start)
         group = self.shape.group_of(name)
         p = self_generated_values(x, self.boundary_change(states, group)) if is_adaptive else x
         y = p @ self.w[f"{name}.M"].mT
@@ -225,36 +203,30 @@ class SelfModifyingMemories:
         o = self.shape.options
         return vector_norm(u - k if o.delta_rule and o.decay_target == "start" else u)
 
+    def self_modifying_write(
+        self, start: Start, m: LinearMemoryState, k: Vectors, u: Vectors, q: Vectors | None, gates: Gates
+    ) -> tuple[Vectors | None, LinearMemoryState]:
+        """Eq. 88,90,96: M_t = M_{t-1}(decay I - step k kᵀ) + step u kᵀ over one chunk, and what the queries read."""
+        erase = gates.step_size if self.shape.options.delta_rule else None
+        return write_linear(start, m, k, u, q, gates._replace(erase=erase), self.rule)
+
     def write_static(
-        self,
-        states: MemoryStates,
-        new_states: dict[str, MemoryState],
-        k: Vectors,
-        v: Vectors,
-        q: Vectors,
-        gates: Gates,
-    ) -> Vectors:
+        self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, gates: Gates
+    ) -> tuple[Vectors, MemoryStates]:
         """Eq. 76-78: the baseline, k = l2(W_k x), v = W_v x and gates static; values are written as they are."""
-        o, M, state = self.shape.options, self.w["memory.M"], states["memory"]
+        M, state, is_affine = self.w["memory.M"], states["memory"], self.shape.options.memory_kind == "affine"
         assert isinstance(state, LinearMemoryState)
         at_key = apply_start(M, k) + k @ change_for_writes(state, self.rule).mT
-        at_key = k + at_key if o.memory_kind == "affine" else at_key
-        u = self.write_value(v, at_key)
-        y, new_states["memory"] = self_modifying_write(M, state, k, u, q, gates, self.rule, o.delta_rule)
+        u = self.write_value(v, k + at_key if is_affine else at_key)
+        y, state = self.self_modifying_write(M, state, k, u, q, gates)
         assert y is not None
-        return q + y if o.memory_kind == "affine" else y
+        return q + y if is_affine else y, {"memory": state}
 
     def write_shared_linear(
-        self,
-        states: MemoryStates,
-        new_states: dict[str, MemoryState],
-        k: Vectors,
-        v: Vectors,
-        q: Vectors,
-        group_gates: Mapping[str, Gates],
-    ) -> Vectors:
+        self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, group_gates: Mapping[str, Gates]
+    ) -> tuple[Vectors, MemoryStates]:
         """Write P of every group, and Q; y = M_0 P q, plus q + Q q if the memory is affine."""
-        o, y, M = self.shape.options, torch.zeros_like(q), self.w["memory.M"]
+        y, M, new_states = torch.zeros_like(q), self.w["memory.M"], dict[str, MemoryState]()
         for group in self.shape.group_chunk_sizes:
             queries = q if group == self.shape.group_of("memory") else None
             P, Q = states[group], states.get(f"{group}_own")
@@ -265,51 +237,39 @@ class SelfModifyingMemories:
                 self_written = self.shared_write_value(v, k, change_for_writes(Q, self.rule))
                 write_norm = vector_norm(torch.stack([write_norm, vector_norm(self_written)], -1))
             gates = self.cap_gates(group_gates[group], group, write_norm)
-            output, new_states[group] = self_modifying_write(None, P, k, u, queries, gates, self.rule, o.delta_rule)
+            output, new_states[group] = self.self_modifying_write(None, P, k, u, queries, gates)
             y = y if output is None else y + output @ M.mT
             if isinstance(Q, LinearMemoryState) and self_written is not None:
-                output, new_states[f"{group}_own"] = self_modifying_write(
-                    torch.zeros_like(M), Q, k, self_written, queries, gates, self.rule, o.delta_rule
+                start = torch.zeros_like(M)
+                output, new_states[f"{group}_own"] = self.self_modifying_write(
+                    start, Q, k, self_written, queries, gates
                 )
-                y = y if output is None or queries is None else y + queries + output
-        return y
+                y = y if output is None else y + q + output
+        return y, new_states
 
     def write_mlps(
-        self,
-        states: MemoryStates,
-        new_states: dict[str, MemoryState],
-        k: Vectors,
-        v: Vectors,
-        q: Vectors,
-        group_gates: Mapping[str, Gates],
-    ) -> Vectors:
+        self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, group_gates: Mapping[str, Gates]
+    ) -> tuple[Vectors, MemoryStates]:
         """Write every memory's two layers, and one P for the rows of the gates."""
-        o, y = self.shape.options, q
-        for name, group in self.state_groups.items():
+        y, new_states = q, dict[str, MemoryState]()
+        for name, group in self.shape.state_groups.items():
             state, gates = states[name], group_gates[group]
             if isinstance(state, LinearMemoryState):
                 u = self.shared_write_value(v, k, change_for_writes(state, self.rule))
                 gates = self.cap_gates(gates, group, self.shared_write_norm(u, k))
-                _, new_states[name] = self_modifying_write(None, state, k, u, None, gates, self.rule, o.delta_rule)
+                _, new_states[name] = self.self_modifying_write(None, state, k, u, None, gates)
                 continue
             value = self.generate_vectors(states, name, v) if self.shape.adaptive else v
             queries = q if name == "memory" else None
             output, new_states[name] = self.write_one_mlp(name, group, state, k, value, queries, gates)
             y = y if output is None else output
-        return y
+        return y, new_states
 
     def write_one_mlp(
-        self,
-        name: str,
-        group: str,
-        state: MLPMemoryState,
-        k: Vectors,
-        v: Vectors,
-        q: Vectors | None,
-        gates: Gates,
+        self, name: str, group: str, state: MLPMemoryState, k: Vectors, v: Vectors, q: Vectors | None, gates: Gates
     ) -> tuple[Vectors | None, MLPMemoryState]:
         """Write one two-layer memory: W2 erases along k, W1 along its own input h, at most what is stored there."""
-        o, start = self.shape.options, MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
+        o, start = self.shape.options, self.mlp_start(name)
         inner = mlp_forward(start, state, k, self.rule)
         e = -self.write_value(v, inner.y)
         decays_to_start = o.decay_target == "start"
@@ -331,33 +291,31 @@ class SelfModifyingMemories:
         ended: dict[str, MemoryState] = {}
         for name in names:
             state = states[name]
-            is_read = self.state_groups[name] == self.shape.group_of("memory")
+            is_read = self.shape.state_groups[name] == self.shape.group_of("memory")
             max_norm = self.shape.options.max_memory_norm or None if is_read else None
             if isinstance(state, MLPMemoryState):
-                start = MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
-                ended[name] = clip_memory_at_boundary(start, state, max_norm, self.rule)
+                ended[name] = clip_memory_at_boundary(self.mlp_start(name), state, max_norm, self.rule)
             elif max_norm is None:
                 ended[name] = replace(state, boundary_change=state.change)
-            elif not self.shape.adaptive:
-                ended[name] = clip_at_boundary(self.w["memory.M"], state, max_norm, self.rule)
             else:
                 factor = self.guard_factor(states, name, max_norm)
                 ended[name] = scale_state(self.linear_start(name), state, factor, self.rule)
         return ended
 
+    def mlp_start(self, name: str) -> MLPStart:
+        return MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
+
     def linear_start(self, name: str) -> Float[Tensor, "H E E"] | None:
-        """Return the start of P (the identity, None) or Q (zero)."""
+        """Return the start of P (the identity, None), of Q (zero), or of the memory alone if nothing else adapts."""
+        if not self.shape.adaptive:
+            return self.w["memory.M"]
         return torch.zeros_like(self.w["memory.M"]) if name.endswith("_own") else None
 
     def guard_factor(self, states: MemoryStates, name: str, max_norm: float) -> Float[Tensor, "B H 1 1"]:
         """Return the factor that brings P, and Q beside it, within the largest norm."""
         group = name.removesuffix("_own")
-        matrices: list[Tensor] = []
-        for state_name in (group, f"{group}_own"):
-            state = states.get(state_name)
-            if isinstance(state, LinearMemoryState):
-                decays_to_start = self.rule.decay_to == "start"
-                matrices.append(
-                    state.change if decays_to_start else materialize(self.linear_start(state_name), state.change)
-                )
-        return norm_clip_factor(max_norm, *matrices)
+        parts = {part: states[part] for part in (group, f"{group}_own") if part in states}
+        changes = {part: state.change for part, state in parts.items() if isinstance(state, LinearMemoryState)}
+        if self.rule.decay_to == "zero":
+            changes = {part: materialize(self.linear_start(part), change) for part, change in changes.items()}
+        return norm_clip_factor(max_norm, *changes.values())

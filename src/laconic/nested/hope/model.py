@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.config.nested import CMSOptions, DonorLayout, NewLevelInit, OuterGradient
+from laconic.config.nested import CMSOptions, DonorLayout, OuterGradient
 from laconic.errors import InputError, UsageError
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
@@ -214,10 +214,10 @@ class Hope(Decoder):
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
         )
         check_gradient_mode("hope", outer_gradient, truncate_after)
+        gradient_mode = GradientMode(outer_gradient, truncate_after)
         attention_mask = None if attention_mask is None else attention_mask.bool()
         state = self.initial_state(len(inputs_embeds)) if state is None else state
         self._check_state(state, len(inputs_embeds))
-        gradient_mode = GradientMode(outer_gradient, truncate_after)
         if target_mask is not None and (input_ids is None or not self.has_task_objective):
             raise UsageError("hope: target_mask needs input_ids and levels with inner_objective 'task'")
         ids = None if input_ids is None else complement_non_targets(input_ids.long(), target_mask)
@@ -260,24 +260,23 @@ class Hope(Decoder):
         """Raise `NonFiniteError` naming the layer, the level or memory and the row, if a state is not finite."""
         check_state_finite(state, row_names)
 
-    def add_levels(self, chunk_sizes: Sequence[int], new_level_init: NewLevelInit = "zero") -> "Hope":
-        """Return this model with slower levels added to every layer; its tensors are shared.
+    def add_levels(self, chunk_sizes: Sequence[int]) -> "Hope":
+        """Return this model with slower levels, which add nothing at first, in every layer; its tensors are shared.
 
         Args:
             chunk_sizes: Chunk sizes of all levels, those of the model first.
-            new_level_init: Whether an added level adds nothing at first or copies the slowest level.
 
         Raises:
-            UsageError: If `chunk_sizes` does not begin with those of every layer; for an unknown `new_level_init`.
+            UsageError: If `chunk_sizes` does not begin with those of every layer.
         """
-        check_growth(self.hope_config.cms, new_level_init)
+        check_growth(self.hope_config.cms)
         for sizes in self.hope_config.chunk_sizes:
             if tuple(chunk_sizes[: len(sizes)]) != sizes:
                 raise UsageError(f"hope: chunk_sizes {list(chunk_sizes)} must begin with the model's, {list(sizes)}")
         config = replace(self.hope_config, chunk_sizes=(tuple(chunk_sizes),) * len(self.blocks))
         tensors: dict[str, Tensor] = dict(self.named_parameters())
         for n, sizes in enumerate(self.hope_config.chunk_sizes):
-            tensors |= init_added_levels(config, n, self, len(sizes), new_level_init)
+            tensors |= init_added_levels(config, n, self, len(sizes))
         return build_from_tensors(type(self), config, tensors, self)
 
     @property
@@ -327,32 +326,27 @@ class HopeAttention(Hope):
         decoder: Decoder,
         chunk_sizes: Sequence[int] = (128, 512, 2048),
         donor_layout: DonorLayout = "depth",
-        donor_map: Sequence[int] | None = None,
         options: CMSOptions | None = None,
-        new_level_init: NewLevelInit = "zero",
     ) -> "HopeAttention":
         """Build a model on a pretrained decoder, whose tensors it shares.
 
-        With a learning rate of 0, the layouts "depth" and "grow" (with zero levels) give the decoder's logits bit for
-        bit; "chain" and copied levels do not.
+        With a learning rate of 0, the layouts "depth" and "grow" give the decoder's logits bit for bit; "chain" does
+        not.
 
         Args:
             decoder: A pretrained decoder.
             chunk_sizes: Chunk sizes of the levels, fastest first.
             donor_layout: Which MLP each level starts as, see `place_levels`.
-            donor_map: The same, layer by layer, in place of a layout's rule.
-            new_level_init: How levels without a donor start.
             options: Options of the levels.
 
         Raises:
-            UsageError: For an unknown layout or `new_level_init`, a `donor_map` that does not fit the layout, and if
-                added levels would change the output of the donor's MLP.
+            UsageError: For an unknown layout, and if added levels would change the output of the donor's MLP.
         """
         options = options or CMSOptions(associative_target="start")
         if donor_layout == "grow":
-            check_growth(options, new_level_init)
+            check_growth(options)
         L = decoder.config.num_hidden_layers
-        placements = place_levels(L, chunk_sizes, donor_layout, donor_map, new_level_init)
+        placements = place_levels(L, chunk_sizes, donor_layout)
         config = HopeConfig(decoder.config, tuple(placement.chunk_sizes for placement in placements), options)
         tensors: dict[str, Tensor] = dict(decoder.named_parameters())
         for n, placement in enumerate(placements):

@@ -22,7 +22,14 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, accumulate_tokens, require_levels, tokens_to_boundary
-from laconic.nested.cms.level import CMSParams, GradientMode, LinearRecords, clip_error, detach_for_grad, linear_errors
+from laconic.nested.cms.level import (
+    CMSParams,
+    GradientMode,
+    LinearRecords,
+    clip_error,
+    detach_for_grad,
+    linear_errors,
+)
 from laconic.nested.hope.forward import ForwardOptions, LayerOutputs, Vectors, forward_pass
 from laconic.nested.recurrence.chunked_scan import to_ints
 from laconic.nested.state import (
@@ -93,11 +100,7 @@ def read_and_learn(
     attention_mask: Bool[Tensor, "B T"] | None,
     gradient_mode: GradientMode,
 ) -> tuple[Vectors, FastWeightState]:
-    """Read every token in order while the levels learn; ids that are not targets are complements.
-
-    Returns:
-        The hidden states after the final norm, and the new state.
-    """
+    """Read every token in order while the levels learn; return the final hidden states, and the state."""
     lengths = [ids.shape[1]] * len(ids) if attention_mask is None else list(to_ints(attention_mask.sum(1)))
     order = None
     if attention_mask is not None:  # real tokens to the left
@@ -106,8 +109,7 @@ def read_and_learn(
     groups, results = group_aligned_rows(state, lengths), list[tuple[Vectors, FastWeightState]]()
     for rows in groups:
         n = lengths[rows[0]]
-        group_state = select_rows(state, rows) if len(groups) > 1 else state
-        y, new_state = _read_aligned(model, group_state, ids[rows, :n], gradient_mode)
+        y, new_state = _read_aligned(model, select_rows(state, rows), ids[rows, :n], gradient_mode)
         results.append((F.pad(y, (0, 0, 0, ids.shape[1] - n)), new_state))
     x, state = join_groups(groups, results)
     return (x if order is None else x.gather(1, order.argsort(1)[..., None].expand_as(x))), state
@@ -119,7 +121,9 @@ def _read_aligned(
     """Read rows at the same offset, at most one chunk at a time."""
     rows, outputs, position, n = to_aligned_rows(state), list[Tensor](), 0, ids.shape[1]
     while position < n:
-        room = tokens_to_any_boundary(model, rows.layers_at_start) - rows.chunk_ids.shape[1]
+        pairs = zip(cms_params_of(model), rows.layers_at_start, strict=True)
+        to_boundary = min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
+        room = to_boundary - rows.chunk_ids.shape[1]
         if room == 0:
             rows = finish_chunk(model, rows, ids[:, position], gradient_mode)
             continue
@@ -140,12 +144,6 @@ def _read_aligned(
     num_tokens = torch.full_like(state.position, rows.chunk_ids.shape[1])
     open_chunk = OpenChunk(rows.chunk_ids, num_tokens, rows.layers_at_start)
     return y, replace(state, layers=rows.layers, position=state.position + n, open_chunk=open_chunk)
-
-
-def tokens_to_any_boundary(model: Decoder, layers: LayerStates) -> int:
-    """Return the number of tokens until the next boundary of any level, for rows at the same offset."""
-    pairs = zip(cms_params_of(model), layers, strict=True)
-    return min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
 
 
 def finish_chunk(
@@ -250,7 +248,7 @@ def flush_open_chunk(
     groups = group_aligned_rows(state, [0] * B)
     states: list[FastWeightState] = []
     for group in groups:
-        group_state = select_rows(state, group) if len(groups) > 1 else state
+        group_state = select_rows(state, group)
         rows = to_aligned_rows(group_state)
         if rows.chunk_ids.shape[1]:
             rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], gradient_mode)

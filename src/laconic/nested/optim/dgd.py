@@ -29,7 +29,6 @@ from laconic.nested.optim.param_groups import (
 )
 
 BatchMode = Literal["joint", "mean", "sequential"]
-FORM_SETTINGS = ("batch", "inputs", "erase", "value", "loss", "bias")  # of the steps that momentum sums
 TOLERANCE = 0.1  # of the gradient, for sums of many micro-batches in bfloat16
 
 
@@ -108,23 +107,16 @@ class DGD(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs."""
-        names = (*FORM_SETTINGS, "adam_lr", "adam_weight_decay")
+        names = ("batch", "inputs", "erase", "value", "loss", "bias", "adam_lr", "adam_weight_decay")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict, and undo torch's conversion of momentum to the type of its parameter.
 
         Args:
-            state_dict: From `state_dict`. Raises `UsageError` for that of another optimizer, and for momentum of a DGD
-                with another `batch`, `inputs`, `erase`, `value`, `loss` or `bias`.
+            state_dict: From `state_dict`. Raises `UsageError` for that of another optimizer.
         """
         check_state_dict("DGD", self, state_dict)
-        has_momentum = any("m" in state for state in state_dict["state"].values())
-        for group in state_dict["param_groups"] if has_momentum else ():
-            saved = group.get(RULE_SETTINGS, {})
-            other = next((name for name in FORM_SETTINGS if name in saved and saved[name] != getattr(self, name)), None)
-            if other is not None:
-                raise UsageError(f"DGD: the momentum is of {other}={saved[other]!r}, not {getattr(self, other)!r}")
         super().load_state_dict(state_dict)
         for p, saved in iter_saved_states(self, state_dict):
             if "m" in saved:
@@ -177,7 +169,6 @@ class DGD(torch.optim.Optimizer):
         if group["rule"] == "adamw":
             return
         group[RULE_SETTINGS] = {
-            **{name: getattr(self, name) for name in FORM_SETTINGS},
             "base_lr": float(group["lr"]),
             "adam_lr": self.adam_lr,
             "adam_weight_decay": self.adam_weight_decay,

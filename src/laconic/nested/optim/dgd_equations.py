@@ -61,11 +61,7 @@ def dgd(
 
 
 def solve_ridge(R: Weight, X: Float[Tensor, "*B N i"], c: Scalar) -> Weight:
-    """Compute R (I + c X'X)^-1 for c >= 0, by Cholesky on the smaller of [i, i] and [N, N].
-
-    Raises:
-        NonFiniteError: If the matrix has no Cholesky factor: an input is not finite, or c is beyond float32.
-    """
+    """Compute R (I + c X'X)^-1 for c >= 0, by Cholesky on the smaller of [i, i] and [N, N]."""
     if X.shape[-1] <= X.shape[-2]:
         return right_divide(R, c * (X.mT @ X))
     return R - right_divide(R @ X.mT, c * (X @ X.mT)) @ (c * X)
@@ -93,9 +89,6 @@ def dgd_joint(
     """Eq. 57b: W' = (W - eta G)(I + eta A)^-1, the minimiser of Eq. 56 over all N positions, in any order.
 
     With `reduction="sum"`, G and A are sums over positions.
-
-    Raises:
-        NonFiniteError: As `solve_ridge`.
     """
     x, d, N = mask_and_count(X, D, valid, reduction)
     with torch.autocast(W.device.type, enabled=False):

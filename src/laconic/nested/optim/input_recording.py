@@ -24,12 +24,8 @@ class InputStatistics:
     The rows of X are stored instead while they are fewer than its columns. For an embedding X'X is diagonal: how often
     each row was looked up, without its padding.
 
-    Args:
-        name: Name of the weight.
-        kind: "foreign" for a linear map with a forward of its own, "other" for any other parameter.
-        weight: The weight.
-        bias: Bias of the map, if it belongs to this weight alone.
-        padding_idx: Padding row of an embedding.
+    The kind is "foreign" for a linear map with a forward of its own, "other" for any other parameter; the bias is that
+    of the map, if it belongs to this weight alone.
 
     Attributes:
         store_pairs: Whether to store all rows of X and D. The optimizer sets this and the next two.
@@ -161,10 +157,7 @@ class RecordedLinear(nn.Linear):
 
 
 class RecordedEmbedding(nn.Embedding):
-    """An `nn.Embedding` whose inputs are recorded.
-
-    The statistics belong to the module: under FSDP2 its weight in a pass is another tensor than the sharded one.
-    """
+    """An `nn.Embedding` whose inputs are recorded; see `RecordedLinear`."""
 
     recording: InputStatistics | None = None
 
@@ -172,10 +165,7 @@ class RecordedEmbedding(nn.Embedding):
         return attach_recorder(self.recording, self.weight, super().forward(input), input)
 
 
-RECORDED_TYPES: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: RecordedLinear,
-    nn.Embedding: RecordedEmbedding,
-}
+RECORDED_TYPES: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: RecordedLinear, nn.Embedding: RecordedEmbedding}
 
 
 def parameter_kind(module: nn.Module) -> ParameterKind:

@@ -42,11 +42,7 @@ def frobenius_norm(x: Tensor) -> Tensor:
 
 
 def newton_schulz(
-    m: Float[Tensor, "*shape"],
-    *,
-    steps: int = 5,
-    coefficients: tuple[float, float, float] = QUINTIC,
-    eps: float = 1e-7,
+    m: Float[Tensor, "*shape"], *, steps: int = 5, coefficients: tuple[float, float, float] = QUINTIC, eps: float = 1e-7
 ) -> Float[Tensor, "*shape"]:
     """Eq. 44: X_0 = m / (|m|_F + eps); `steps` times X <- a X + b (X X')X + c (X X')^2 X.
 
@@ -86,14 +82,7 @@ class M3Memories(NamedTuple):
 
 @dataclass(frozen=True)
 class M3Hyperparameters:
-    """Hyperparameters of M3.
-
-    Attributes:
-        betas: Factors of the fast memory, the squares and the slow memory.
-        alpha: Weight of O2.
-        slow_every: Gradients per slow update.
-        eps: Added to the root of the squares.
-    """
+    """The factors of the fast memory, the squares and the slow memory; the weight of O2; f; what is added to √V."""
 
     betas: tuple[float, float, float] = (0.95, 0.999, 0.9)
     alpha: float = 0.5

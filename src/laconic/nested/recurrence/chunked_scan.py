@@ -18,7 +18,6 @@ from laconic.nested.recurrence.memory_cells import MemoryStates
 from laconic.nested.state import (
     LayerState,
     LinearMemoryState,
-    MemoryState,
     detach,
     group_rows,
     is_counter,
@@ -79,16 +78,9 @@ def causal_conv(
     weight: Float[Tensor, "D W"],
     lengths: tuple[int, ...] | None,
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B W1 D"]]:
-    """Apply a causal depthwise convolution to packed tokens.
+    """Apply a causal depthwise convolution to packed tokens; the last tap of `weight` is that of the current token.
 
-    Args:
-        x: Packed tokens.
-        tail: The W - 1 tokens before the first.
-        weight: The taps of each channel, the last for the current token.
-        lengths: Valid tokens of each row, None if all are valid.
-
-    Returns:
-        The convolved tokens, and the last W - 1 valid tokens of each row, which are the next call's `tail`.
+    `tail` are the W - 1 tokens before the first; those of the next call are returned beside the result.
     """
     D, W = weight.shape
     padded = torch.cat([tail.to(x.dtype), x], 1)
@@ -103,30 +95,11 @@ def causal_conv(
 
 
 def split_at_boundaries(offset: int, T: int, chunk_size: int) -> Iterator[tuple[int, int]]:
-    """Yield the (start, end) ranges of T tokens that no chunk boundary crosses.
-
-    The first token is `offset` tokens after a boundary.
-    """
+    """Yield the ranges of T tokens that no chunk boundary crosses; the first token is `offset` after a boundary."""
     start, end = 0, chunk_size - offset % chunk_size
     while start < T:
         yield start, min(end, T)
         start, end = end, end + chunk_size
-
-
-class ScanOptions(NamedTuple):
-    """Options of one scan.
-
-    Attributes:
-        outer_gradient: Which part of the outer gradient flows through writes.
-        truncate_after: Chunks after which a state is detached, for "truncated".
-        reset_periods: Tokens after which a memory starts again, by name.
-        activation_checkpointing: Whether each chunk is recomputed in the backward pass.
-    """
-
-    outer_gradient: OuterGradient
-    truncate_after: int | None
-    reset_periods: Mapping[str, int]
-    activation_checkpointing: bool
 
 
 @runtime_checkable
@@ -138,13 +111,9 @@ class ChunkedMemory(Protocol):
 
     def step_chunk(
         self, states: MemoryStates, inputs: tuple[Tensor, ...], valid: Tensor | None
-    ) -> tuple[Tensor, MemoryStates]:
-        """Write and read tokens that no chunk boundary separates."""
-        ...
+    ) -> tuple[Tensor, MemoryStates]: ...  # writes and reads tokens that no chunk boundary separates
 
-    def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
-        """Return the states of the memories `names` at the end of their chunks."""
-        ...
+    def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates: ...  # only those of `names`
 
 
 def check_inputs(
@@ -156,11 +125,7 @@ def check_inputs(
     outer_gradient: OuterGradient,
     truncate_after: int | None,
 ) -> None:
-    """Validate the arguments of a nested layer.
-
-    Raises:
-        UsageError: If the vectors, the mask, the state or the gradient mode do not fit the layer.
-    """
+    """Raise `UsageError` if the vectors, the mask, the state or the gradient mode do not fit a nested layer."""
     B = len(x)
     if x.ndim != 3 or x.shape[2] != width or not B or not x.shape[1]:
         raise UsageError(f"{layer}: expected vectors [B, T, {width}] with B, T >= 1, got {list(x.shape)}")
@@ -178,13 +143,9 @@ def check_gradient_mode(layer: str, outer_gradient: OuterGradient, truncate_afte
     """Raise `UsageError` for an unknown outer gradient, and for `truncate_after` that does not fit it."""
     if outer_gradient not in (modes := get_args(OuterGradient)):
         raise UsageError(f"{layer}: outer_gradient {outer_gradient!r} is not one of {', '.join(modes)}")
-    if (outer_gradient == "truncated") != (truncate_after is not None) or (
-        truncate_after is not None and truncate_after < 1
-    ):
-        raise UsageError(
-            f"{layer}: outer_gradient {outer_gradient!r} with truncate_after {truncate_after}; "
-            "set truncate_after >= 1 for 'truncated' and only for it"
-        )
+    fits = (truncate_after or 0) >= 1 if outer_gradient == "truncated" else truncate_after is None
+    if not fits:
+        raise UsageError(f"{layer}: truncate_after {truncate_after}: set it (>= 1) for 'truncated', and only for it")
 
 
 def scan_in_segments(
@@ -205,28 +166,23 @@ def scan_chunks(
     states: MemoryStates,
     inputs: tuple[Tensor, ...],
     lengths: tuple[int, ...] | None,
-    options: ScanOptions,
+    activation_checkpointing: bool = False,
+    truncate_after: int | None = None,
 ) -> tuple[Tensor, MemoryStates]:
     """Scan packed tokens, each input [B, H, T, ...], through memories whose rows may be at different offsets.
 
-    `lengths` are the valid tokens of each row, None if all are valid.
-
-    Returns:
-        What the memories answer, and their states after the last token.
+    `lengths` are the valid tokens of each row, None if all are valid. With `activation_checkpointing` each chunk is
+    recomputed in the backward pass; after `truncate_after` chunks a state is detached. Returns what the memories
+    answer, and their states after the last token.
     """
-    # chunk sizes and reset periods divide the largest of them
-    period = max([*memory.chunk_sizes.values(), *options.reset_periods.values()])
+    period = max(memory.chunk_sizes.values())  # which every chunk size divides
     offsets = [n % period for n in to_ints(token_counts(states))]
-    groups = group_rows(offsets)
-    if len(groups) == 1:
-        return _scan_aligned(memory, states, inputs, lengths, offsets[0], options)
-    results: list[tuple[Tensor, MemoryStates]] = []
+    groups, results = group_rows(offsets), list[tuple[Tensor, MemoryStates]]()
     for rows in groups:
-        index = torch.tensor(rows, device=inputs[0].device)
+        group, group_inputs = select_rows(states, rows), select_rows(inputs, rows)
         group_lengths = None if lengths is None else tuple(lengths[row] for row in rows)
-        group_inputs = tuple(x.index_select(0, index) for x in inputs)
-        group_states, offset = select_rows(states, rows), offsets[rows[0]]
-        results.append(_scan_aligned(memory, group_states, group_inputs, group_lengths, offset, options))
+        options = (offsets[rows[0]], activation_checkpointing, truncate_after)
+        results.append(_scan_aligned(memory, group, group_inputs, group_lengths, *options))
     return join_groups(groups, results)
 
 
@@ -242,7 +198,8 @@ def _scan_aligned(
     inputs: tuple[Tensor, ...],
     lengths: tuple[int, ...] | None,
     offset: int,
-    options: ScanOptions,
+    activation_checkpointing: bool,
+    truncate_after: int | None,
 ) -> tuple[Tensor, MemoryStates]:
     """Scan rows at the same offset, up to the next boundary of any memory at a time."""
     T, num_tokens = inputs[0].shape[2], token_counts(states)
@@ -251,52 +208,25 @@ def _scan_aligned(
     outputs: list[Tensor] = []
     for a, b in split_at_boundaries(offset, T_valid, min(memory.chunk_sizes.values())):
         part_valid = None if valid is None or (lengths is not None and min(lengths) >= b) else valid[:, a:b]
-        y, states = _step_chunk(memory, states, tuple(x[:, :, a:b] for x in inputs), part_valid, options)
+        part = tuple(x[:, :, a:b] for x in inputs)
+        if activation_checkpointing and torch.is_grad_enabled():
+            y, states = cast(Any, checkpoint)(memory.step_chunk, states, part, part_valid, use_reentrant=False)
+        else:
+            y, states = memory.step_chunk(states, part, part_valid)
         outputs.append(y)
         ending = [name for name, chunk_size in memory.chunk_sizes.items() if (offset + b) % chunk_size == 0]
         if ending:
-            ended = {
-                name: _reset_or_detach(state, num_tokens + b, name, memory.chunk_sizes[name], options)
-                for name, state in memory.end_chunks(states, ending).items()
-            }
+            ended = memory.end_chunks(states, ending)
+            if truncate_after is not None:
+                since_cut = {name: (num_tokens + b) // memory.chunk_sizes[name] % truncate_after for name in ending}
+                ended = {name: where_rows(since_cut[name] == 0, detach(x), x) for name, x in ended.items()}
             if lengths is not None:
                 reached = torch.tensor([n >= b for n in lengths])
                 ended = {name: where_rows(reached, new, states[name]) for name, new in ended.items()}
             states = {**states, **ended}
     total = num_tokens + T if lengths is None else num_tokens + torch.tensor(lengths)
-    states = {name: with_num_tokens(state, total) for name, state in states.items()}
+    states = map_tensors(states, lambda x: total if is_counter(x) else x)
     if T_valid < T:
         width = outputs[0].shape[-1] if outputs else inputs[0].shape[-1]
         outputs.append(inputs[0].new_zeros(*inputs[0].shape[:2], T - T_valid, width))
     return torch.cat(outputs, 2), states
-
-
-def _step_chunk(
-    memory: ChunkedMemory,
-    states: MemoryStates,
-    inputs: tuple[Tensor, ...],
-    valid: Tensor | None,
-    options: ScanOptions,
-) -> tuple[Tensor, MemoryStates]:
-    """Call `step_chunk`, recomputed in the backward pass if the options say so."""
-    if not (options.activation_checkpointing and torch.is_grad_enabled()):
-        return memory.step_chunk(states, inputs, valid)
-    recompute = cast(Any, checkpoint)
-    return cast(
-        tuple[Tensor, MemoryStates], recompute(memory.step_chunk, states, inputs, valid, use_reentrant=False)
-    )  # fmt: skip
-
-
-def _reset_or_detach(
-    state: MemoryState, num_tokens: Tensor, name: str, chunk_size: int, options: ScanOptions
-) -> MemoryState:
-    """Reset or detach the rows of a memory whose token count calls for it, at a boundary."""
-    if name in options.reset_periods:
-        state = where_rows(num_tokens % options.reset_periods[name] != 0, state, map_tensors(state, torch.zeros_like))
-    if options.outer_gradient == "truncated" and options.truncate_after is not None:
-        state = where_rows(num_tokens // chunk_size % options.truncate_after == 0, detach(state), state)
-    return state
-
-
-def with_num_tokens(state: MemoryState, num_tokens: Tensor) -> MemoryState:
-    return map_tensors(state, lambda x: num_tokens if is_counter(x) else x)

@@ -74,11 +74,9 @@ def mask_gates(gates: Gates) -> Gates:
     """Set the gates of tokens that are not valid to decay 1, step size 0, momentum 1 and erasure 0."""
     if gates.valid is None:
         return gates
-    invalid = ~gates.valid[:, None]
-    momentum = None if gates.momentum is None else gates.momentum.masked_fill(invalid, 1.0)
-    erase = None if gates.erase is None else gates.erase.masked_fill(invalid, 0.0)
-    decay, step_size = gates.decay.masked_fill(invalid, 1.0), gates.step_size.masked_fill(invalid, 0.0)
-    return Gates(decay, step_size, momentum, erase, gates.valid)
+    invalid, fills = ~gates.valid[:, None], {"decay": 1.0, "step_size": 0.0, "momentum": 1.0, "erase": 0.0}
+    present = {name: x for name in fills if (x := getattr(gates, name)) is not None}
+    return gates._replace(**{name: x.masked_fill(invalid, fills[name]) for name, x in present.items()})
 
 
 def decay_gate(a: PerToken) -> PerToken:
@@ -124,20 +122,10 @@ def chunk_gated_delta_rule(
     anchor: Float[Tensor, "B H T O"] | None = None,
     read: ReadTime = "after",
 ) -> ChunkOutput:
-    """Run the recurrence over one chunk without storing the state of every token.
+    """Run the recurrence over one chunk, from S and N, without storing the state of every token.
 
-    Args:
-        S: State before the chunk.
-        k: Keys.
-        u: Values to write.
-        q: Queries, None to read nothing.
-        gates: Decay, step size, momentum and erasure of each token, and which tokens write.
-        N: Momentum before the chunk, if there is momentum.
-        anchor: a_t, added to what S reads at the key, for a state stored as a difference from another one.
-        read: Whether a query reads the state after its own token's update or before it.
-
-    Returns:
-        The state and momentum after the chunk and what the queries read.
+    The anchor a_t is added to what S reads at the key, for a state stored as a difference from another one. Queries,
+    if there are any, read the state after their own token's update or before it.
     """
     gates = mask_gates(gates)
     G = decay_products(gates.decay)

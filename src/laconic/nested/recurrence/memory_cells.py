@@ -72,11 +72,7 @@ def write_linear(
     gates: Gates,
     rule: UpdateRule,
 ) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
-    """Write the valid tokens into one matrix: values `u` along their keys.
-
-    Returns:
-        What the queries read, None without queries, and the state after the tokens.
-    """
+    """Write values `u` along their keys into one matrix; return what the queries read, and the state after that."""
     base = start
     if rule.outer_gradient == "none":
         m, key, u, base = detach(m), key.detach(), u.detach(), None if start is None else start.detach()

@@ -1,6 +1,6 @@
 """Titans: a memory trained while it reads, by gradient descent with momentum and decay, chunk by chunk.
 
-Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that are reset and a second one of larger chunks.
+Titans arXiv:2501.00663.
 
 Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum
 of its writes. The paper's 1 - alpha is `decay`, theta `step_size`, eta `momentum`. Losses are sums over E.
@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from laconic.config.nested import TitansOptions
+from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype, split_heads
 from laconic.nested.recurrence.chunked_scan import causal_conv
 from laconic.nested.recurrence.gated_delta_rule import Gates
@@ -38,6 +40,34 @@ from laconic.nested.recurrence.memory_cells import (
 from laconic.nested.state import MemoryState, MLPMemoryState
 
 PROJECTION_NAMES = ("q", "k", "v")
+MEMORY = "memory"  # name of the memory in states and weights
+
+
+@dataclass(frozen=True)
+class TitansShape:
+    """Width, heads, chunk size and options of a layer. Raises `UsageError` if they do not fit together."""
+
+    width: int
+    num_heads: int
+    chunk_size: int
+    options: TitansOptions
+
+    def __post_init__(self) -> None:
+        if self.chunk_size < 1:
+            raise UsageError(f"titans: chunk_size {self.chunk_size}: must be at least 1 token")
+        if self.num_heads < 1 or self.width % self.num_heads:
+            raise UsageError(f"titans: width {self.width} is not divisible by {self.num_heads} heads")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.num_heads
+
+
+class TitansParams(NamedTuple):
+    """Shape and trained weights of a layer, by name."""
+
+    shape: TitansShape
+    weights: Mapping[str, Tensor]
 
 
 class QKVProjections(NamedTuple):
@@ -108,9 +138,8 @@ def chunk_update(
 
 @dataclass(frozen=True)
 class TitansMemory:
-    """One memory of a layer, as a `ChunkedMemory`. `max_norm` bounds its norm at chunk boundaries; None: unbounded."""
+    """The memory of a layer, as a `ChunkedMemory`. `max_norm` bounds its norm at chunk boundaries; None: unbounded."""
 
-    name: str
     chunk_size: int
     start: MemoryStart
     rule: UpdateRule
@@ -119,7 +148,7 @@ class TitansMemory:
 
     @property
     def chunk_sizes(self) -> dict[str, int]:
-        return {self.name: self.chunk_size}
+        return {MEMORY: self.chunk_size}
 
     def step_chunk(
         self, states: MemoryStates, inputs: tuple[Tensor, ...], valid: Tensor | None
@@ -127,9 +156,9 @@ class TitansMemory:
         """Write and read tokens (q, k, v and the gates) that no chunk boundary separates."""
         q, k, v, *gates = inputs
         all_gates = Gates(*gates)._replace(valid=valid)
-        y, state = chunk_update(self.start, states[self.name], k, v, q, all_gates, self.rule, self.factor)
-        return y, {self.name: state}
+        y, state = chunk_update(self.start, states[MEMORY], k, v, q, all_gates, self.rule, self.factor)
+        return y, {MEMORY: state}
 
     def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
         """End the memory's chunk: clip its norm, and compute the next writes from it."""
-        return {self.name: clip_memory_at_boundary(self.start, states[self.name], self.max_norm, self.rule)}
+        return {MEMORY: clip_memory_at_boundary(self.start, states[MEMORY], self.max_norm, self.rule)}

@@ -1,12 +1,12 @@
 """A Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
-Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that are reset and a second one of larger chunks.
-The functions are pure; the module `Titans` holds the weights and calls them.
+Titans arXiv:2501.00663. The functions are pure; the module `Titans` holds the weights and calls them.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from laconic.nested.init import INITIAL_MOMENTUM, half_life_bias, logit, registe
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
     PackedTokens,
-    ScanOptions,
     check_inputs,
     pack_left,
     scan_chunks,
@@ -27,21 +26,19 @@ from laconic.nested.recurrence.chunked_scan import (
     to_ints,
     token_counts,
     unpack,
-    with_num_tokens,
 )
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
-from laconic.nested.recurrence.memory_cells import (
-    MemoryStart,
-    MemoryStates,
-    MLPStart,
-    UpdateRule,
-    Vectors,
-    gate_and_project,
-    zero_state,
+from laconic.nested.recurrence.memory_cells import MemoryStart, MLPStart, UpdateRule, gate_and_project, zero_state
+from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
+from laconic.nested.titans.equations import (
+    MEMORY,
+    PROJECTION_NAMES,
+    TitansMemory,
+    TitansParams,
+    TitansShape,
+    project_qkv,
+    read_memory,
 )
-from laconic.nested.state import LayerState, MemoryState, MLPMemoryState, repeat_rows, select_rows
-from laconic.nested.titans.config import TitansParams, TitansShape
-from laconic.nested.titans.equations import PROJECTION_NAMES, TitansMemory, project_qkv, read_memory
 
 
 def initial_state(params: TitansParams, batch_size: int) -> LayerState:
@@ -50,26 +47,21 @@ def initial_state(params: TitansParams, batch_size: int) -> LayerState:
     o, like = shape.options, w["q_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     conv_tails = {name: like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.width) for name in PROJECTION_NAMES}
-    memory = {
-        name: zero_memory_state(memory_start(w, name), batch_size, o.momentum, like)
-        for name in shape.memory_chunk_sizes
-    }
-    return LayerState(conv_tails=conv_tails, memory=memory)
+    start = memory_start(w)
+    memory: MemoryState
+    if isinstance(start, MLPStart):
+        memory = MLPMemoryState(*(zero_state(batch_size, tuple(x.shape), o.momentum, like) for x in start))
+    else:
+        memory = zero_state(batch_size, tuple(cast(Tensor, start).shape), o.momentum, like)
+    return LayerState(conv_tails=conv_tails, memory={MEMORY: memory})
 
 
-def memory_start(w: Mapping[str, Tensor], name: str) -> MemoryStart:
+def memory_start(w: Mapping[str, Tensor], name: str = MEMORY) -> MemoryStart:
     """Return the trained start of a memory in the accumulation type."""
     if f"{name}.M" in w:
         return w[f"{name}.M"].to(accumulation_dtype(w[f"{name}.M"].dtype))
     W1, W2 = (w[f"{name}.{part}"] for part in ("W1", "W2"))
     return MLPStart(W1.to(accumulation_dtype(W1.dtype)), W2.to(accumulation_dtype(W2.dtype)))
-
-
-def zero_memory_state(start: MemoryStart, batch_size: int, momentum: bool, like: Tensor) -> MemoryState:
-    if isinstance(start, MLPStart):
-        return MLPMemoryState(*(zero_state(batch_size, tuple(x.shape), momentum, like) for x in start))
-    assert start is not None
-    return zero_state(batch_size, tuple(start.shape), momentum, like)
 
 
 def prepend_persistent(
@@ -96,76 +88,14 @@ def compute_gates(params: TitansParams, tokens: PackedTokens) -> tuple[Tensor, .
     decay, step_size, *momentum = (
         F.linear(x, w[f"{name}.weight"].to(x.dtype), w[f"{name}.bias"].to(x.dtype)).mT for name in names
     )
-    return (decay_gate(decay), o.max_lr * step_size.sigmoid(), *map(decay_gate, momentum))
+    return (decay_gate(decay), step_size.sigmoid(), *map(decay_gate, momentum))
 
 
-def reset_periods(shape: TitansShape) -> dict[str, int]:
-    period = shape.options.reset_every
-    return {} if period is None else {"memory": period}
-
-
-def scan_all_memories(
-    params: TitansParams,
-    states: MemoryStates,
-    inputs: tuple[Tensor, ...],
-    lengths: tuple[int, ...] | None,
-    options: ScanOptions,
-) -> tuple[Vectors, MemoryStates]:
-    """Scan every memory with its own chunk size, and sum their outputs."""
-    outputs: list[Vectors] = []
-    new_states: dict[str, MemoryState] = {}
-    for name in params.shape.memory_chunk_sizes:
-        memory = build_memory(params, name, options.outer_gradient, params.shape.options.max_memory_norm)
-        memory_options = options._replace(reset_periods={k: n for k, n in options.reset_periods.items() if k == name})
-        scan = scan_reset_spans if memory_options.reset_periods and lengths is None else scan_chunks
-        y, new = scan(memory, {name: states[name]}, inputs, lengths, memory_options)
-        outputs.append(y)
-        new_states[name] = new[name]
-    return sum_outputs(outputs), new_states
-
-
-def build_memory(params: TitansParams, name: str, outer_gradient: OuterGradient, max_norm: float) -> TitansMemory:
-    """Return one memory of the layer; a `max_norm` of 0 sets no bound."""
-    o = params.shape.options
-    rule, start = UpdateRule("zero", o.read_at, outer_gradient), memory_start(params.weights, name)
-    chunk_size = params.shape.memory_chunk_sizes[name]
-    return TitansMemory(name, chunk_size, start, rule, o.loss_factor, max_norm or None)
-
-
-def scan_reset_spans(
-    memory: TitansMemory,
-    states: MemoryStates,
-    inputs: tuple[Tensor, ...],
-    lengths: tuple[int, ...] | None,
-    options: ScanOptions,
-) -> tuple[Vectors, MemoryStates]:
-    """Scan the spans between resets in parallel, as rows of one batch.
-
-    The result is that of `scan_chunks`, which is called directly if a row is not at a reset or there are fewer than two
-    spans.
-    """
-    period, counts = options.reset_periods[memory.name], token_counts(states)
-    B, T = len(inputs[0]), inputs[0].shape[2]
-    n = T // period
-    if n < 2 or any(count % period for count in to_ints(counts)):
-        return scan_chunks(memory, states, inputs, lengths, options)
-    spans = tuple(
-        x[:, :, : n * period].reshape(B, -1, n, period, *x.shape[3:]).transpose(1, 2).flatten(0, 1) for x in inputs
-    )
-    span_counts = (counts[:, None] + period * torch.arange(n)).flatten()
-    state = with_num_tokens(repeat_rows(states[memory.name], n), span_counts)
-    y, new_states = scan_chunks(memory, {memory.name: state}, spans, None, options)
-    y = y.reshape(B, n, *y.shape[1:]).transpose(1, 2).flatten(2, 3)
-    new_states = select_rows(new_states, [n * row + n - 1 for row in range(B)])
-    if n * period == T:
-        return y, new_states
-    rest = tuple(x[:, :, n * period :] for x in inputs)
-    y_rest, new_states = scan_chunks(memory, new_states, rest, None, options)
-    return torch.cat([y, y_rest], 2), new_states
-
-
-def sum_outputs(outputs: list[Vectors]) -> Vectors:
-    return outputs[0] if len(outputs) == 1 else torch.stack(outputs).sum(0)
+def build_memory(params: TitansParams, outer_gradient: OuterGradient, max_norm: float) -> TitansMemory:
+    """Return the memory of the layer; a `max_norm` of 0 sets no bound."""
+    shape, o = params.shape, params.shape.options
+    rule = UpdateRule("zero", o.read_at, outer_gradient)
+    return TitansMemory(shape.chunk_size, memory_start(params.weights), rule, o.loss_factor, max_norm or None)
 
 
 class Titans(nn.Module):
@@ -187,12 +117,7 @@ class Titans(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_heads: int = 4,
-        chunk_size: int = 64,
-        options: TitansOptions | None = None,
-        seed: int = 0,
+        self, width: int, num_heads: int = 4, chunk_size: int = 64, options: TitansOptions | None = None, seed: int = 0
     ) -> None:
         super().__init__()
         self.shape = TitansShape(width, num_heads, chunk_size, options or TitansOptions())
@@ -223,14 +148,9 @@ class Titans(nn.Module):
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient, truncate_after)
         T = x.shape[1]
-        if T > MAX_SCAN_TOKENS and shape.options.reset_every is None:
-            scan = partial(
-                self.forward,
-                update_weights=update_weights,
-                outer_gradient=outer_gradient,
-                truncate_after=truncate_after,
-            )
-            return scan_in_segments(scan, state, x, attention_mask)
+        if T > MAX_SCAN_TOKENS:
+            scan = partial(self.forward, outer_gradient=outer_gradient, truncate_after=truncate_after)
+            return scan_in_segments(partial(scan, update_weights=update_weights), state, x, attention_mask)
         has_persistent = update_weights and shape.options.num_persistent_tokens > 0
         x, attention_mask = prepend_persistent(w, state, x, attention_mask, has_persistent)
         tokens = pack_left(x, attention_mask)
@@ -238,16 +158,14 @@ class Titans(nn.Module):
         conv_tails = {**state.conv_tails, **qkv.conv_tails}
         with torch.autocast(x.device.type, enabled=False):
             if update_weights:
-                gates = compute_gates(params, tokens)
-                options = ScanOptions(
-                    outer_gradient, truncate_after, reset_periods(shape), shape.options.activation_checkpointing
-                )
-                y, memory = scan_all_memories(params, state.memory, (*qkv[:3], *gates), tokens.lengths, options)
+                chunked = build_memory(params, outer_gradient, shape.options.max_memory_norm)
+                inputs = (*qkv[:3], *compute_gates(params, tokens))
+                checkpointing = shape.options.activation_checkpointing
+                y, memory = scan_chunks(chunked, state.memory, inputs, tokens.lengths, checkpointing, truncate_after)
             else:
                 memory = state.memory
                 rule = UpdateRule("zero", shape.options.read_at, outer_gradient)
-                names = shape.memory_chunk_sizes
-                y = sum_outputs([read_memory(memory_start(w, name), memory[name], qkv.q, rule) for name in names])
+                y = read_memory(memory_start(w), memory[MEMORY], qkv.q, rule)
         y = unpack(gate_and_project(y, tokens.x, w), tokens.order, attention_mask)
         return y[:, y.shape[1] - T :], replace(state, conv_tails=conv_tails, memory=memory)
 
@@ -266,19 +184,18 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
     last_tap = torch.eye(W)[-1].repeat(D, 1)
     w["q_conv.weight"], w["v_conv.weight"] = last_tap, last_tap.clone()
     w["k_conv.weight"] = torch.full((D, W), W**-0.5)
-    step_bias = logit(o.initial_lr(shape.chunk_size) / o.max_lr, "lr_init")
+    step_bias = logit(o.initial_lr(shape.chunk_size))
     biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
     if o.momentum:
-        biases["momentum"] = logit(INITIAL_MOMENTUM, "momentum")
+        biases["momentum"] = logit(INITIAL_MOMENTUM)
     for name, bias in biases.items():
         w |= {f"{name}.weight": torch.zeros(shape.num_heads, D), f"{name}.bias": torch.full((shape.num_heads,), bias)}
-    for name in shape.memory_chunk_sizes:
-        if o.memory_depth == 1:
-            w[f"{name}.M"] = sample_normal(generator, shape.num_heads, E, E, std=E**-0.5)
-        else:
-            hidden = o.mlp_width or E
-            w[f"{name}.W1"] = sample_normal(generator, shape.num_heads, E, hidden, std=hidden**-0.5)
-            w[f"{name}.W2"] = sample_normal(generator, shape.num_heads, hidden, E, std=E**-0.5)
+    if o.memory_depth == 1:
+        w[f"{MEMORY}.M"] = sample_normal(generator, shape.num_heads, E, E, std=E**-0.5)
+    else:
+        hidden = o.mlp_width or E
+        w[f"{MEMORY}.W1"] = sample_normal(generator, shape.num_heads, E, hidden, std=hidden**-0.5)
+        w[f"{MEMORY}.W2"] = sample_normal(generator, shape.num_heads, hidden, E, std=E**-0.5)
     w["norm.weight"] = torch.ones(D)
     if o.num_persistent_tokens:
         w["persistent"] = sample_normal(generator, o.num_persistent_tokens, D, std=1.0)

@@ -1,6 +1,6 @@
 """Reference implementation of a Titans layer: one reading step, token by token, with every matrix written out.
 
-Titans arXiv:2501.00663 (Eq. 11 to 19), TNT arXiv:2511.07343. Start reading here: `layer.py` computes the outputs and
+Titans arXiv:2501.00663 (Eq. 11 to 19). Start reading here: `layer.py` computes the outputs and
 gradients chunk by chunk, and a test checks in float64 that they equal those of this file. There is no state and no
 mask: a text is read from its beginning.
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.nested.titans.config import TitansParams
+from laconic.nested.titans.equations import TitansParams
 
 Matrices = list[Tensor]  # M, or W1 and W2 of a two-layer memory; each [B, H, O, I]
 
@@ -29,9 +29,7 @@ def titans_reference(params: TitansParams, x: Float[Tensor, "B T D"]) -> Float[T
     q, k, v = (split_heads(F.silu(convolve(x @ w[f"{n}_proj.weight"].mT, w[f"{n}_conv.weight"])), shape.num_heads)
                for n in "qkv")  # fmt: skip
     q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)  # Eq. 11
-    y = torch.zeros_like(v)
-    for name, chunk_size in shape.memory_chunk_sizes.items():
-        y = y + read_memory(params, name, chunk_size, q, k, v, gates_by_token(params, x))
+    y = read_memory(params, q, k, v, gates_by_token(params, x))
     y = y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     y = y.transpose(1, 2).flatten(2) * w["norm.weight"]
     return (y * F.silu(x @ w["g_proj.weight"].mT))[:, x.shape[1] - T :] @ w["o_proj.weight"].mT
@@ -55,25 +53,22 @@ def gates_by_token(params: TitansParams, x: Float[Tensor, "B T D"]) -> Mapping[s
     shape, w = params
     o = shape.options
     names = {"decay": "keep", "step": "step"} | ({"momentum": "momentum"} if o.momentum else {})
-    gates = {gate: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for gate, name in names.items()}
-    return gates | {"step": o.max_lr * gates["step"]}
+    return {gate: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for gate, name in names.items()}
 
 
 def read_memory(
-    params: TitansParams, name: str, C: int, q: Tensor, k: Tensor, v: Tensor, gates: Mapping[str, Tensor]
+    params: TitansParams, q: Tensor, k: Tensor, v: Tensor, gates: Mapping[str, Tensor]
 ) -> Float[Tensor, "B H T E"]:
-    """Write every pair (k, v) into one memory and return what the queries read from it."""
+    """Write every pair (k, v) into the memory and return what the queries read from it."""
     shape, w = params
-    o, B, T = shape.options, len(q), q.shape[2]
-    names = [f"{name}.M"] if o.memory_depth == 1 else [f"{name}.W1", f"{name}.W2"]
+    o, C, B, T = shape.options, shape.chunk_size, len(q), q.shape[2]
+    names = ["memory.M"] if o.memory_depth == 1 else ["memory.W1", "memory.W2"]
     starts = [w[n].expand(B, *w[n].shape) for n in names]
     zeros = [torch.zeros_like(W) for W in starts]
     memory, at_boundary, surprise, outputs = starts, starts, zeros, list[Tensor]()  # M, M_c, S
     for t in range(T):
         if t and t % C == 0:
             memory = at_boundary = [clip_norm(W, o.max_memory_norm) for W in memory]
-        if o.reset_every and name == "memory" and t % o.reset_every == 0:
-            memory, at_boundary, surprise = starts, starts, zeros
         before = memory
         decay, step = (gates[n][:, :, t, None, None] for n in ("decay", "step"))  # 1 - alpha and theta of the paper
         gradients = inner_gradient(at_boundary, k[:, :, t], v[:, :, t], o.loss_factor)
