@@ -96,7 +96,7 @@ def test_data_check_refuses_folders(run_cli: RunCli, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for name in ("rows", "a/b/c", "gsm8k"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("rows", "a/b/c", str(tmp_path), "/tmp", "/tmp:train"):
+    for name in ("rows", "rows/", "./rows", "./", "a/b/c", str(tmp_path), "/tmp", "/tmp:train"):
         code, _, error = run_cli("data", "check", name)
         assert (code, error.count("\n")) == (66, 1)
         assert "give a .jsonl, .parquet or .txt file" in error

@@ -110,7 +110,7 @@ def test_build_languages_tokenizer(tmp_path: Path) -> None:
 
 
 def test_formal_languages_config_refuses_impossible_lengths() -> None:
-    with pytest.raises(ValueError, match="max_length 7: no string of abab"):
+    with pytest.raises(ValueError, match="max_length: no string of abab has 5 to 7 symbols"):
         FormalLanguagesConfig(language="abab", min_length=5, max_length=7)
     assert FormalLanguagesConfig(language="anbncn", min_length=2, max_length=10).possible_lengths == (3, 6, 9)
 

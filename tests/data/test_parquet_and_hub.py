@@ -190,7 +190,9 @@ def test_load_hub_split_of_several_configurations(tmp_path: Path, monkeypatch: p
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(files)}\n---\n")
     for name in ("s", "l"):
         (folder / f"{name}.jsonl").write_text(json.dumps({"question": f"{name}?", "answer": "1", "text": name}) + "\n")
-    with pytest.raises(InputError, match=r"^cannot load own/multi from the folder .*: Config name .*\['s', 'l'\]"):
+    with pytest.raises(
+        InputError, match=r"^cannot load own/multi from the folder .*\['s', 'l'\].*; name it, own/multi:CONFIG:train$"
+    ):
         load_hub_split("own/multi", None, "train", None)
     with pytest.raises(
         InputError, match=r"^cannot load own/multi from .*: BuilderConfig 'm' not found\. Available: \['s', 'l'\]"

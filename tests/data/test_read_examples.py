@@ -370,3 +370,13 @@ def test_read_examples_notes_a_chain_that_is_not_read_in_every_form(tmp_path: Pa
     for row in ({"question": "2?", "answer": "2", "steps": []}, {"prompt": "2?", "completion": "2"}):
         read = read_examples(written(tmp_path, row | {"reasoning": "1 + 1 = 2"}), CONFIG)
         assert any("reasoning: not read" in note for note in read.notes), row
+
+
+def test_read_examples_notes_several_steps_in_one(tmp_path: Path) -> None:
+    row = {"question": "2 and 2?", "answer": "4"}
+    path = written(tmp_path, row | {"cot": "<<2+2=4>> <<4*1=4>>"})
+    assert "chains of one step with several <<…>>, which data.chain_split" in read_examples(path, CONFIG).notes[0]
+    assert not read_examples(path, DataConfig(path="x", chain_split="spaces")).notes
+    prose = {"cot": "He has 3*2=<<3*2=6>>6 and 4*2=<<4*2=8>>8 so 14."}
+    assert not read_examples(written(tmp_path, row | prose), CONFIG).notes
+    assert not read_examples(written(tmp_path, row | {"steps": ["<<2+2=4>> <<4*1=4>>"]}), CONFIG).notes

@@ -123,7 +123,7 @@ def test_segment_boundaries_refuse_impossible_limits() -> None:
     line = "leave nothing to draw for 3 segments"
     with pytest.raises(UsageError, match=line):
         SegmentBoundaries(TextConfig(row_tokens=600, segment_tokens=100), 0, 100)
-    with pytest.raises(UsageError, match="exceeded by all of 10,000 draws"):
+    with pytest.raises(UsageError, match="exceeded by all of 300 draws"):
         SegmentBoundaries(
             TextConfig(
                 row_tokens=2000,
@@ -135,3 +135,12 @@ def test_segment_boundaries_refuse_impossible_limits() -> None:
             0,
             400,
         )
+
+
+def test_draw_lengths_gives_up() -> None:
+    cuts = SegmentBoundaries(
+        TextConfig(row_tokens=600, segment_tokens=100, min_segment_tokens=2, max_segment_tokens=180), 0, 400
+    )
+    cuts.max_length = 99
+    with pytest.raises(UsageError, match="exceeded by all of 10,000 draws"):
+        cuts.draw_ends(0)

@@ -104,6 +104,7 @@ def test_decode_utf8_of_blocks(text: str, size: int) -> None:
         ("hi".encode("utf-16"), "book.txt: byte 0 is not UTF-8"),
         (b"\x1f\x8b\x08\x01", "book.txt: byte 1 is not UTF-8"),
         ("Brontë, Brontë".encode("latin-1"), "book.txt: byte 5 is not UTF-8"),
+        (b"\xef\xbb\xbfab\xff", "book.txt: byte 5 is not UTF-8"),
         ("aé".encode()[:-1], "book.txt: byte 1 is not UTF-8"),
         (b"", "book.txt: contains no text (empty); give text in UTF-8"),
         (b"\xef\xbb\xbf \r\n\t", "book.txt: contains no text (white space); give text in UTF-8"),

@@ -181,14 +181,14 @@ class CompressionConfig(ConfigModel):
         if self.summary == "select" and self.length_policy in ("nested_dropout", "stop_head"):
             raise ValueError(f'length_policy "{self.length_policy}" with summary "select": use "fixed" or "classifier"')
         if (self.max_memory_vectors is None) == (self.memory_policy in ("budgeted", "fifo")):
-            raise ValueError(f"max_memory_vectors {self.max_memory_vectors}: only for memory_policy budgeted and fifo")
+            raise ValueError("max_memory_vectors: set it for memory_policy budgeted and fifo, and only for them")
         if self.trigger_placement == "replace" and self.summary != "autoregressive":
             raise ValueError(f'trigger_placement "replace" with summary "{self.summary}": only autoregressive has one')
         if self.summary_init == "last_tokens" and not self.can_copy_last_tokens:
             raise ValueError('summary_init "last_tokens": needs parallel summaries of text, without a map')
         lengths = self.possible_lengths
         if list(lengths) != sorted(set(lengths)) or lengths[-1] > self.max_vectors:
-            raise ValueError(f"allowed_lengths {list(lengths)}: must ascend, to max_vectors {self.max_vectors}")
+            raise ValueError(f"allowed_lengths {list(lengths)}: must ascend to at most max_vectors {self.max_vectors}")
         if self.num_vectors is not None and self.length_policy != "fixed":
             raise ValueError(f'num_vectors {self.num_vectors}: only length_policy "fixed" uses it; remove the key')
         if self.fixed_length not in self.possible_lengths:

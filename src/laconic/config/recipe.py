@@ -254,7 +254,8 @@ class Recipe(ConfigModel):
     def check_documents(self) -> "Recipe":
         source, config = self.data.source, self.compression
         if not self.is_custom_method and (self.method in DOCUMENT_METHODS) != (source in DOCUMENT_SOURCES):
-            raise ValueError(f'data.source "{source}": does not go with method {self.method}')
+            expected = ", ".join(DOCUMENT_SOURCES) if self.method in DOCUMENT_METHODS else "file, catalog or digits"
+            raise ValueError(f'data.source "{source}": method {self.method} reads {expected}')
         if self.reads_documents and config is not None:
             config.check_for_reasoning()
         if source == "digits" and self.reads_documents != (self.data.digits.document_tokens is not None):

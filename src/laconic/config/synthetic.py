@@ -100,7 +100,8 @@ class FormalLanguagesConfig(SplitSizes):
     @model_validator(mode="after")
     def check_lengths(self) -> "FormalLanguagesConfig":
         if not self.possible_lengths:
-            raise ValueError(f"max_length {self.max_length}: no string of {self.language} is that short; raise it")
+            lengths = f"{self.min_length} to {self.max_length}"
+            raise ValueError(f"max_length: no string of {self.language} has {lengths} symbols; raise it")
         return self
 
     @property

@@ -105,6 +105,7 @@ def load_hub_split(
     except Exception as error:  # the client raises many types: HTTP, names, offline, cache
         suggestion = "" if find_dataset(repo) else suggest_dataset(repo)
         hint = f"{suggestion} {LOCAL_COPY_HINT}" if suggestion else LOCAL_COPY_HINT
+        hint = f"name it, {repo}:CONFIG:{split}" if "Config name is missing" in str(error) else hint
         origin = "the folder of this name" if Path(repo).is_dir() else "the Hub"
         message = f"cannot load {repo} from {origin}: {' '.join(str(error).split())[:300] or type(error).__name__}"
         raise InputError(f"{message}; {hint}") from error

@@ -26,6 +26,8 @@ ONE_OBJECT = "write one JSON object per line"
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 # Lone surrogates, NUL and bidirectional control characters.
 FORBIDDEN_CHARACTERS = re.compile("[\0\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+# Any of them, any escaped surrogate, and text that only looks like an escape: most lines have none.
+SUSPICIOUS_TEXT = re.compile(f"{FORBIDDEN_CHARACTERS.pattern}" r"|\\u(?:0000|[dD][89a-fA-F]|20(?:2[a-eA-E]|6[6-9]))")
 JSON_SPACE = re.compile(r"[ \t\r\n]*")
 COMPRESSED_FILES = {  # by their first bytes
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
@@ -250,7 +252,7 @@ def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> d
         raise RowError("deep JSON", f"nested deeper than {MAX_JSON_DEPTH}", "use plain fields")
     if not isinstance(row, dict):
         raise RowError("other JSON", "not an object", ONE_OBJECT)
-    if "\\u" in text or not text.isascii():
+    if ("\\u" in text or not text.isascii()) and SUSPICIOUS_TEXT.search(text):
         check_characters(row, forbidden)
     return row
 

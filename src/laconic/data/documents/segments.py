@@ -14,7 +14,7 @@ from laconic.errors import UsageError
 from laconic.rng import uniform
 
 CUT_KEY = 4  # separates these random numbers from a run's others
-MAX_DRAWS = 10_000
+MAX_DRAWS, CHECK_DRAWS = 10_000, 300  # a limit that passes the check fails no later draw
 
 
 def min_segment_length(W: int, w: int, X: int) -> int:
@@ -68,14 +68,14 @@ class SegmentBoundaries:
             return self.fixed_ends()
         return tuple(accumulate(length for i in range(len(self.groups)) for length in self.draw_lengths(step, i)))
 
-    def draw_lengths(self, step: int, group: int) -> list[int]:
-        """Draw the lengths of a group until none exceeds the maximum. Raises `UsageError` after `MAX_DRAWS` draws."""
-        for attempt in range(MAX_DRAWS):
+    def draw_lengths(self, step: int, group: int, max_draws: int = MAX_DRAWS) -> list[int]:
+        """Draw the lengths of a group until none exceeds the maximum. Raises `UsageError` after `max_draws` draws."""
+        for attempt in range(max_draws):
             lengths = self.draw_once(step, group, attempt)
             if max(lengths) <= self.max_length:
                 return lengths
         raise UsageError(
-            f"data.text.max_segment_tokens = {self.max_length}: exceeded by all of {MAX_DRAWS:,} draws; raise it"
+            f"data.text.max_segment_tokens = {self.max_length}: exceeded by all of {max_draws:,} draws; raise it"
         )
 
     def draw_once(self, step: int, group: int, attempt: int) -> list[int]:
@@ -101,4 +101,4 @@ class SegmentBoundaries:
                     f"data.text.segment_tokens = {mean}: lengths of {low} to {self.max_length} tokens leave nothing to "
                     f'draw for {w} segments; use shorter segments, or segment_lengths = "fixed"'
                 )
-            self.draw_lengths(0, self.groups.index(w))
+            self.draw_lengths(0, self.groups.index(w), CHECK_DRAWS)

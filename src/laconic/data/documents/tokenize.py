@@ -231,11 +231,11 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     """
     decoder, offset, is_blank = codecs.getincrementaldecoder("utf-8-sig")(), 0, True
     for block in chain(blocks, [b""]):  # the empty block is the last
-        start = offset - len(decoder.getstate()[0])
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            message = f"byte {start + error.start:,} is not UTF-8; give a complete text file in UTF-8"
+            position = offset + len(block) - len(error.object) + error.start  # in the file: the object lacks its mark
+            message = f"byte {position:,} is not UTF-8; give a complete text file in UTF-8"
             raise InputError(f"{name}: {message}") from None
         if (nul := block.find(b"\0")) >= 0:
             raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")

@@ -40,7 +40,8 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         return read_examples(name, config, max_rows)
     base, split = split_name(name)
     split = split or part
-    if find_dataset(name) is None and base.count("/") == 1 and not base.startswith(("/", "..", "~")):
+    is_hub_name = base.count("/") == 1 and len(parts := Path(base).parts) == 2 and parts[0] not in ("/", "..", "~")
+    if find_dataset(name) is None and is_hub_name:
         info = DatasetInfo(base, "", "", {}, base, parse_hub_name(name).config)
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
     else:

@@ -189,7 +189,7 @@ class ExampleReader:
         if example.id in self.ids:
             raise RowError("duplicate ids", f"duplicate id {example.id[:60]!r}", "ids must be unique", field="id")
         self.ids.add(example.id)
-        self.notes.update(iter_notes(example, self.config, self.columns))
+        self.notes.update(iter_notes(example, self.config, self.columns, self.chain_field))
         return example
 
     def result(self) -> ExamplesFile:

@@ -26,7 +26,9 @@ WHOLE_SOLUTION = re.compile(r"\\boxed\{|\A[^\n]*\n.*answer is\b", re.DOTALL | re
 THINKING_MARK = re.compile(r"</?think(?:ing)?>")
 
 
-def iter_notes(example: ReasoningExample, config: DataConfig, columns: str | None) -> Iterator[str]:
+def iter_notes(
+    example: ReasoningExample, config: DataConfig, columns: str | None, chain_field: str | None
+) -> Iterator[str]:
     """Yield a note for each part of a row that training would leave out or write unclearly."""
     if columns in FORM_COLUMNS:
         yield from iter_unread_fields(example)
@@ -49,6 +51,9 @@ def iter_notes(example: ReasoningExample, config: DataConfig, columns: str | Non
         field = next((x for x in CHAIN_NAMES if isinstance(example.metadata.get(x), str)), None)
         if field is not None:
             yield f'{field}: not read; if it is the chain of thought, set data.columns = {{ cot = "{field}" }}'
+    equations = EQUATION.split(example.steps[0]) if chain_field != "steps" and len(example.steps) == 1 else []
+    if len(equations) > 2 and not "".join(equations).strip():
+        yield 'chains of one step with several <<…>>, which data.chain_split = "spaces" separates'
     if config.format == "pccot" and joins_unclearly(example.steps):
         yield UNCLEAR_CHAINS
 
