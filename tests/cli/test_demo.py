@@ -148,6 +148,26 @@ def test_scheduler_interrupt_terminates_then_kills(
     assert {process.returncode for process in processes} == {75, -signal.SIGKILL}
 
 
+def test_scheduler_kills_at_a_second_sigterm() -> None:
+    calls, errors = list[str](), [SystemExit(143), None]
+
+    class Process:
+        def terminate(self) -> None:
+            calls.append("terminate")
+
+        def kill(self) -> None:
+            calls.append("kill")
+
+        def wait(self, timeout: float | None = None) -> None:
+            if error := errors.pop(0):
+                raise error
+
+    scheduler = DemoScheduler([])
+    scheduler.processes = cast(Any, {Process(): None})
+    scheduler.stop()
+    assert calls == ["terminate", "kill"]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Output:
     """A tiny demo; one worker of the test run makes it for all."""

@@ -178,6 +178,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
     [
         (("chain", QUESTION), "method cot has no latents"),
         (("early", QUESTION), "step 1 is in a stage without latents"),
+        (("model.gguf", QUESTION), "model.gguf is a model; give a run"),
         (("kava",), "give either a question or --task"),
         (("kava", QUESTION, "--task", "test"), "give either a question or --task"),
         (("kava", "--task", "test", "--answer", "4"), "--chain and --answer require a question"),

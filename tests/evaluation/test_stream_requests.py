@@ -139,7 +139,8 @@ def test_build_requests_refuses_missing_data(tmp_path: Path) -> None:
     result = run(tmp_path, "mqar")
     with pytest.raises(InputError, match=r"needs data.source text"):
         build_requests(result, "ppl", None)
-    with pytest.raises(InputError, match="its own tasks are test and valid"):
-        build_requests(result, "formal_languages", None)
+    for trained in (result, run(tmp_path, "bytes")):
+        with pytest.raises(InputError, match="its own tasks are test and valid"):
+            build_requests(trained, "formal_languages", None)
     with pytest.raises(InputError, match=r"--tasks test: .* was trained on data.source recall, which is not a stream"):
         build_requests(run(tmp_path, "recall"), "test", None)

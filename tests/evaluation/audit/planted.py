@@ -107,5 +107,6 @@ def audit_in_memory(run: LoadedRun, n: int = 100) -> ThoughtAudit:
     conditions = list_conditions(count_latents(inspected, questions.source), latents.num_iterations)
     means = reference_means_of(inspected, questions.source, 64)
     items = answer_under_conditions(inspected, questions, conditions, range(n), means)
-    row = ReasoningRow("digits", "planted", "", (0,), (ReasoningResult.from_items(items, "last digit", 0),))
+    result = ReasoningResult.from_items(items, {"protocol": "last digit", "bytes_per_position": 0})
+    row = ReasoningRow("digits", "planted", "", (0,), (result,))
     return ThoughtAudit(row, [items])

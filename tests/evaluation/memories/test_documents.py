@@ -74,6 +74,15 @@ def test_load_probed_documents_skips_short_texts(documents: Path, tmp_path: Path
     assert [note.split()[:3] for note in loaded.notes] == [["skipped", "1", "document"], ["left", "out", "1"]]
 
 
+def test_load_probed_documents_counts_questions_of_short_texts(tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    rows = [{"context": f"{n} {STORY}", "question": "Who?", "answer": x} for n, x in enumerate(("red", "Captain Nemo"))]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_probed_documents(load_tokenizer("stories260k"), None, str(questions), 192, None)
+    assert [document.name for document in loaded.documents] == ["text 1"]
+    assert [note.split()[:3] for note in loaded.notes] == [["questions", "alone:", "needles,"], ["left", "out", "1"]]
+
+
 def test_book_questions_are_about_their_books() -> None:
     rows = [json.loads(line) for line in (REPO / "examples/book_questions.jsonl").read_text().splitlines()]
     assert len(rows) >= 20

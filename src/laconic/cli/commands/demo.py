@@ -257,7 +257,7 @@ class DemoScheduler:
         for process in self.processes:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
                 process.kill()
                 process.wait()
 

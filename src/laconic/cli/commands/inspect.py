@@ -60,6 +60,8 @@ class InspectCommand:
 
     def run(self) -> int:
         folder = Path(self.model)
+        if folder.suffix == ".gguf":
+            raise UsageError(f"{self.model} is a model; give a run that was trained to think, or a memory file")
         if folder.is_file():
             return self.inspect_file()
         if not folder.exists():

@@ -104,6 +104,7 @@ def load_probed_documents(
             document = build(tokenizer, f"text {i}" if name == text else name, text, num_tokens, about)
             if document is None:
                 num_skipped += 1
+                num_unanswerable += len(about) if build is probe_questions else 0
             else:
                 result.append(document)
                 num_unanswerable += len(about) - len(document.probes.get("questions", ()))

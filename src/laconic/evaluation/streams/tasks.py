@@ -157,7 +157,7 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
     if stream == "needle":
         return [needle_request(run, limit)]
     if stream not in SYNTHETIC_STREAMS or kind != stream:
-        why = "its own tasks are test and valid" if kind in SYNTHETIC_STREAMS else "which is not a stream"
+        why = "its own tasks are test and valid" if kind in (*SYNTHETIC_STREAMS, "text") else "which is not a stream"
         raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, {why}")
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, limit).source
     request = StreamRequest(name, stream, source, max(MAX_BATCH_TOKENS // source.max_length, 1))
