@@ -491,7 +491,7 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     assert not Path("empty.out.part").exists()
     Path("chat.jsonl").write_text('{"prompt": "1 + 1 ="}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     code, _, err = run("generate", "runs/a", "--input", "chat.jsonl")
-    assert (code, '--input: row 2 has "messages"; a run answers a "question"' in err) == (2, True)
+    assert (code, "chat.jsonl:2 has messages; give a question" in err) == (2, True)
 
 
 def test_generate_refuses_an_empty_question_before_the_run_is_loaded(
@@ -500,7 +500,7 @@ def test_generate_refuses_an_empty_question_before_the_run_is_loaded(
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     monkeypatch.setattr(laconic, "load", None)
     code, _, err = run("generate", "runs/a", "1 + 1 =", "")
-    assert (code, err) == (2, "laconic: prompt 2 is empty or chat messages; give a question\n")
+    assert (code, err) == (2, "laconic: prompt 2 is empty; give a question\n")
 
 
 def test_generate_answers_with_a_checkpoint(run: RunCli) -> None:

@@ -272,10 +272,16 @@ def test_memory_that_is_uploaded_while_it_is_loaded(
     assert complete(client, id) == generate_after(chat_model, other)
 
 
+def test_a_memory_of_a_chat_is_not_joined(client: TestClient) -> None:
+    ids = [create(client, keep=0.5)["id"], create(client, keep=0.5, chat=True)["id"]]
+    status, message = error_of(client.post("/v1/completions", json={"prompt": "a", "memory": ids}))
+    assert (status, message.partition(":")[2][:48]) == (400, " a memory of a chat cannot be joined with others")
+
+
 @pytest.mark.parametrize(
     ("body", "param", "text"),
     [
-        ({"method": "magic"}, "method", "give one of kvzip"),
+        ({"method": "magic"}, "method", "use one of 'kvzip'"),
         ({"keep": 2.0}, "keep", "at most 1"),
         ({"keep": 0.5, "slots": 3}, "keep", "give only one of them"),
         ({"text": ""}, "text", "text: empty; give text"),

@@ -83,7 +83,7 @@ COMMIT_PARTS: dict[str, tuple[Any, str]] = {
     "files": (atomic, "save_file"),
     "manifest": (ManifestWriter, "finish"),
     "rename": (os, "rename"),
-    "latest": (RunDirectory, "_write_latest"),
+    "latest": (atomic, "write_text_atomically"),
 }
 
 

@@ -3,8 +3,10 @@
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,7 +34,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_run(load_run(train_tiny_run("kava", folder), torch.device("cpu")), folder / "run")
     tokenizer = build_byte_tokenizer()
     decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
-    export_model(decoder, folder / "model", tokenizer, max_shard_bytes=50_000)
+    with patch.object(decoder, "save_pretrained", partial(decoder.save_pretrained, max_shard_bytes=50_000)):
+        export_model(decoder, folder / "model", tokenizer)
     assert len(list((folder / "model").glob("*.safetensors"))) > export_record.NUM_THREADS
     return folder
 

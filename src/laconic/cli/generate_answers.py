@@ -30,7 +30,7 @@ def answer_prompts(command: "GenerateCommand") -> int:
     rows = command.read_plain_prompts(question_column=columns.get("question", "question"))
     for row in rows:
         if not row.text:
-            raise UsageError(f"{row.name} is empty or chat messages; give a question")
+            raise UsageError(f"{row.name} {'is empty' if row.text == '' else 'has messages'}; give a question")
     flags = {"stop_string": command.stop_string, "min_tokens": command.min_tokens or None, "logprobs": command.logprobs}
     refuse_flags(flags, "not available for a run that answers questions")
     command.refuse_checkpoint_flags()

@@ -40,9 +40,7 @@ class RunningSequence:
     id: int
     request: EngineRequest
     on_event: OnEvent  # called on the engine's thread
-    prompt: Tensor | None = (
-        None  # ids [T] or embeddings [T, D] to read; while a question is thought about, its next read
-    )
+    prompt: Tensor | None = None  # ids [T] or embeddings [T, D]; while a question is thought about, its next read
     is_read_at_once: bool = False  # in one step, since the length at a step's end changes the keys of the prompt
     num_state_ids: int = 0  # first prompt ids that belong to the state that is continued
     num_prompt_tokens: int = 0  # as they are counted for the user

@@ -212,7 +212,8 @@ def load_kv_memories(
         memories.append(memory.to(weight.device, weight.dtype))
     if len(memories) == 1:
         return memories[0]
-    chat = next((source for source, memory in zip(sources, memories, strict=True) if is_chat_memory(memory)), None)
-    if chat is not None:
-        raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without chat")
+    for source, memory in zip(sources, memories, strict=True):
+        if is_chat_memory(memory):
+            name = source if isinstance(source, str | Path) else "a memory of a chat"
+            raise UsageError(f"{name} cannot be joined with others: it opens a user message; compress without chat")
     return KVMemory.concat_documents(decoder.config, *memories)

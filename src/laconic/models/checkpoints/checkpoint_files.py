@@ -174,7 +174,8 @@ def refuse_pickle(folder: Path, name: str | None = None) -> None:
     if pickle:
         raise UnsafeFileError(
             f"{pickle} is a pickle, which can run code; it was not opened. "
-            "Convert it to safetensors with transformers' save_pretrained in an environment you trust"
+            "Convert it to safetensors with transformers' save_pretrained in an environment you trust "
+            "(an AutoCompressor with safetensors' save_file, since transformers drops its summary tokens)"
         )
 
 

@@ -82,9 +82,8 @@ class ApiModel:
     def check_reads_memories(self) -> None:
         """Raise UsageError if the model reads no memories."""
         if self.memory_metadata is None:
-            hint = (
-                "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else " over HTTP; use laconic generate"
-            )
+            learns = isinstance(self.model, NestedTextModel)
+            hint = "; use /v1/sessions" if learns else " over HTTP; use laconic generate"
             raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
 
 

@@ -91,7 +91,7 @@ def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message
     """
     template = served.tokenizer.chat_template
     if template is None and not isinstance(served.model, Reasoner):
-        raise ApiError(400, f"{served.name} has no chat template; use /v1/completions", "messages")
+        raise ApiError(400, f"{served.name} has no chat template; send a prompt, as to /v1/completions", "messages")
     check_characters(served, sum(len(message.content) for message in chat), "messages")
     new_roles = {} if "developer" in (template or "") else {"developer": "system"}
     return [{**m.model_dump(exclude_none=True), "role": new_roles.get(m.role, m.role)} for m in chat]

@@ -28,9 +28,7 @@ class TextTokens:
     """The tokens of an answer's text, without those of a stop string and the one that ends the sequence."""
 
     length: int = 0  # characters of the text so far
-    waiting: list[TokenEvent] = field(
-        default_factory=list[TokenEvent]
-    )  # a stop string or the end may still remove them
+    waiting: list[TokenEvent] = field(default_factory=list[TokenEvent])  # a stop string or the end may remove them
 
     def add(self, event: TokenEvent | FinishEvent) -> list[TokenLogprob]:
         """Return the tokens that are now known to belong to the text, in order."""

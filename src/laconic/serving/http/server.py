@@ -114,9 +114,10 @@ def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
         is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, dualstack_ipv6=is_dual)
     except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]  # create_server repeats the address
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--host {host}: not an address of this machine: {error.strerror}") from None
-        raise BusyError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
+            raise UsageError(f"--host {host}: not an address of this machine: {reason}") from None
+        raise BusyError(f"--host {host} --port {port}: {reason}; choose another port") from None
     except UnicodeError:
         raise UsageError(f"--host {host}: not a host name; give an address of this machine") from None
 
