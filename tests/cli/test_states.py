@@ -474,8 +474,8 @@ def load_state(path: str) -> FastWeightState:
 @pytest.mark.medium
 def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: Path, me: str) -> None:
     assert run("compress", "donor", "book.txt", "--learn", "--inner-lr", "0.5", "--out", "s.safetensors")[0] == 0
-    refused(run, 76, "belongs to checkpoint ", "generate", "other donor", "x", "--memory", "s.safetensors")
-    refused(run, 76, "belongs to a plain checkpoint", "generate", "hope", "x", "--memory", "s.safetensors")
+    refused(run, 76, "belongs to plain checkpoint ", "generate", "other donor", "x", "--memory", "s.safetensors")
+    refused(run, 76, "belongs to plain checkpoint ", "generate", "hope", "x", "--memory", "s.safetensors")
     refused(run, 76, "belongs to a trained nested model", "generate", "donor", "x", "--memory", me)
     Path("note.txt").write_text("A short note.")
     assert run("compress", "donor", "note.txt", "--method", "window", "--out", "kv.safetensors")[0] == 0

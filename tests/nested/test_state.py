@@ -82,6 +82,7 @@ def test_state_rows_select_repeat_and_concat_are_consistent() -> None:
     assert state.states_equal(some.layers[0].cms, state.select_rows(whole.layers[0].cms, torch.tensor([2, 0])))
     for mask in ([True, False, True], torch.tensor([True, False, True])):
         assert state.states_equal(whole.select_rows(mask), whole.select_rows([0, 2]))
+    assert state.states_equal(whole.select_rows([0, 1]).select_rows([False, True]), whole.select_rows([1]))
     parts = state.select_rows(whole, [0]), state.select_rows(whole, [1, 2])
     assert state.states_equal(state.concat_rows(*parts), whole)
     fork = state.repeat_rows(whole, 2)

@@ -243,7 +243,7 @@ class SummaryMemory:
         first = check_compatible("concat_segments", memories)
         odd = next((memory.B for memory in memories if memory.B != first.B), None)
         if odd is not None:
-            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; select the same rows of both")
+            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; give some of equally many texts")
         starts = [sum(memory.num_segments for memory in memories[:i]) for i in range(len(memories))]
         moved = [
             replace(memory, segment_ids=(memory.segment_ids + start).masked_fill(~memory.valid, -1))

@@ -285,7 +285,7 @@ class KVMemory:
         first = check_joinable("concat_documents", memories)
         odd = next((memory.B for memory in memories if memory.B != first.B), None)
         if odd is not None:
-            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; select the same rows of both")
+            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; give some of equally many texts")
         moved, start = list[KVMemory](), torch.zeros_like(first.num_tokens)
         for memory in memories:
             end, positions = start + memory.num_tokens, memory.positions + start[memory.row_index]

@@ -52,7 +52,9 @@ def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: Untrained
     """Raise `CorruptArtifactError` for a state of another plain checkpoint, or with other levels on it."""
     theirs, expected = about.get("checkpoint"), None if ours is None else ours.checkpoint
     if theirs != expected:
-        names = [f"checkpoint {str(x)[:HASH_PREFIX]}…" if x else "a trained nested model" for x in (theirs, expected)]
+        names = [
+            f"plain checkpoint {str(x)[:HASH_PREFIX]}…" if x else "a trained nested model" for x in (theirs, expected)
+        ]
         raise CorruptArtifactError(f"state: {path} belongs to {names[0]}, this is {names[1]}; use that model")
     if ours is None:
         return
