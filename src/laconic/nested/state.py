@@ -254,9 +254,9 @@ def row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
 
 def select_rows(tree: Tree, rows: RowIndex) -> Tree:
     """Return the given rows, in that order, or those where a mask is True; a row may be repeated."""
+    if isinstance(rows, list) and all(type(row) is int for row in rows) and rows == list(range(num_rows(tree))):
+        return tree  # most batches are one group of aligned rows; [False, True] would equal [0, 1]
     index = row_index(rows, num_rows(tree))
-    if index.equal(torch.arange(num_rows(tree))):
-        return tree
     return map_tensors(tree, lambda x: x.index_select(0, index.to(x.device)))
 
 
