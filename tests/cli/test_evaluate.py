@@ -320,6 +320,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no checkpoint of step 9"),
         (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "--checkpoint last: not available in kava/seed-0"),
         (("digits", "--checkpoint", "best"), 2, "--checkpoint best: not available in digits"),
+        (("digits/steps/step-000002",), 66, "step-000002 is a checkpoint; give its run "),
         (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),
     ],
 )

@@ -520,6 +520,8 @@ def test_generate_answers_with_a_checkpoint(run: RunCli) -> None:
     ):
         code, _, err = run("generate", model, *question, "--checkpoint", name)
         assert (code, message in err) == (2, True), err
+    code, _, err = run("generate", "runs", *question, "--checkpoint", "latest")
+    assert (code, "load one of them, such as runs/a" in err) == (66, True), err
 
 
 @pytest.mark.medium

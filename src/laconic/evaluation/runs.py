@@ -58,6 +58,9 @@ def seed_runs(path: str | Path) -> list[Path]:
     if not runs:
         for entry in (folder, *seeds):
             check_not_empty_run(entry)
+        run = folder.absolute().parent.parent
+        if folder.absolute().parent.name == "steps" and is_run_dir(run):
+            raise InputError(f"{folder} is a checkpoint; give its run {run} and --checkpoint {folder.name}")
         raise InputError(f"{folder} is not a run directory; give one that laconic train or export wrote")
     return [run if is_run_dir(run) else prepare_export(run) for run in runs]
 

@@ -148,12 +148,14 @@ class GenerateCommand(SamplingFlags):
     def find_step(self) -> Path:
         """Return the folder of the checkpoint that `--checkpoint` names; raise `UsageError` (2) if there is none."""
         from laconic.evaluation.runs import resolve_step
+        from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import check_not_empty_run, is_run_dir
         from laconic.storage.run_dir import RunDirectory
 
         folder = Path(self.model)
         check_not_empty_run(folder)
         if not is_run_dir(folder):
+            check_is_model(folder)
             raise UsageError(f"--checkpoint: {self.model} is not the directory of a run; remove --checkpoint")
         step = resolve_step(folder, self.checkpoint)
         assert step is not None
