@@ -291,7 +291,7 @@ def closest_key(key: str, keys: Sequence[str]) -> str | None:
     table, _, name = key.rpartition(".")
     names = {other.rpartition(".")[2]: other for other in sorted(keys, key=lambda other: other.startswith("train."))}
     close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
-    same = difflib.get_close_matches(name, names, n=1, cutoff=1.0 if table else 0.8)
+    same = difflib.get_close_matches(name, names, n=1, cutoff=1.0 if table else 0.75)
     return close[0] if close else names[same[0]] if same else None
 
 

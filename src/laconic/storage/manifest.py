@@ -182,19 +182,23 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
             what = f"{min(missing)} is missing" if missing else f"{min(extra)} is not listed"
             raise CorruptArtifactError(f"{folder}: {what}")
         for name, expected in manifest.files.items():
-            path = resolve_inside(folder, name, allow_links=False)
-            size = path.stat().st_size
-            if size != expected.bytes:
-                raise CorruptArtifactError(f"{folder}: {name} has {size:,} bytes, expected {expected.bytes:,}")
-            _, sha256 = hash_file(path)
-            if sha256 != expected.sha256:
-                raise CorruptArtifactError(f"{folder}: {name} has sha256 {sha256}, expected {expected.sha256}")
-            if name.endswith(".safetensors"):
-                try:
-                    read_safetensors_header(path)
-                except InputError as error:
-                    raise CorruptArtifactError(f"{folder}: {error}") from None
+            _check_file(folder, name, expected)
     return manifest
+
+
+def _check_file(folder: Path, name: str, expected: FileEntry) -> None:
+    path = resolve_inside(folder, name, allow_links=False)
+    size = path.stat().st_size
+    if size != expected.bytes:
+        raise CorruptArtifactError(f"{folder}: {name} has {size:,} bytes, expected {expected.bytes:,}")
+    _, sha256 = hash_file(path)
+    if sha256 != expected.sha256:
+        raise CorruptArtifactError(f"{folder}: {name} has sha256 {sha256}, expected {expected.sha256}")
+    if name.endswith(".safetensors"):
+        try:
+            read_safetensors_header(path)
+        except InputError as error:
+            raise CorruptArtifactError(f"{folder}: {error}") from None
 
 
 def hash_line(previous: str, line: str) -> str:
