@@ -1,6 +1,7 @@
 """Metadata of a saved memory (writer and reader weights, source texts), and its file format."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ class SourceDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseMetadata:
+class BaseMetadata(ABC):
     """What the files of all memories record: version of laconic, model, SHA-256 of tokenizer.json, rows of texts."""
 
     READER_FIELDS: ClassVar[dict[str, str]]  # which must be the reader's, and their names in messages
@@ -57,9 +58,9 @@ class BaseMetadata:
     documents: tuple[tuple[SourceDocument, ...], ...] = ()
 
     @property
+    @abstractmethod
     def shape_text(self) -> str:
         """Family and sizes of the model, for messages."""
-        raise NotImplementedError
 
     def select_rows(self: Metadata, rows: Sequence[int]) -> Metadata:
         return replace(self, documents=tuple(self.documents[row] for row in rows))
