@@ -13,7 +13,7 @@ one.
 Seeds, locks, resuming, storage, progress, signals and ranks are handled here; `laconic report` loads the results.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from laconic.config.recipe import Recipe
@@ -37,6 +38,7 @@ from laconic.evaluation.results_store import (
     EvalMetadata,
     StoredEvaluation,
 )
+from laconic.evaluation.statistics import ScoreMatrix
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
 from laconic.storage import lock
@@ -140,6 +142,10 @@ class RunResult:
     @property
     def pooled_items(self) -> list[EvalItem]:
         return [item for items in self.items_by_seed for item in items]
+
+    def scores(self, condition: str, score: Callable[[Mapping[str, Any]], float]) -> ScoreMatrix:
+        """Return a score of every item, computed from its metrics under a condition, [seeds, items]."""
+        return np.array([[score(item.conditions[condition]) for item in items] for items in self.items_by_seed])
 
 
 Results = Mapping[EvalKind, Sequence[RunResult]]

@@ -11,8 +11,9 @@ import pytest
 from laconic.cli.commands.report import ReportCommand
 from laconic.cli.commands.train import TrainCommand
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.compression import context_qa
 from laconic.evaluation.compression import run as compression_run
-from laconic.evaluation.compression.context_qa_run import ContextQA
+from laconic.evaluation.compression.suite import detect_kind
 from laconic.evaluation.results_store import UNITS_FILE, load_items
 from tests.conftest import RunCli
 from tests.evaluation.pages import leave_out_images
@@ -167,14 +168,11 @@ def test_evaluate_tails_and_excerpts_of_held_out_books(run: RunCli) -> None:
         "full": 64,
         "untrained none": 0,
         "untrained": 4,
-        "full-tuned": 64,
         "n = 1": 1,
         "end, n = 1": 1,
         "n = 4": 4,
         "end, n = 4": 4,
     }
-    (tuned,) = (gain for gain in books["conditions"] if gain["condition"] == "full-tuned")
-    assert tuned["nll"]["mean"] == pytest.approx(baseline["conditions"][-1]["nll"]["mean"])
     names = [gain["condition"] for gain in baseline["conditions"]]
     assert names == ["none", *(f"end {2**i}" for i in range(6)), "full"]
 
@@ -218,8 +216,8 @@ def write_files(folder: Path) -> tuple[str, str]:
 def test_evaluate_and_report_files_of_questions_and_labels(
     run: RunCli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.NUM_ORDERS", 1)
-    monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.TEXT_DEMO_TOKENS", ())
+    monkeypatch.setattr("laconic.evaluation.compression.demonstrations.NUM_ORDERS", 1)
+    monkeypatch.setattr("laconic.evaluation.compression.demonstrations.TEXT_DEMO_TOKENS", ())
     leave_out_images(monkeypatch, only_dark=True)
     questions, labelled = write_files(tmp_path)
     code, out, err = run("books/seed-0", "--tasks", f"{questions},{labelled}", "--limit", 2, "--format", "json")
@@ -243,11 +241,30 @@ def test_evaluate_and_report_files_of_questions_and_labels(
         ReportCommand(("books",), Path("none.html")).run()
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ('{"text": "a", "label": "context"}', "labels"),
+        ('{"context": "the \\"text\\"", "question": "who?"}', "answers"),
+        ("", "contains no row"),
+        ('{"context": "na\udcefve"}', "is not UTF-8"),
+    ],
+)
+def test_detect_kind_parses_the_first_row(tmp_path: Path, line: str, kind: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(line, encoding="utf-8", errors="surrogateescape")
+    if " " in kind:
+        with pytest.raises(InputError, match=kind):
+            detect_kind(file)
+    else:
+        assert detect_kind(file) == kind
+
+
 def test_evaluate_files_keeps_finished_items_after_a_signal(
     run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions, _ = write_files(tmp_path)
-    monkeypatch.setattr(ContextQA, "run_item", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(context_qa, "answer_question", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = run("books/seed-1", "--tasks", questions)
     assert code == 75
     assert "questions: finished items are stored" in err
@@ -263,5 +280,5 @@ def test_report_of_stored_results(run: RunCli, runs: Path, monkeypatch: pytest.M
     assert run("facts")[0] == run("books/seed-0", "lm", "--limit", 3)[0] == 0
     assert ReportCommand(("facts", "books/seed-0", "lm"), Path("page.html")).run() == 0
     text = (runs / "page.html").read_text()
-    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall and soft reading", "full-tuned"):
+    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall and soft reading"):
         assert expected in text, expected

@@ -1,23 +1,22 @@
 """Context gains, fact recall and the HTML report, against figures computed by hand."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from laconic.evaluation.compression import fact_recall, perplexity, report, table
-from laconic.evaluation.report.page import render_page
+from laconic.evaluation.compression.suite import build_file_section
+from laconic.evaluation.report.page import PageSection, render_page
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
-from tests.evaluation.pages import leave_out_images
 
 
-def render(*results: Any) -> str:
+def render(results: list[RunResult], file_sections: list[PageSection] | None = None) -> str:
     """A page of the report's sections."""
-    return render_page("Context compression", report.build_sections(*results))
+    return render_page("Context compression", report.build_sections(results, file_sections or []))
 
 
 def book_result(seeds: int = 1) -> RunResult:
@@ -54,7 +53,7 @@ def to_text(html: str) -> str:
 
 def test_context_gains_are_paired_by_document() -> None:
     result = book_result()
-    gains = {gain.condition: gain for gain in perplexity.context_gains(result.items_by_seed, result.conditions)}
+    gains = {gain.condition: gain for gain in perplexity.context_gains(result)}
     saved = [1 - 0.01 * d for d in range(6)]
     mean = sum(saved) / 6
     se = (sum((x - mean) ** 2 for x in saved) / 5 / 6) ** 0.5
@@ -62,12 +61,10 @@ def test_context_gains_are_paired_by_document() -> None:
     assert (gain.gain.mean, gain.se) == (pytest.approx(mean), pytest.approx(se))
     assert (gain.mean_vectors, gain.context_size) == (2, 2)
     assert gain.share_of_full == pytest.approx(mean / (3 + 0.25 - 1))
-    assert gain.late_gain is not None
-    assert gain.late_gain.mean == pytest.approx(mean)
     assert gains["untrained"].gain.mean == pytest.approx(0.45)
     assert gains["untrained"].share_of_full is None
     assert gains["full"].share_of_full == pytest.approx(1)
-    by_position = perplexity.nll_by_position(result.items_by_seed, "compressed")
+    by_position = perplexity.nll_by_position(result, "compressed")
     assert by_position == pytest.approx([2 + 0.11 * 2.5] * 2)
 
 
@@ -78,15 +75,16 @@ def test_clustered_standard_error_with_enough_texts() -> None:
     assert standard_error(differences, list("aabbbb")) == pytest.approx((2 * sum(x * x for x in sums)) ** 0.5 / 6)
     assert standard_error(differences) == standard_error(differences, list("abcdef"))
     assert standard_error(differences) == pytest.approx(differences.std(ddof=1) / 6**0.5)
-    names = [f"user@{d // 2}@{d}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
-    assert perplexity.group_by_text(names) == [f"user@{d // 2}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
-    assert perplexity.group_by_text(names[:-2]) is None
+    items = [EvalItem(f"user@{d // 2}@{d}", {}) for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    texts = [f"user@{d // 2}" for d in range(len(items))]
+    assert perplexity.group_by_text(RunResult("run", "test", (0,), [items])) == texts
+    assert perplexity.group_by_text(RunResult("run", "test", (0,), [items[:-2]])) is None
 
 
 def test_share_of_full_is_none_if_the_whole_text_gains_nothing() -> None:
     conditions = [fixed_lengths(d) | {"full": make_condition(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
     result = make_result("stop", conditions)
-    gains = perplexity.context_gains(result.items_by_seed, result.conditions)
+    gains = perplexity.context_gains(result)
     assert {gain.share_of_full for gain in gains} == {None}
 
 
@@ -116,12 +114,11 @@ def test_report_page_contains_the_figures() -> None:
         "AutoCompressor-2.7B",
         "F=2 51.3 % correct, N 2.00; correlation of N with F 1.000",
         "recall, soft minus hard: -0.1000 nats per token",
-        "stretches of only 2 texts",
         "open question",
         "stop, compressed its own 2.00 2.2750 2.2500 -0.0250 ± 0.0076 below the line",
     ):
         assert expected in text, expected
-    assert html.count("<picture") == 4
+    assert html.count("<picture") == 2
     assert not re.search(r"(?:src|href)=.?(?:https?:)?//", html)
     assert "-0.0000" not in text
 
@@ -155,7 +152,7 @@ def file_result(kind: str) -> RunResult:
 
 
 def test_report_page_contains_file_results_and_published_tables() -> None:
-    text = to_text(render([], [file_result("labels"), file_result("answers")]))
+    text = to_text(render([], [build_file_section(file_result(kind)) for kind in ("labels", "answers")]))
     for expected in (
         "In-context classification: file stop, file: 3 texts, 2 labels; majority baseline 66.7 %",
         "vectors of 1 segment 4 33.3 ± 0.0 neither",
@@ -170,33 +167,6 @@ def test_report_page_contains_file_results_and_published_tables() -> None:
     assert positions == sorted(positions)
 
 
-def test_add_controls_uses_a_language_model_on_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out_images(monkeypatch)
-    run = book_result(2)
-    conditions = {"none": make_condition(4, 0, ()), "full": make_condition(1.5, 0, ())}
-    baseline = replace(make_result("plain", [conditions] * 6), info={"method": "lm"})
-    other = replace(make_result("other", [conditions] * 5), info={"method": "lm"})
-    short = replace(baseline, items_by_seed=[[EvalItem(i.id, {"none": i.shared}) for i in baseline.items_by_seed[0]]])
-    assert table.add_controls([run, short]) == [run, short], "the whole text did not fit the baseline"
-    results = table.add_controls([run, other, short, baseline])
-    assert results[1:] == [other, short, baseline]
-    gains = {gain.condition: gain for _, gain in table.gain_rows(results[0])}
-    assert gains["full-tuned"].nll.mean == pytest.approx(1.5)
-    assert gains["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
-    assert gains["full-tuned"].gain.num_seeds == 2
-    text = to_text(render(results))
-    assert "full-tuned 6 –" in text
-
-
 def test_gain_table_of_one_document_has_no_standard_error() -> None:
     table_of_one = table.build_gain_table([make_result("kava", [fixed_lengths(0)])])
     assert {row[list(table_of_one.header).index("± s.e.")] for row in table_of_one.rows} == {"–"}
-
-
-def test_gain_table_shows_no_context_once_for_contexts_of_equal_documents() -> None:
-    short = make_result("kava", [fixed_lengths(d) for d in range(3)])
-    rows = table.build_gain_table([short, replace(short, task="test-128")]).rows
-    conditions = ["full", "n = 1", "n = 2", "n = 4"]
-    assert [row[2] for row in rows] == ["none", *conditions, *conditions]
-    other = make_result("kava", [fixed_lengths(d + 1) for d in range(3)])
-    assert [row[2] for row in table.build_gain_table([short, other]).rows].count("none") == 2

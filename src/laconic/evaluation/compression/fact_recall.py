@@ -4,6 +4,7 @@ Symbols: F facts of a document, N its number of vectors, E[N] the mean under the
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -28,13 +29,9 @@ def recall_by_facts(items: Sequence[EvalItem], condition: str) -> list[RecallByF
     groups: list[RecallByFacts] = []
     for num_facts in sorted({item.shared["num_facts"] for item in items}):
         same = [item for item in items if item.shared["num_facts"] == num_facts]
-        metrics, (accuracy, nll) = [item.conditions[condition] for item in same], score_per_token(same, condition)
-        lengths = [sum(m["expected_lengths"]) for m in metrics if m["expected_lengths"]]
-        mean_vectors, expected = (
-            float(num_vectors(same, condition).mean()),
-            float(np.mean(lengths)) if lengths else None,
-        )
-        groups.append(RecallByFacts(num_facts, len(metrics), accuracy, nll, mean_vectors, expected))
+        lengths = [sum(x) for item in same if (x := item.conditions[condition]["expected_lengths"])]
+        vectors, expected = float(num_vectors(same, condition).mean()), fmean(lengths) if lengths else None
+        groups.append(RecallByFacts(num_facts, len(same), *score_per_token(same, condition), vectors, expected))
     return groups
 
 

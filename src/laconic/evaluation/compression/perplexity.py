@@ -1,30 +1,29 @@
 """Perplexity of tails by condition, and what each condition gains over no context.
 
-Symbols: R seeds, N documents. Nats are per scored token of a document, and every document counts the same.
+Nats are per scored token of a document, and every document counts the same. Scores are [R seeds, N documents].
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from laconic.evaluation import statistics
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
+from laconic.evaluation.suite import RunResult
 
-ItemsBySeed = Sequence[Sequence[EvalItem]]
 SIGNIFICANT_ERRORS = 2  # standard errors from which on a difference counts as one
 MIN_TEXT_GROUPS = 10  # number of source texts from which on errors are clustered by text
-FULL_TUNED = "full-tuned"  # condition: a language-model baseline of equal training reads the whole text
 UNTRAINED = "untrained"  # prefix of the conditions of the method before its first step
 
 
 class ContextGain(NamedTuple):
     """What a condition gains over no context: nats saved per scored token, paired by document, with a standard error.
 
-    `share_of_full` is the gain as a share of the whole text's; None if that is not significant. `late_gain` is the gain
-    without the first `BUCKET_TOKENS` of each tail; None if nothing else is scored. `mean_vectors` is the mean number of
-    vectors per segment, None if the context is text; `context_size` that of vectors or tokens before the tail.
+    `share_of_full` is the gain as a share of the whole text's; None if that is not significant. `mean_vectors` is the
+    mean number of vectors per segment, None if the context is text; `context_size` that of vectors or tokens before the
+    tail.
     """
 
     condition: str
@@ -33,24 +32,25 @@ class ContextGain(NamedTuple):
     gain: Estimate
     se: float
     share_of_full: float | None
-    late_gain: Estimate | None
     mean_vectors: float | None
     context_size: float
 
 
-def nll_per_document(seeds: ItemsBySeed, condition: str, first_bucket: int = 0) -> ScoreMatrix:
-    """Return nats per scored token of each document, [R, N], from bucket `first_bucket` of the tail on."""
-    metrics = [[item.conditions[condition] for item in items] for items in seeds]
-    nll, counts = (
-        np.array([[sum(m[name][first_bucket:]) for m in row] for row in metrics]) for name in ("nll", "scored_tokens")
-    )
-    return nll / counts
+def is_recall(result: RunResult) -> bool:
+    """Return whether the documents are of fact recall."""
+    return result.items_by_seed[0][0].shared["num_facts"] is not None
 
 
-def accuracy_per_document(seeds: ItemsBySeed, condition: str) -> ScoreMatrix:
-    """Return the share of scored tokens predicted correctly, [R, N]."""
-    metrics = [[item.conditions[condition] for item in items] for items in seeds]
-    return np.array([[m["num_correct"] / sum(m["scored_tokens"]) for m in row] for row in metrics])
+def nll_per_token(metrics: Mapping[str, Any]) -> float:
+    return sum(metrics["nll"]) / sum(metrics["scored_tokens"])
+
+
+def share_correct(metrics: Mapping[str, Any]) -> float:
+    return metrics["num_correct"] / sum(metrics["scored_tokens"])
+
+
+def mean_context_size(result: RunResult, condition: str) -> float:
+    return float(result.scores(condition, lambda metrics: metrics["context_size"]).mean())
 
 
 def mean_vectors(items: Sequence[EvalItem], condition: str) -> float | None:
@@ -59,14 +59,9 @@ def mean_vectors(items: Sequence[EvalItem], condition: str) -> float | None:
     return sum(counts) / len(counts) if counts else None
 
 
-def text_name(name: str) -> str:
-    """Return the text that a document named TEXT@START belongs to."""
-    return name.rsplit("@", 1)[0]
-
-
-def group_by_text(names: Sequence[str]) -> list[str] | None:
-    """Return the source text of each document; None if there are too few texts to cluster errors by."""
-    texts = list(map(text_name, names))
+def group_by_text(result: RunResult) -> list[str] | None:
+    """Return the source text of each document TEXT@START; None if there are too few texts to cluster errors by."""
+    texts = [item.id.rsplit("@", 1)[0] for item in result.items_by_seed[0]]
     return texts if len(set(texts)) >= MIN_TEXT_GROUPS else None
 
 
@@ -84,44 +79,35 @@ def clustered_standard_error(differences: ScoreMatrix, groups: Sequence[str] | N
     return float(np.sqrt(G / (G - 1) * (sums**2).sum()) / len(means)) if G > 1 else float("nan")
 
 
-def context_gain(seeds: ItemsBySeed, condition: str, full_condition: str | None) -> ContextGain:
-    """Compute the gain of a condition; `full_condition` is the one that reads the whole text."""
-    base = f"{UNTRAINED} none" if condition.startswith(UNTRAINED) else "none"
-    without, nll = nll_per_document(seeds, base), nll_per_document(seeds, condition)
-    gain, texts = without - nll, group_by_text([item.id for item in seeds[0]])
-    share_of_full = None
-    if full_condition is not None and base == "none":
-        full_gain = without - nll_per_document(seeds, full_condition)
-        if full_gain.mean() > SIGNIFICANT_ERRORS * clustered_standard_error(full_gain, texts):
-            share_of_full = float(gain.mean() / full_gain.mean())
-    late_gain = None
-    if all(sum(item.shared["scored_tokens"][1:]) for item in seeds[0]):
-        late_gain = statistics.estimate_mean(nll_per_document(seeds, base, 1) - nll_per_document(seeds, condition, 1))
-    counts = [n for n in (mean_vectors(items, condition) for items in seeds) if n is not None]
-    sizes = [[item.conditions[condition]["context_size"] for item in items] for items in seeds]
-    return ContextGain(
-        condition,
-        statistics.estimate_mean(nll),
-        statistics.estimate_proportion(accuracy_per_document(seeds, condition)),
-        statistics.estimate_mean(gain),
-        clustered_standard_error(gain, texts),
-        share_of_full,
-        late_gain,
-        float(np.mean(counts)) if counts else None,
-        float(np.mean(sizes)),
-    )
-
-
-def nll_by_position(seeds: ItemsBySeed, condition: str) -> list[float]:
-    """Return nats per token of each bucket of `BUCKET_TOKENS` positions of the tail."""
-    metrics = [[item.conditions[condition] for item in items] for items in seeds]
-    nll, counts = (
-        np.array([[m[name] for m in row] for row in metrics]).sum((0, 1)) for name in ("nll", "scored_tokens")
-    )
-    return (nll / np.maximum(counts, 1)).tolist()
-
-
-def context_gains(seeds: ItemsBySeed, conditions: Sequence[str]) -> list[ContextGain]:
+def context_gains(result: RunResult) -> list[ContextGain]:
     """Compute all gains; without shares for fact recall, as no model is trained to read its facts as text."""
-    full_condition = "full" if "full" in conditions and seeds[0][0].shared["num_facts"] is None else None
-    return [context_gain(seeds, condition, full_condition) for condition in conditions]
+    nll = {condition: result.scores(condition, nll_per_token) for condition in result.conditions}
+    texts, full_gain = group_by_text(result), None
+    if "full" in nll and not is_recall(result):
+        full_gain = nll["none"] - nll["full"]
+        if not full_gain.mean() > SIGNIFICANT_ERRORS * clustered_standard_error(full_gain, texts):
+            full_gain = None
+    gains: list[ContextGain] = []
+    for condition in result.conditions:
+        is_trained = not condition.startswith(UNTRAINED)
+        gain = nll["none" if is_trained else f"{UNTRAINED} none"] - nll[condition]
+        gains.append(
+            ContextGain(
+                condition,
+                statistics.estimate_mean(nll[condition]),
+                statistics.estimate_proportion(result.scores(condition, share_correct)),
+                statistics.estimate_mean(gain),
+                clustered_standard_error(gain, texts),
+                float(gain.mean() / full_gain.mean()) if is_trained and full_gain is not None else None,
+                mean_vectors(result.pooled_items, condition),
+                mean_context_size(result, condition),
+            )
+        )
+    return gains
+
+
+def nll_by_position(result: RunResult, condition: str) -> list[float]:
+    """Return nats per token of each bucket of `BUCKET_TOKENS` positions of the tail."""
+    metrics = [item.conditions[condition] for item in result.pooled_items]
+    nll, counts = (np.array([m[name] for m in metrics]).sum(0) for name in ("nll", "scored_tokens"))
+    return (nll / np.maximum(counts, 1)).tolist()

@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import cycle
 from typing import Any, NamedTuple
 
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
 from laconic.evaluation.compression.fact_recall import length_fact_correlation, recall_by_facts, soft_hard_gap
-from laconic.evaluation.compression.perplexity import FULL_TUNED, UNTRAINED, ContextGain, context_gains, nll_by_position
-from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.compression.perplexity import ContextGain, context_gains, is_recall, nll_by_position
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import (
     Column,
@@ -23,21 +20,12 @@ from laconic.evaluation.tables import (
 
 LEGEND = (
     "documents: held-out documents, or stretches of them, that were scored. vectors: per segment. before: vectors or "
-    "tokens before the tail. none: no context; shown once for the same tails after contexts of other lengths. "
-    "truncated: as many last tokens as vectors. other text: vectors of another document. gain: nats per token saved "
-    "against no context, paired by document (untrained: against the untrained model). share: of the whole text's gain; "
-    "– where the whole text was not read, or its gain is not significant. Lengths are hard except in soft. full-tuned: "
-    "the language-model baseline reads the whole text. oracle length: the cheapest length of each segment, found by "
-    "trial; an upper bound, not a method."
+    "tokens before the tail. none: no context. truncated: as many last tokens as vectors. other text: vectors of "
+    "another document. gain: nats per token saved against no context, paired by document (untrained: against the "
+    "untrained model). share: of the whole text's gain; – where the whole text was not read, or its gain is not "
+    "significant. Lengths are hard except in soft. oracle length: the cheapest length of each segment, found by trial; "
+    "an upper bound, not a method."
 )
-
-
-CONDITION_TITLES = {
-    "none": "no context",
-    "full": "whole text",
-    FULL_TUNED: "whole text, full-tuned",
-    f"{UNTRAINED} none": f"no context, {UNTRAINED}",
-}
 
 
 class GainRow(NamedTuple):
@@ -65,51 +53,17 @@ COLUMNS = (
 )
 
 
-def condition_title(condition: str) -> str:
-    return CONDITION_TITLES.get(condition, condition)
-
-
-def gain_rows(result: RunResult) -> list[GainRow]:
-    return [GainRow(result, gain) for gain in context_gains(result.items_by_seed, result.conditions)]
-
-
-def document_keys(result: RunResult) -> tuple[tuple[str, int | None, tuple[int, ...]], ...]:
-    """Return id, number of facts and scored tokens of each document."""
-    shared = [(item.id, item.shared) for item in result.items_by_seed[0]]
-    return tuple((name, metrics["num_facts"], tuple(metrics["scored_tokens"])) for name, metrics in shared)
-
-
-def is_recall(result: RunResult) -> bool:
-    return result.items_by_seed[0][0].shared["num_facts"] is not None
-
-
-def add_controls(results: Sequence[RunResult]) -> list[RunResult]:
-    """Add to each compressor the first language-model baseline that read the same documents, as a control."""
-    baselines = [result for result in results if result.info.get("method") == "lm" and "full" in result.conditions]
-    with_controls: list[RunResult] = []
-    for result in results:
-        key = (result.task, document_keys(result))
-        control = next((other for other in baselines if (other.task, document_keys(other)) == key), None)
-        if control is not None and result.info.get("method") != "lm":
-            seeds = zip(result.items_by_seed, cycle(control.items_by_seed), strict=False)  # a control may have fewer
-            pairs = [zip(items, others, strict=True) for items, others in seeds]
-            new = [[EvalItem(a.id, {**a.conditions, FULL_TUNED: b.conditions["full"]}) for a, b in x] for x in pairs]
-            result = replace(result, items_by_seed=new)
-        with_controls.append(result)
-    return with_controls
-
-
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    seeds, items, conditions = result.items_by_seed, result.pooled_items, result.conditions
+    items, conditions = result.pooled_items, result.conditions
     data: dict[str, Any] = {
         "dataset": result.task,
         "run": result.run,
         **result.info,
         "seeds": list(result.seeds),
-        "documents": len(seeds[0]),
-        "conditions": [gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for _, gain in gain_rows(result)],
+        "documents": len(result.items_by_seed[0]),
+        "conditions": [gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for gain in context_gains(result)],
         "bucket_tokens": BUCKET_TOKENS,
-        "nll_by_position": {name: nll_by_position(seeds, name) for name in conditions},
+        "nll_by_position": {name: nll_by_position(result, name) for name in conditions},
         "gap": soft_hard_gap(items),
     }
     if is_recall(result):
@@ -121,16 +75,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 
 def build_gain_table(results: Sequence[RunResult]) -> Table:
-    """Return the table for a terminal. What no context gives is shown once for all contexts of the same documents."""
-    rows, baselines = list[GainRow](), set[Any]()
-    for row in (row for result in results for row in gain_rows(result)):
-        if row.gain.condition.endswith("none"):
-            key = (row.result.run, row.gain.condition, document_keys(row.result), format_mean(row.gain.nll))
-            if key in baselines:
-                continue
-            baselines.add(key)
-        rows.append(row)
-    return build_table(COLUMNS, rows)
+    return build_table(COLUMNS, [GainRow(result, gain) for result in results for gain in context_gains(result)])
 
 
 def format_recall(results: Sequence[RunResult]) -> list[str]:
