@@ -51,27 +51,6 @@ RESUME_HINT = "finished items are stored; run the same command again to resume"
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
-    """Options of the task `memories`.
-
-    Without a file of documents, they are the contexts of the questions. `methods` are names of
-    `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
-    optimizer steps of a cartridge; None for no cartridge.
-    """
-
-    documents: str | None = None
-    questions: str | None = None
-    methods: Sequence[str] = ()
-    keep: Sequence[float] = ()
-    tokens: int | None = None
-    fit: int | None = None
-
-    def document_tokens(self, most: int) -> int:
-        """Return the length to which documents are cut, for a model that reads documents of `most` tokens."""
-        return min(DEFAULT_TOKENS, most) if self.tokens is None else self.tokens
-
-
-@dataclass(frozen=True)
 class EvalRequest:
     """What `laconic evaluate` asks for; each suite uses the options that concern it.
 
@@ -96,12 +75,21 @@ class EvalRequest:
     jacobi_tolerance: Sequence[float] = ()
     baseline: str | None = None
     latency: int = 0
-    memories: MemoryOptions = MemoryOptions()
+    documents: str | None = None
+    questions: str | None = None
+    methods: Sequence[str] = ()
+    keep: Sequence[float] = (0.125,)
+    tokens: int | None = None
+    fit: int | None = None
 
     @property
     def paths(self) -> list[str]:
         """The runs, then the baseline if it is not one of them."""
         return list(dict.fromkeys((*self.runs, *([self.baseline] if self.baseline else ()))))
+
+    def document_tokens(self, most: int) -> int:
+        """Return the length to which documents are cut, for a model that reads documents of `most` tokens."""
+        return min(DEFAULT_TOKENS, most) if self.tokens is None else self.tokens
 
     def load_run(self, folder: Path) -> LoadedRun:
         """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
@@ -228,8 +216,7 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
                     stored = results_store.load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
-                    seed = stored._replace(notes=job.notes, items=items, source=job.source)  # older ones lack notes
-                    per_group.setdefault(group, []).append(seed)
+                    per_group.setdefault(group, []).append(stored._replace(items=items, source=job.source))
         for group, seeds in per_group.items():
             results[group[0]].append(merge_seeds(title, info, seeds))
     return results

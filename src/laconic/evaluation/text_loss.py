@@ -59,7 +59,7 @@ class TextLossSuite:
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
-        if request.memories.documents is None:
+        if request.documents is None:
             raise UsageError(f"--tasks {TASK}: pass --documents FILE")
         run = next((folder for folder in recipes if read_prompt(folder) is None), None)
         if run is not None:
@@ -69,14 +69,14 @@ class TextLossSuite:
         return {}  # a checkpoint has no settings of training
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        decoder, options = run.parts.decoder, request.memories
-        assert options.documents is not None
+        decoder, file = run.parts.decoder, request.documents
+        assert file is not None
         context = decoder.config.max_position_embeddings
-        num_tokens = options.document_tokens(context)
+        num_tokens = request.document_tokens(context)
         if num_tokens > context:
             raise UsageError(f"--tokens {num_tokens}: the model has {context:,} positions; lower it")
-        excerpts = load_excerpts(run.parts.tokenizer, options.documents, num_tokens, request.limit)
-        variant = {"data": Path(options.documents).stem, "tokens": f"{num_tokens}"}
+        excerpts = load_excerpts(run.parts.tokenizer, file, num_tokens, request.limit)
+        variant = {"data": Path(file).stem, "tokens": f"{num_tokens}"}
         key = {"data": hash_json(excerpts)}
         metadata = describe_evaluation(run, "loss", TASK, limit=request.limit, variant=variant, key=key)
         names = list(excerpts)

@@ -70,12 +70,12 @@ def evaluate_document(run: LoadedRun, document: ProbedDocument, contexts: Iterab
 
 def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]:
     """Yield one evaluation for the plain baselines, and one for each method; each has all sizes."""
-    decoder, options = run.parts.decoder, request.memories
+    decoder = run.parts.decoder
     context, num_after = decoder.config.max_position_embeddings, CONTINUATION_TOKENS + PASSAGE_TOKENS
-    if options.fit is not None and not isinstance(run.method, AutoCompressor):
-        num_after = max(num_after, CartridgeConfig(steps=options.fit).row_tokens)
+    if request.fit is not None and not isinstance(run.method, AutoCompressor):
+        num_after = max(num_after, CartridgeConfig(steps=request.fit).row_tokens)
     most = context - num_after
-    num_tokens = options.document_tokens(most)
+    num_tokens = request.document_tokens(most)
     if not 0 < num_tokens <= most:
         raise UsageError(
             f"--tokens {num_tokens}: a document and the {num_after} tokens after it need {num_tokens + num_after:,} "
@@ -83,13 +83,13 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
             if most > 0
             else f"the model has {context:,} positions, and the {num_after} tokens after a document leave none for it"
         )
-    loaded = load_probed_documents(run.parts.tokenizer, options.documents, options.questions, num_tokens, request.limit)
+    loaded = load_probed_documents(run.parts.tokenizer, request.documents, request.questions, num_tokens, request.limit)
     documents = loaded.documents
     key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
-    files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
+    files = " ".join(Path(file).stem for file in (request.documents, request.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
-        sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
-        sizes |= {"fit": f"{options.fit}"} if method == FIT else {}
+        sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in request.keep)}
+        sizes |= {"fit": f"{request.fit}"} if method == FIT else {}
         variant = {"method": method, "data": files, "tokens": f"{num_tokens}", **sizes}
         windows, notes = find_windows(run, method, documents)
         metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key | windows)
@@ -120,7 +120,7 @@ def find_windows(
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
     """Return what builds the contexts of a document, by method."""
-    decoder, tokenizer, options = run.parts.decoder, run.parts.tokenizer, request.memories
+    decoder, tokenizer = run.parts.decoder, run.parts.tokenizer
     num_special = len(tokenizer.encode("a")) - len(tokenizer.encode("a", add_special_tokens=False))
     if isinstance(run.method, AutoCompressor):
         compressor = run.method
@@ -133,9 +133,9 @@ def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuil
         build_text = partial(read_into_cache, decoder)
 
         def build_memories(method: str, fit_steps: int | None = None) -> ContextBuilder:
-            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, fit_steps)
+            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, request.keep, fit_steps)
 
-        methods = {name: build_memories(name) for name in options.methods}
-        if options.fit is not None:
-            methods[FIT] = build_memories("kvzip", options.fit)
-    return {BASELINES: lambda d: iter_text_contexts(build_text, d.ids, num_special, options.keep), **methods}
+        methods = {name: build_memories(name) for name in request.methods or KV_METHODS}
+        if request.fit is not None:
+            methods[FIT] = build_memories("kvzip", request.fit)
+    return {BASELINES: lambda d: iter_text_contexts(build_text, d.ids, num_special, request.keep), **methods}
