@@ -166,7 +166,7 @@ def test_evaluate_memories_asks_questions_alone_about_short_texts(run_cli: RunCl
     ]
     assert {tuple(point["tasks"]) for point in data["comparisons"][0]["contexts"]} == {("questions",)}
     result = run_cli("evaluate", "tiny", *command, "--tokens", 401, "--device", "cpu")
-    assert (result.code, "--tokens 401" in result.err, "give --tokens 400 or less" in result.err) == (2, True, True)
+    assert (result.code, "--tokens 401" in result.err, "the longest document has 400" in result.err) == (2, True, True)
 
 
 @pytest.mark.medium
@@ -251,7 +251,9 @@ def test_evaluate_memories_cuts_documents_to_what_can_be_fitted(run_cli: RunCli)
     command = ("tiny", "--tasks", "memories", "--documents", "books.jsonl", "--fit", 1, "--tokens", 337)
     result = run_cli("evaluate", *command, "--device", "cpu")
     assert result.code == 2, result.err
-    assert "the 176 tokens after it need 513 positions, and the model has 512; give --tokens 336" in result.err
+    assert (
+        "the 176 tokens after it need 513 positions, and the model has 512; the longest document has 336" in result.err
+    )
 
 
 @pytest.mark.parametrize(

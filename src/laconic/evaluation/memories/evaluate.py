@@ -79,9 +79,7 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     if not 0 < num_tokens <= most:
         raise UsageError(
             f"--tokens {num_tokens}: a document and the {num_after} tokens after it need {num_tokens + num_after:,} "
-            f"positions, and the model has {context:,}; give --tokens {most:,} or less"
-            if most > 0
-            else f"the model has {context:,} positions, and the {num_after} tokens after a document leave none for it"
+            f"positions, and the model has {context:,}; the longest document has {max(most, 0):,}"
         )
     loaded = load_probed_documents(run.parts.tokenizer, request.documents, request.questions, num_tokens, request.limit)
     documents = loaded.documents

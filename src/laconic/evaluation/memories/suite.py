@@ -13,13 +13,12 @@ from laconic.evaluation.memories.report import (
     LEGEND,
     build_comparison_table,
     compare_results,
-    comparison_to_json,
     plot_comparison,
 )
 from laconic.evaluation.report.page import PageSection, render_list
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
-from laconic.evaluation.tables import Table
+from laconic.evaluation.tables import Table, figures_to_json
 from laconic.experiment.load_run import LoadedRun
 
 
@@ -62,7 +61,7 @@ class MemorySuite:
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         comparisons, notes = compare_results(results["memories"]), list_notes(results)
         blocks: list[Table | str] = [build_comparison_table(comparison) for comparison in comparisons]
-        data = {"schema": 1, "comparisons": list(map(comparison_to_json, comparisons)), "notes": notes}
+        data = {"schema": 1, "comparisons": figures_to_json(comparisons), "notes": notes}
         return EvalReport([*blocks, LEGEND, *notes], data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
