@@ -92,7 +92,6 @@ def test_fact_recall_by_facts_and_soft_hard_gap() -> None:
     documents = recall_result().pooled_items
     one, two = fact_recall.recall_by_facts(documents, "compressed")
     assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors) == (1, 3, 30 / 39, 1)
-    assert one.expected_vectors is None
     assert (two.num_facts, two.accuracy, two.mean_vectors) == (2, 20 / 39, 2)
     assert fact_recall.length_fact_correlation(documents, "compressed") == pytest.approx(1)
     assert fact_recall.length_fact_correlation(documents, "soft") is None

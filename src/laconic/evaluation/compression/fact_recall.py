@@ -4,7 +4,6 @@ Symbols: F facts of a document, N its number of vectors, E[N] the mean under the
 """
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,7 @@ class RecallByFacts(NamedTuple):
     num_facts: int
     num_documents: int
     accuracy: float
-    nll: float
     mean_vectors: float
-    expected_vectors: float | None
 
 
 def recall_by_facts(items: Sequence[EvalItem], condition: str) -> list[RecallByFacts]:
@@ -29,9 +26,8 @@ def recall_by_facts(items: Sequence[EvalItem], condition: str) -> list[RecallByF
     groups: list[RecallByFacts] = []
     for num_facts in sorted({item.shared["num_facts"] for item in items}):
         same = [item for item in items if item.shared["num_facts"] == num_facts]
-        lengths = [sum(x) for item in same if (x := item.conditions[condition]["expected_lengths"])]
-        vectors, expected = float(num_vectors(same, condition).mean()), fmean(lengths) if lengths else None
-        groups.append(RecallByFacts(num_facts, len(same), *score_per_token(same, condition), vectors, expected))
+        accuracy, vectors = score_per_token(same, condition)[0], float(num_vectors(same, condition).mean())
+        groups.append(RecallByFacts(num_facts, len(same), accuracy, vectors))
     return groups
 
 

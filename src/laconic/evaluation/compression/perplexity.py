@@ -4,6 +4,7 @@ Nats are per scored token of a document, and every document counts the same. Sco
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ def share_correct(metrics: Mapping[str, Any]) -> float:
 
 
 def mean_context_size(result: RunResult, condition: str) -> float:
-    return float(result.scores(condition, lambda metrics: metrics["context_size"]).mean())
+    return float(result.scores(condition, itemgetter("context_size")).mean())
 
 
 def mean_vectors(items: Sequence[EvalItem], condition: str) -> float | None:

@@ -165,15 +165,11 @@ def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
 
 def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a run that its figures depend on."""
-    config, head = recipe.compression, recipe.stop_head
-    info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
-    if config is None or recipe.method == "lm":
-        return info | {"length_policy": None}
-    info |= {name: getattr(config, name) for name in ("summary", "length_policy", "memory_policy")}
-    info |= {"max_vectors": config.fixed_length}
-    if config.length_policy != "stop_head" or head is None:
+    info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "length_policy": None}
+    if recipe.compression is None or recipe.method == "lm":
         return info
-    return info | {name: getattr(head, name) for name in ("estimator", "soft_gate", "head", "length_cost")}
+    names = ("length_policy", "summary", "memory_policy")
+    return info | {name: getattr(recipe.compression, name) for name in names}
 
 
 def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:

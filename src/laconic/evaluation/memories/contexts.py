@@ -15,7 +15,6 @@ from laconic.compression.kv.compress import KVCompressionConfig, compress_docume
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import DocumentReader, KVMethod, RepeatPrompt
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
 from laconic.experiment.from_recipe.cost import count_cache_bytes
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
@@ -148,12 +147,6 @@ def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment
     """Compress a document, segment by segment. Raises `UsageError` for more segments than the memory holds."""
     device = method.decoder.token_embedding.weight.device
     segments = torch.tensor([list(document)], dtype=torch.long, device=device).split(segment_tokens, 1)
-    most = method.max_segments(segment_tokens)
-    if most is not None and len(segments) > most:
-        raise UsageError(
-            f"--tokens {len(document)}: {len(segments)} segments of {segment_tokens} tokens, and the memory holds at "
-            f"most {most}; pass --tokens {most * segment_tokens} or less"
-        )
     memory = None
     for segment in segments:
         memory = method.compress(segment, None, memory)
