@@ -17,7 +17,7 @@ from laconic.evaluation.compression.suite import detect_kind
 from laconic.evaluation.results_store import UNITS_FILE, load_items
 from tests.conftest import RunCli
 from tests.evaluation.pages import leave_out_images
-from tests.tiny_recipes import TINY_RECIPE
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 
 RECALL = """method = "autocompressor"
 [model]
@@ -40,33 +40,11 @@ recall = { train_rows = 40, test_rows = 12, num_facts = [1, 2] }
 steps = 2
 batch_size = 4
 """
-TEXT = """method = "autocompressor"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-max_position_embeddings = 512
-[compression]
-length_policy = "nested_dropout"
-max_vectors = 4
-allowed_lengths = [1, 4]
-summary_init = "normal"
-[data]
-source = "text"
-path = "books.jsonl"
-[data.text]
-row_tokens = 128
-segment_tokens = 64
-segment_lengths = "fixed"
-segments_per_window = 2
-segment_overlap = 0
-held_out_fraction = 0.3
-[train]
-steps = 1
-batch_size = 2
-"""
+TEXT = (
+    *("method=autocompressor", "model.max_position_embeddings=512", "compression.length_policy=nested_dropout"),
+    *("compression.max_vectors=4", "compression.allowed_lengths=[1,4]", "compression.summary_init=normal"),
+    *("data.text.row_tokens=128", "data.text.segment_tokens=64", "data.text.held_out_fraction=0.3"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +53,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     books = [{"book": f"book {i}", "text": " ".join(f"{i * n * n}" for n in range(200))} for i in range(4)]
     (folder / "books.jsonl").write_text("".join(json.dumps(book) + "\n" for book in books))
-    for name, text in (("facts", RECALL), ("text", TEXT), ("digits", TINY_RECIPE)):
+    for name, text in (("facts", RECALL), ("text", TINY_DOCUMENT_RECIPE), ("digits", TINY_RECIPE)):
         (folder / f"{name}.toml").write_text(text)
     assert TrainCommand(str(folder / "facts.toml"), out=folder / "facts", device="cpu").run() == 0
-    assert TrainCommand(str(folder / "text.toml"), out=folder / "books", num_seeds=2, device="cpu").run() == 0
-    assert TrainCommand(str(folder / "text.toml"), ("method=lm",), out=folder / "lm", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "text.toml"), TEXT, out=folder / "books", num_seeds=2, device="cpu").run() == 0
+    assert TrainCommand(str(folder / "text.toml"), (*TEXT, "method=lm"), out=folder / "lm", device="cpu").run() == 0
     assert TrainCommand(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
     return folder
 
@@ -246,18 +224,11 @@ def test_evaluate_and_report_files_of_questions_and_labels(
     [
         ('{"text": "a", "label": "context"}', "labels"),
         ('{"context": "the \\"text\\"", "question": "who?"}', "answers"),
-        ("", "contains no row"),
-        ('{"context": "na\udcefve"}', "is not UTF-8"),
     ],
 )
 def test_detect_kind_parses_the_first_row(tmp_path: Path, line: str, kind: str) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(line, encoding="utf-8", errors="surrogateescape")
-    if " " in kind:
-        with pytest.raises(InputError, match=kind):
-            detect_kind(file)
-    else:
-        assert detect_kind(file) == kind
+    (tmp_path / "rows.jsonl").write_text(line)
+    assert detect_kind(tmp_path / "rows.jsonl") == kind
 
 
 def test_evaluate_files_keeps_finished_items_after_a_signal(

@@ -141,6 +141,9 @@ def test_icl_variant_is_chosen_on_validation_items_only() -> None:
     assert (score.accuracy, score.std) == (pytest.approx(1 / 3), 0)
     assert score.accuracies == pytest.approx((1 / 3, 1 / 3))
     assert demonstrations.count_items(result) == {"items": 3, "majority_accuracy": 2 / 3, "num_labels": 2}
+    table = demonstrations.build_score_table(result)
+    assert table.caption == "run, file: 3 texts, 2 labels; majority baseline 66.7 %"
+    assert list(table.rows[0]) == ["condition", "4.4", "33.3 ± 0.0", "neither"]
     choices = [demonstrations.choose_label(balanced, "condition", calibrated) for calibrated in (False, True)]
     assert choices == [0, 1]
     other = [label_item(0, "valid", 0, False, 1, nll, null_nll), valid[1]]
