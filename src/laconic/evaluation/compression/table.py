@@ -45,8 +45,7 @@ COLUMNS = (
     Column("nats/token", lambda row: format_mean(row.gain.nll)),
     Column("perplexity", lambda row: f"{math.exp(row.gain.nll.mean):.2f}"),
     Column("accuracy", lambda row: f"{format_percent(row.gain.accuracy.mean)} %"),
-    Column("gain", lambda row: f"{row.gain.gain.mean:+.4f}"),
-    Column("± s.e.", lambda row: "–" if math.isnan(row.gain.se) else f"{row.gain.se:.4f}"),
+    Column("gain ± s.e.", lambda row: format_with_error(f"{row.gain.gain.mean:+.4f}", row.gain.se, 4)),
     Column(
         "share", lambda row: "–" if row.gain.share_of_full is None else f"{format_percent(row.gain.share_of_full)} %"
     ),

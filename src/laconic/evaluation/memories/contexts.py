@@ -45,10 +45,6 @@ class ProbeContext(NamedTuple):
     used_bytes: int
 
 
-def name_context(method: str, keep: float) -> str:
-    return f"{method} {keep:g}"
-
-
 def read_after_cache(
     decoder: Decoder, cache: KVCache | None, ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]
 ) -> Float[Tensor, "R T D"]:
@@ -74,7 +70,7 @@ def iter_text_contexts(
     yield read(FULL_TEXT, ids)
     for keep in keeps:
         num_tokens = KVCompressionConfig(keep=keep).num_slots(len(ids)) - num_special
-        yield read(name_context(LAST_TOKENS, keep), [*special, *(ids[-num_tokens:] if num_tokens > 0 else ())])
+        yield read(f"{LAST_TOKENS} {keep:g}", [*special, *(ids[-num_tokens:] if num_tokens > 0 else ())])
 
 
 def read_into_cache(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
@@ -127,7 +123,7 @@ def iter_kv_contexts(
             with torch.enable_grad():
                 memory = fit_cartridge(decoder, memory, ids, fit, requests=requests).memory
         name = method if fit_steps is None else f"{FIT} {fit_steps} steps"
-        yield build_kv_context(decoder, name_context(name, keep), memory)
+        yield build_kv_context(decoder, f"{name} {keep:g}", memory)
 
 
 def read_text_with_compressor(method: AutoCompressor, name: str, document: Sequence[int]) -> ProbeContext:
