@@ -178,7 +178,7 @@ def test_evaluate_refuses_excerpts_longer_than_every_context(run: RunCli, monkey
     monkeypatch.setattr(compression_run, "EXCERPT_TOKENS", 193)
     code, out, err = run("lm", "--tasks", "excerpt", "--limit", 1)
     assert (code, out) == (66, "")
-    assert "excerpt: no context of up to 192 tokens holds an excerpt of 193 and fits the run" in err
+    assert "excerpt: no context of up to 192 tokens holds an excerpt of 193 tokens and fits the run" in err
 
 
 def write_files(folder: Path) -> tuple[str, str]:

@@ -122,8 +122,8 @@ def test_report_page_contains_the_figures() -> None:
 
 def test_report_page_contains_published_tables_after_files() -> None:
     text = to_text(render([], [PageSection("In-context classification: file", ["a table"])]))
-    found = ("In-context classification: file", "Published results", "zero-shot 68.2 78.0")
-    assert [text.index(expected) for expected in found] == sorted(text.index(expected) for expected in found)
+    titles = ("In-context classification: file", "Published results", "zero-shot 68.2 78.0")
+    assert [text.index(expected) for expected in titles] == sorted(text.index(expected) for expected in titles)
     assert "REPLUG, passages of 512 tokens 6.65 10.87 11.59 11.81" in text
 
 

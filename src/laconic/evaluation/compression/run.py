@@ -222,10 +222,8 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
         if n >= (excerpt or 1) and (limit is None or -(-n // S) < limit)
     ]
     if not jobs:
-        needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if excerpt else "fits"
-        raise InputError(
-            f"{split}: no context of up to {max(contexts)} tokens {needs} the run; use a run with other segments"
-        )
+        task = f"holds an excerpt of {excerpt} tokens and fits" if excerpt else "fits"
+        raise InputError(f"{split}: no context of up to {max(contexts)} tokens {task} the run; use longer segments")
     return jobs
 
 
