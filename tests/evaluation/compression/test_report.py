@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from laconic.evaluation.compression import fact_recall, perplexity, report, table
+from laconic.evaluation.compression import report, scores, table
 from laconic.evaluation.report.page import PageSection, render_page
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
@@ -51,7 +51,7 @@ def to_text(html: str) -> str:
 
 def test_context_gains_are_paired_by_document() -> None:
     result = book_result()
-    gains = {gain.condition: gain for gain in perplexity.context_gains(result)}
+    gains = {gain.condition: gain for gain in scores.context_gains(result)}
     saved = [1 - 0.01 * d for d in range(6)]
     mean = sum(saved) / 6
     se = (sum((x - mean) ** 2 for x in saved) / 5 / 6) ** 0.5
@@ -62,43 +62,43 @@ def test_context_gains_are_paired_by_document() -> None:
     assert gains["untrained"].gain.mean == pytest.approx(0.45)
     assert gains["untrained"].share_of_full is None
     assert gains["full"].share_of_full == pytest.approx(1)
-    by_position = perplexity.nll_by_position(result, "compressed")
+    by_position = scores.nll_by_position(result, "compressed")
     assert by_position == pytest.approx([2 + 0.11 * 2.5] * 2)
 
 
 def test_clustered_standard_error_with_enough_texts() -> None:
     differences = np.array([[1.0, 2.0, 4.0, 1.0, 0.0, 4.0]])
     sums = [1 + 2 - 4, 4 + 1 + 0 + 4 - 8]
-    standard_error = perplexity.clustered_standard_error
+    standard_error = scores.clustered_standard_error
     assert standard_error(differences, list("aabbbb")) == pytest.approx((2 * sum(x * x for x in sums)) ** 0.5 / 6)
     assert standard_error(differences) == standard_error(differences, list("abcdef"))
     assert standard_error(differences) == pytest.approx(differences.std(ddof=1) / 6**0.5)
-    items = [EvalItem(f"user@{d // 2}@{d}", {}) for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    items = [EvalItem(f"user@{d // 2}@{d}", {}) for d in range(2 * scores.MIN_TEXT_GROUPS)]
     texts = [f"user@{d // 2}" for d in range(len(items))]
-    assert perplexity.group_by_text(RunResult("run", "test", (0,), [items])) == texts
-    assert perplexity.group_by_text(RunResult("run", "test", (0,), [items[:-2]])) is None
+    assert scores.group_by_text(RunResult("run", "test", (0,), [items])) == texts
+    assert scores.group_by_text(RunResult("run", "test", (0,), [items[:-2]])) is None
 
 
 def test_share_of_full_is_none_if_the_whole_text_gains_nothing() -> None:
     conditions = [fixed_lengths(d) | {"full": make_condition(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
     result = make_result("stop", conditions)
-    gains = perplexity.context_gains(result)
+    gains = scores.context_gains(result)
     assert {gain.share_of_full for gain in gains} == {None}
 
 
 def test_fact_recall_by_facts_and_soft_hard_gap() -> None:
-    documents = recall_result().pooled_items
-    one, two = fact_recall.recall_by_facts(documents, "compressed")
+    result = recall_result()
+    one, two = scores.recall_by_facts(result, "compressed")
     assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors) == (1, 3, 30 / 39, 1)
     assert (two.num_facts, two.accuracy, two.mean_vectors) == (2, 20 / 39, 2)
-    assert fact_recall.length_fact_correlation(documents, "compressed") == pytest.approx(1)
-    assert fact_recall.length_fact_correlation(documents, "soft") is None
-    gap = fact_recall.soft_hard_gap(documents)
+    assert scores.length_fact_correlation(result, "compressed") == pytest.approx(1)
+    assert scores.length_fact_correlation(result, "soft") is None
+    gap = scores.soft_hard_gap(result)
     assert gap is not None
     assert gap.nll == pytest.approx(-0.1)
     assert gap.accuracy == pytest.approx(1 - 25 / 39)
     assert (gap.expected_length, gap.num_vectors, gap.sampled_length) == pytest.approx((1.75, 0.25, 4 / 3))
-    assert fact_recall.soft_hard_gap(book_result().pooled_items) is None
+    assert scores.soft_hard_gap(book_result()) is None
 
 
 @pytest.mark.medium

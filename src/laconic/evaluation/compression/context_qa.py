@@ -12,7 +12,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.console import pluralize
 from laconic.errors import InputError
 from laconic.evaluation import statistics
-from laconic.evaluation.compression.perplexity import clustered_standard_error, mean_context_size
+from laconic.evaluation.compression.scores import clustered_standard_error, mean_context_size
 from laconic.evaluation.context_questions import ContextQuestion, load_questions
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata

@@ -20,7 +20,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.segment import build_memory_prompt, read_segment
 from laconic.console import pluralize
 from laconic.errors import InputError
-from laconic.evaluation.compression.perplexity import mean_context_size
+from laconic.evaluation.compression.scores import mean_context_size
 from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, normalise_text, order_demonstrations
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
 from laconic.evaluation.suite import RunResult

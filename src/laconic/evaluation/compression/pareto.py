@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.evaluation.compression.perplexity import (
+from laconic.evaluation.compression.scores import (
     SIGNIFICANT_ERRORS,
     clustered_standard_error,
     group_by_text,

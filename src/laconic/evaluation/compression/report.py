@@ -16,7 +16,7 @@ from laconic.evaluation.compression.pareto import (
     document_keys,
     pareto_points,
 )
-from laconic.evaluation.compression.perplexity import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, is_recall, nll_per_token
+from laconic.evaluation.compression.scores import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, is_recall, nll_per_token
 from laconic.evaluation.compression.table import LEGEND, build_gain_table, format_recall
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import PagePlot, PageSection

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
-from laconic.evaluation.compression.fact_recall import length_fact_correlation, recall_by_facts, soft_hard_gap
-from laconic.evaluation.compression.perplexity import ContextGain, context_gains, is_recall, nll_by_position
+from laconic.evaluation.compression.scores import (
+    ContextGain,
+    context_gains,
+    is_recall,
+    length_fact_correlation,
+    nll_by_position,
+    recall_by_facts,
+    soft_hard_gap,
+)
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import (
     Column,
@@ -53,7 +60,7 @@ COLUMNS = (
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    items, conditions = result.pooled_items, result.conditions
+    first, conditions = result.items_by_seed[0][0], result.conditions
     data: dict[str, Any] = {
         "dataset": result.task,
         "run": result.run,
@@ -63,12 +70,12 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "conditions": [gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for gain in context_gains(result)],
         "bucket_tokens": BUCKET_TOKENS,
         "nll_by_position": {name: nll_by_position(result, name) for name in conditions},
-        "gap": soft_hard_gap(items),
+        "gap": soft_hard_gap(result),
     }
     if is_recall(result):
-        with_vectors = [name for name in conditions if items[0].conditions[name]["vectors_per_segment"]]
-        by_facts = {name: recall_by_facts(items, name) for name in with_vectors}
-        correlation = {name: length_fact_correlation(items, name) for name in with_vectors}
+        with_vectors = [name for name in conditions if first.conditions[name]["vectors_per_segment"]]
+        by_facts = {name: recall_by_facts(result, name) for name in with_vectors}
+        correlation = {name: length_fact_correlation(result, name) for name in with_vectors}
         data["recall"] = {"by_facts": by_facts, "correlation": correlation}
     return figures_to_json(data)
 
@@ -81,17 +88,16 @@ def format_recall(results: Sequence[RunResult]) -> list[str]:
     """Format the recall of runs by the number of facts for the lengths that they choose, and soft against hard."""
     lines: list[str] = []
     for result in results:
-        items = result.pooled_items
         for name in ("compressed", "sampled") if is_recall(result) else ():
             if name in result.conditions:
-                correlation = length_fact_correlation(items, name)
+                correlation = length_fact_correlation(result, name)
                 cells = "; ".join(
                     f"F={group.num_facts} {format_percent(group.accuracy)} % correct, N {group.mean_vectors:.2f}"
-                    for group in recall_by_facts(items, name)
+                    for group in recall_by_facts(result, name)
                 )
                 text = "–" if correlation is None else f"{correlation:.3f}"
                 lines.append(f"{result.run}, {name}: {cells}; correlation of N with F {text}")
-        if gap := soft_hard_gap(items):
+        if gap := soft_hard_gap(result):
             sampled = format_with_error(f"{gap.sampled_length:.3f}", gap.sampled_se, 3)
             lines.append(
                 f"{result.run}, soft minus hard: {gap.nll:+.4f} nats per token, {100 * gap.accuracy:+.1f} points of "

@@ -1,6 +1,7 @@
-"""Perplexity of tails by condition, and what each condition gains over no context.
+"""Perplexity of tails by condition, what each gains over no context, and recall of a variable number of facts.
 
-Nats are per scored token of a document, and every document counts the same. Scores are [R seeds, N documents].
+Nats are per scored token of a document, and every document counts the same. Scores are [R seeds, N documents]. In fact
+recall, F is the number of facts of a document, N its number of vectors, and E[N] the mean under the stop distribution.
 """
 
 from collections.abc import Mapping, Sequence
@@ -112,3 +113,62 @@ def nll_by_position(result: RunResult, condition: str) -> list[float]:
     metrics = [item.conditions[condition] for item in result.pooled_items]
     nll, counts = (np.array([m[name] for m in metrics]).sum(0) for name in ("nll", "scored_tokens"))
     return (nll / np.maximum(counts, 1)).tolist()
+
+
+class RecallByFacts(NamedTuple):
+    """Documents with the same number of facts in one condition; `mean_vectors` is the mean N of a document."""
+
+    num_facts: int
+    num_documents: int
+    accuracy: float
+    mean_vectors: float
+
+
+def num_vectors(metrics: Mapping[str, Any]) -> float:
+    return sum(metrics["vectors_per_segment"])
+
+
+def recall_by_facts(result: RunResult, condition: str) -> list[RecallByFacts]:
+    """Group a condition by the number of facts; documents of several seeds are pooled."""
+    facts, correct, vectors = (
+        result.scores(condition, score).ravel() for score in (itemgetter("num_facts"), share_correct, num_vectors)
+    )
+    groups = [(int(n), facts == n) for n in np.unique(facts)]
+    return [
+        RecallByFacts(n, int(same.sum()), float(correct[same].mean()), float(vectors[same].mean()))
+        for n, same in groups
+    ]
+
+
+def length_fact_correlation(result: RunResult, condition: str) -> float | None:
+    """Compute Pearson's correlation of N with F over documents; None if either is constant."""
+    facts, lengths = (result.scores(condition, score).ravel() for score in (itemgetter("num_facts"), num_vectors))
+    return float(np.corrcoef(facts, lengths)[0, 1]) if facts.std() and lengths.std() else None
+
+
+class SoftHardGap(NamedTuple):
+    """Soft reading minus hard reading, per scored token, and the calibration of the stop distribution.
+
+    `num_vectors` is E[N] minus the mean of hard N. E[N] should match the mean of lengths sampled from the distribution.
+    """
+
+    nll: float
+    accuracy: float
+    num_vectors: float
+    expected_length: float
+    sampled_length: float
+    sampled_se: float
+
+
+def soft_hard_gap(result: RunResult) -> SoftHardGap | None:
+    """Compute the gap between soft and hard reading; None if lengths are not learned."""
+    if not {"soft", "compressed", "sampled"} <= {*result.conditions}:
+        return None
+    nll, accuracy = (
+        float((result.scores("soft", score) - result.scores("compressed", score)).mean())
+        for score in (nll_per_token, share_correct)
+    )
+    hard, sampled = (result.scores(condition, num_vectors) for condition in ("compressed", "sampled"))
+    expected = float(result.scores("soft", lambda metrics: sum(metrics["expected_lengths"])).mean())
+    se = float(sampled.std(ddof=1) / np.sqrt(sampled.size)) if sampled.size > 1 else float("nan")
+    return SoftHardGap(nll, accuracy, expected - float(hard.mean()), expected, float(sampled.mean()), se)
