@@ -14,14 +14,12 @@ from laconic.evaluation.compression.reading_demo import (
     QUESTIONS,
     ChapterQuestion,
     ReadingComparison,
-    compare_reading,
-)
-from laconic.evaluation.compression.reading_page import (
     build_answers_table,
-    build_costs_table,
-    list_notes,
+    build_sections,
+    compare_reading,
     render_reading_page,
 )
+from laconic.evaluation.tables import figures_to_json
 from tests.conftest import RunCli
 from tests.evaluation.pages import check_page
 
@@ -42,7 +40,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReadingCompari
 
 
 def test_compare_reading_conditions(comparison: tuple[ReadingComparison, Path]) -> None:
-    results, N = {row.name: row for row in comparison[0].results}, comparison[0].num_tokens
+    results, N = {row.name: row for row in comparison[0].rows}, comparison[0].tokens
     none, full, memory, last = results.values()
     assert (none.positions, full.positions, memory.positions, last.positions) == (1, N, N // 8, N // 8)
     assert full.num_bytes == N * none.num_bytes
@@ -58,7 +56,7 @@ def test_compare_reading_full_text_answers_as_one_prompt(comparison: tuple[Readi
     ids = [*tokenizer.encode(CHAPTER), *question]
     config = laconic.GenerationConfig(max_tokens=32)
     text = laconic.generate(decoder, tokenizer, input_ids=[ids], config=config)[0].text
-    assert comparison[0].results[1].answers[0] == " ".join(text.split())
+    assert comparison[0].rows[1].answers[0] == " ".join(text.split())
 
 
 def test_compare_reading_memory_file_loads(comparison: tuple[ReadingComparison, Path]) -> None:
@@ -66,11 +64,11 @@ def test_compare_reading_memory_file_loads(comparison: tuple[ReadingComparison, 
     assert memory.metadata is not None
     assert memory.metadata.method == "kvzip"
     assert comparison[0].largest_head == memory.M
-    notes = " ".join(list_notes(comparison[0]))
+    notes = " ".join(map(str, build_sections(comparison[0])[0].blocks[1:]))
     assert memory.to_cache().kv_bytes == memory.num_bytes, "in use, no head is padded"
     assert f"the largest keeps {memory.M:,}" in notes
     assert "padded" not in notes
-    assert memory.num_tokens.equal(torch.tensor([comparison[0].num_tokens]))
+    assert memory.num_tokens.equal(torch.tensor([comparison[0].tokens]))
 
 
 def test_question_is_right_by_whole_words() -> None:
@@ -88,13 +86,12 @@ def test_chapter_contains_the_answers() -> None:
 
 def test_reading_tables_and_page(comparison: tuple[ReadingComparison, Path]) -> None:
     result = comparison[0]
-    assert [row[0] for row in build_costs_table(result).rows] == [row.name for row in result.results]
     marks = [row[1] for row in build_answers_table(result, 1).rows]
-    assert marks == ["yes" if row.correct[1] else "no" for row in result.results]
+    assert marks == ["yes" if row.correct[1] else "no" for row in result.rows]
     page = check_page(render_reading_page(result, "A title", CHAPTER, [("model", "stories260k")]))
     for text in ("memory of an eighth", "A title", NAMED.text, "the largest keeps"):
         assert text in " ".join(page.text.split())
-    assert json.loads(json.dumps(result.to_json()))["rows"][1]["name"] == "full text"
+    assert json.loads(json.dumps(figures_to_json(result)))["rows"][1]["name"] == "full text"
 
 
 def test_demo_read_refuses_a_short_context(run_cli: RunCli, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A task with a few lines of code runs through the runner and the results store that all tasks share."""
 
-import json
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import torch
 from laconic.cli.commands.train import TrainCommand
 from laconic.config.recipe import Recipe
 from laconic.errors import InputError
-from laconic.evaluation.results_store import RESULT_FILE, EvalItem, EvalJob, EvalKind
+from laconic.evaluation.results_store import EvalItem, EvalJob, EvalKind
 from laconic.evaluation.suite import (
     EvalReport,
     EvalRequest,
@@ -24,7 +22,6 @@ from laconic.evaluation.suite import (
 )
 from laconic.evaluation.tables import Column, build_table
 from laconic.experiment.load_run import LoadedRun
-from laconic.storage.manifest import MANIFEST_FILE, ManifestWriter, hash_json
 from laconic.training.signals import StopSignal
 
 COLUMNS = (
@@ -65,20 +62,6 @@ class NormSuite:
         return []
 
 
-def remove_notes(folder: Path) -> None:
-    """Write a stored result as versions without notes did."""
-    old, new = json.loads((folder / RESULT_FILE).read_text()), folder.with_name("new")
-    new.mkdir()
-    files = ManifestWriter(new)
-    for path in folder.iterdir():
-        if path.name not in (RESULT_FILE, MANIFEST_FILE):
-            files.add_text(path.name, path.read_text())
-    files.add_json(RESULT_FILE, {key: value for key, value in old.items() if key != "notes"})
-    files.finish("evaluation", 0, {"metadata": hash_json(old["metadata"])})
-    shutil.rmtree(folder)
-    new.rename(folder)
-
-
 @pytest.mark.medium
 def test_evaluate_runs_and_load_results(tmp_path: Path, tiny_recipe: Path) -> None:
     assert (
@@ -96,9 +79,6 @@ def test_evaluate_runs_and_load_results(tmp_path: Path, tiny_recipe: Path) -> No
     (stored,) = load_results(suite, request.runs)["streams"]
     assert stored.notes == result.notes
     assert stored.items_by_seed == result.items_by_seed == evaluate_runs(suite, request)["streams"][0].items_by_seed
-    for seed in (0, 1):  # a result of before, without notes
-        remove_notes(tmp_path / f"kava/seed-{seed}/evaluations/streams-norms-2-step-1-limit-5")
-    assert evaluate_runs(suite, request)["streams"][0].notes == ("a note",)
     report = suite.report(request, results)
     assert report.blocks[0].rows == [["kava", "5"]]  # pyright: ignore
     evaluate_runs(suite, EvalRequest([str(tmp_path / "kava/seed-1")], ["norms"], request.device, request.stop, limit=6))

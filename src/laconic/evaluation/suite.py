@@ -13,7 +13,7 @@ one.
 Seeds, locks, resuming, storage, progress, signals and ranks are handled here; `laconic report` loads the results.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from laconic.config.recipe import Recipe
@@ -37,6 +38,7 @@ from laconic.evaluation.results_store import (
     EvalMetadata,
     StoredEvaluation,
 )
+from laconic.evaluation.statistics import ScoreMatrix
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
 from laconic.storage import lock
@@ -46,27 +48,6 @@ from laconic.training.signals import SignalInterruptError, StopSignal
 
 DEFAULT_TOKENS = 1024  # to which documents are cut
 RESUME_HINT = "finished items are stored; run the same command again to resume"
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """Options of the task `memories`.
-
-    Without a file of documents, they are the contexts of the questions. `methods` are names of
-    `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
-    optimizer steps of a cartridge; None for no cartridge.
-    """
-
-    documents: str | None = None
-    questions: str | None = None
-    methods: Sequence[str] = ()
-    keep: Sequence[float] = ()
-    tokens: int | None = None
-    fit: int | None = None
-
-    def document_tokens(self, most: int) -> int:
-        """Return the length to which documents are cut, for a model that reads documents of `most` tokens."""
-        return min(DEFAULT_TOKENS, most) if self.tokens is None else self.tokens
 
 
 @dataclass(frozen=True)
@@ -94,12 +75,21 @@ class EvalRequest:
     jacobi_tolerance: Sequence[float] = ()
     baseline: str | None = None
     latency: int = 0
-    memories: MemoryOptions = MemoryOptions()
+    documents: str | None = None
+    questions: str | None = None
+    methods: Sequence[str] = ()
+    keep: Sequence[float] = (0.125,)
+    tokens: int | None = None
+    fit: int | None = None
 
     @property
     def paths(self) -> list[str]:
         """The runs, then the baseline if it is not one of them."""
         return list(dict.fromkeys((*self.runs, *([self.baseline] if self.baseline else ()))))
+
+    def document_tokens(self, most: int) -> int:
+        """Return the length to which documents are cut, for a model that reads documents of `most` tokens."""
+        return min(DEFAULT_TOKENS, most) if self.tokens is None else self.tokens
 
     def load_run(self, folder: Path) -> LoadedRun:
         """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
@@ -140,6 +130,10 @@ class RunResult:
     @property
     def pooled_items(self) -> list[EvalItem]:
         return [item for items in self.items_by_seed for item in items]
+
+    def scores(self, condition: str, score: Callable[[Mapping[str, Any]], float]) -> ScoreMatrix:
+        """Return a score of every item, computed from its metrics under a condition, [seeds, items]."""
+        return np.array([[score(item.conditions[condition]) for item in items] for items in self.items_by_seed])
 
 
 Results = Mapping[EvalKind, Sequence[RunResult]]
@@ -222,8 +216,7 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
                     stored = results_store.load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
-                    seed = stored._replace(notes=job.notes, items=items, source=job.source)  # older ones lack notes
-                    per_group.setdefault(group, []).append(seed)
+                    per_group.setdefault(group, []).append(stored._replace(items=items, source=job.source))
         for group, seeds in per_group.items():
             results[group[0]].append(merge_seeds(title, info, seeds))
     return results

@@ -1,6 +1,7 @@
 """The task `loss`: nats per token of a checkpoint on windows of text, compared with another checkpoint."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from laconic.data.documents.load import read_documents
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.checkpoints import read_prompt
-from laconic.evaluation.report.page import PageSection, render_table
+from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalKind
 from laconic.evaluation.statistics import Difference, Estimate, estimate_mean, paired_difference
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult, describe_evaluation
@@ -59,7 +60,7 @@ class TextLossSuite:
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
-        if request.memories.documents is None:
+        if request.documents is None:
             raise UsageError(f"--tasks {TASK}: pass --documents FILE")
         run = next((folder for folder in recipes if read_prompt(folder) is None), None)
         if run is not None:
@@ -69,14 +70,14 @@ class TextLossSuite:
         return {}  # a checkpoint has no settings of training
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        decoder, options = run.parts.decoder, request.memories
-        assert options.documents is not None
+        decoder, file = run.parts.decoder, request.documents
+        assert file is not None
         context = decoder.config.max_position_embeddings
-        num_tokens = options.document_tokens(context)
+        num_tokens = request.document_tokens(context)
         if num_tokens > context:
             raise UsageError(f"--tokens {num_tokens}: the model has {context:,} positions; lower it")
-        excerpts = load_excerpts(run.parts.tokenizer, options.documents, num_tokens, request.limit)
-        variant = {"data": Path(options.documents).stem, "tokens": f"{num_tokens}"}
+        excerpts = load_excerpts(run.parts.tokenizer, file, num_tokens, request.limit)
+        variant = {"data": Path(file).stem, "tokens": f"{num_tokens}"}
         key = {"data": hash_json(excerpts)}
         metadata = describe_evaluation(run, "loss", TASK, limit=request.limit, variant=variant, key=key)
         names = list(excerpts)
@@ -108,7 +109,7 @@ class TextLossSuite:
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         rows = compare_losses(results["loss"], None)
-        return [PageSection("Loss", [render_table(build_table(COLUMNS[:5], rows))])] if rows else []
+        return [PageSection("Loss", [build_table(COLUMNS[:5], rows)])] if rows else []
 
 
 def load_excerpts(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | None) -> dict[str, list[int]]:
@@ -132,18 +133,12 @@ def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> 
     """Return a row for each model; differences are paired by window, where both models have the same windows."""
     rows: list[LossRow] = []
     for result in results:
-        nats, correct = (metric_per_window(result, metric) for metric in ("nats", "correct"))
-        difference = None
+        nats, difference = result.scores(CONDITION, itemgetter("nats")), None
         if baseline is not None and baseline is not result and baseline.source == result.source:
-            difference = paired_difference(nats, metric_per_window(baseline, "nats"))
-        accuracy = sum(correct) / len(correct)
+            difference = paired_difference(nats, baseline.scores(CONDITION, itemgetter("nats")))
+        accuracy = float(result.scores(CONDITION, itemgetter("correct")).mean())
         rows.append(LossRow(result.run, result.variant["data"], estimate_mean(nats), accuracy, difference))
     return rows
-
-
-def metric_per_window(result: RunResult, metric: str) -> list[float]:
-    """Return a metric of each window; checkpoints have a single seed."""
-    return [item.conditions[CONDITION][metric] for item in result.items_by_seed[0]]
 
 
 def format_loss_interval(difference: Difference) -> str:

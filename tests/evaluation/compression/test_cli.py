@@ -11,12 +11,13 @@ import pytest
 from laconic.cli.commands.report import ReportCommand
 from laconic.cli.commands.train import TrainCommand
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.compression import context_qa
 from laconic.evaluation.compression import run as compression_run
-from laconic.evaluation.compression.context_qa_run import ContextQA
+from laconic.evaluation.compression.suite import detect_kind
 from laconic.evaluation.results_store import UNITS_FILE, load_items
 from tests.conftest import RunCli
 from tests.evaluation.pages import leave_out_images
-from tests.tiny_recipes import TINY_RECIPE
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 
 RECALL = """method = "autocompressor"
 [model]
@@ -39,33 +40,11 @@ recall = { train_rows = 40, test_rows = 12, num_facts = [1, 2] }
 steps = 2
 batch_size = 4
 """
-TEXT = """method = "autocompressor"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-max_position_embeddings = 512
-[compression]
-length_policy = "nested_dropout"
-max_vectors = 4
-allowed_lengths = [1, 4]
-summary_init = "normal"
-[data]
-source = "text"
-path = "books.jsonl"
-[data.text]
-row_tokens = 128
-segment_tokens = 64
-segment_lengths = "fixed"
-segments_per_window = 2
-segment_overlap = 0
-held_out_fraction = 0.3
-[train]
-steps = 1
-batch_size = 2
-"""
+TEXT = (
+    *("method=autocompressor", "model.max_position_embeddings=512", "compression.length_policy=nested_dropout"),
+    *("compression.max_vectors=4", "compression.allowed_lengths=[1,4]", "compression.summary_init=normal"),
+    *("data.text.row_tokens=128", "data.text.segment_tokens=64", "data.text.held_out_fraction=0.3"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +53,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     books = [{"book": f"book {i}", "text": " ".join(f"{i * n * n}" for n in range(200))} for i in range(4)]
     (folder / "books.jsonl").write_text("".join(json.dumps(book) + "\n" for book in books))
-    for name, text in (("facts", RECALL), ("text", TEXT), ("digits", TINY_RECIPE)):
+    for name, text in (("facts", RECALL), ("text", TINY_DOCUMENT_RECIPE), ("digits", TINY_RECIPE)):
         (folder / f"{name}.toml").write_text(text)
     assert TrainCommand(str(folder / "facts.toml"), out=folder / "facts", device="cpu").run() == 0
-    assert TrainCommand(str(folder / "text.toml"), out=folder / "books", num_seeds=2, device="cpu").run() == 0
-    assert TrainCommand(str(folder / "text.toml"), ("method=lm",), out=folder / "lm", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "text.toml"), TEXT, out=folder / "books", num_seeds=2, device="cpu").run() == 0
+    assert TrainCommand(str(folder / "text.toml"), (*TEXT, "method=lm"), out=folder / "lm", device="cpu").run() == 0
     assert TrainCommand(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
     return folder
 
@@ -167,14 +146,11 @@ def test_evaluate_tails_and_excerpts_of_held_out_books(run: RunCli) -> None:
         "full": 64,
         "untrained none": 0,
         "untrained": 4,
-        "full-tuned": 64,
         "n = 1": 1,
         "end, n = 1": 1,
         "n = 4": 4,
         "end, n = 4": 4,
     }
-    (tuned,) = (gain for gain in books["conditions"] if gain["condition"] == "full-tuned")
-    assert tuned["nll"]["mean"] == pytest.approx(baseline["conditions"][-1]["nll"]["mean"])
     names = [gain["condition"] for gain in baseline["conditions"]]
     assert names == ["none", *(f"end {2**i}" for i in range(6)), "full"]
 
@@ -202,7 +178,7 @@ def test_evaluate_refuses_excerpts_longer_than_every_context(run: RunCli, monkey
     monkeypatch.setattr(compression_run, "EXCERPT_TOKENS", 193)
     code, out, err = run("lm", "--tasks", "excerpt", "--limit", 1)
     assert (code, out) == (66, "")
-    assert "excerpt: no context of up to 192 tokens holds an excerpt of 193 and fits the run" in err
+    assert "excerpt: no context of up to 192 tokens holds an excerpt of 193 tokens and fits the run" in err
 
 
 def write_files(folder: Path) -> tuple[str, str]:
@@ -218,8 +194,8 @@ def write_files(folder: Path) -> tuple[str, str]:
 def test_evaluate_and_report_files_of_questions_and_labels(
     run: RunCli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.NUM_ORDERS", 1)
-    monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.TEXT_DEMO_TOKENS", ())
+    monkeypatch.setattr("laconic.evaluation.compression.demonstrations.NUM_ORDERS", 1)
+    monkeypatch.setattr("laconic.evaluation.compression.demonstrations.TEXT_DEMO_TOKENS", ())
     leave_out_images(monkeypatch, only_dark=True)
     questions, labelled = write_files(tmp_path)
     code, out, err = run("books/seed-0", "--tasks", f"{questions},{labelled}", "--limit", 2, "--format", "json")
@@ -243,11 +219,23 @@ def test_evaluate_and_report_files_of_questions_and_labels(
         ReportCommand(("books",), Path("none.html")).run()
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ('{"text": "a", "label": "context"}', "labels"),
+        ('{"context": "the \\"text\\"", "question": "who?"}', "answers"),
+    ],
+)
+def test_detect_kind_parses_the_first_row(tmp_path: Path, line: str, kind: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(line)
+    assert detect_kind(tmp_path / "rows.jsonl") == kind
+
+
 def test_evaluate_files_keeps_finished_items_after_a_signal(
     run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions, _ = write_files(tmp_path)
-    monkeypatch.setattr(ContextQA, "run_item", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(context_qa, "answer_question", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = run("books/seed-1", "--tasks", questions)
     assert code == 75
     assert "questions: finished items are stored" in err
@@ -263,5 +251,5 @@ def test_report_of_stored_results(run: RunCli, runs: Path, monkeypatch: pytest.M
     assert run("facts")[0] == run("books/seed-0", "lm", "--limit", 3)[0] == 0
     assert ReportCommand(("facts", "books/seed-0", "lm"), Path("page.html")).run() == 0
     text = (runs / "page.html").read_text()
-    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall and soft reading", "full-tuned"):
+    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall and soft reading"):
         assert expected in text, expected

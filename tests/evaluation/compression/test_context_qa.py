@@ -1,13 +1,19 @@
-"""Scores of context questions and in-context classification, against figures computed by hand."""
+"""Answers to context questions of a small compressor, and their scores against figures computed by hand."""
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from laconic.evaluation.compression import context_qa
-from laconic.evaluation.compression.context_qa_report import build_score_table, result_to_json, score_conditions
-from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.compression.context_qa import answer_question, build_score_table, score_conditions
+from laconic.evaluation.context_questions import ContextQuestion
+from laconic.evaluation.results_store import EvalItem, EvalMetadata
 from laconic.evaluation.suite import RunResult
+from laconic.generation.config import GenerationConfig
+from tests.compression.compressors import reader
 
 
 @pytest.mark.parametrize(
@@ -27,38 +33,39 @@ def test_answer_metrics(prediction: str, answers: tuple[str, ...], expected: tup
     assert values == pytest.approx(list(expected))
 
 
-def label_item(
-    id: int, split: str, seed: int, balanced: bool, label: int, nll: list[float], null_nll: list[float]
-) -> EvalItem:
-    shared = {"split": split, "order_seed": seed, "balanced": balanced, "label": label, "label_tokens": [1, 2]}
-    condition = {"label_nll": nll, "null_nll": null_nll, "context_size": 4 + seed}
-    return EvalItem(str(id), {"condition": {**shared, **condition}})
+def test_answer_question_after_each_context() -> None:
+    model, question = reader(), ContextQuestion("a long text", "who?", ("x",), "it is", 3)
+    memory, config = model.compress(["a long text"]), GenerationConfig(max_tokens=3)
+    expected = {
+        "none": (model.generate(["who?\nit is"], config=config), 0),
+        "compressed": (model.generate(["who?\nit is"], config, memory=memory), 4),
+        "truncated": (model.generate(["ext\nwho?\nit is"], config=config), 4),
+        "full": (model.generate(["a long text\nwho?\nit is"], config=config), 12),
+    }
+    assert answer_question(model, question, memory) == {
+        name: {"output": output[0].text, "context_size": size} for name, (output, size) in expected.items()
+    }
 
 
-def run_result(kind: str, *seeds: list[EvalItem]) -> RunResult:
-    return RunResult("run", "file", tuple(range(len(seeds))), seeds, variant={"kind": kind})
+def test_answer_question_leaves_out_contexts_that_do_not_fit() -> None:
+    model, text = reader(room=48), "a long text of some forty signs, or more so"
+    answers = answer_question(model, ContextQuestion(text, "who?", ("x",), "", 3), model.compress([text]))
+    assert list(answers) == ["none", "compressed", "truncated"]
 
 
-def test_icl_variant_is_chosen_on_validation_items_only() -> None:
-    # Per token 1 against 1.5, so the first label; calibrated 0.5 against 0, the second.
-    nll, null_nll = [1.0, 3.0], [0.5, 3.0]
-    valid = [label_item(0, "valid", 0, False, 0, nll, null_nll), label_item(1, "valid", 0, True, 1, nll, null_nll)]
-    balanced = label_item(2, "valid", 0, True, 1, nll, null_nll)
-    combinations = [(b, seed, label) for b in (False, True) for seed in (0, 1) for label in (0, 1, 1)]
-    test = [label_item(3 + i, "test", seed, b, label, nll, null_nll) for i, (b, seed, label) in enumerate(combinations)]
-    items = [*valid, balanced, *test]
-    (score,) = score_conditions(run_result("labels", items))
-    assert (score.variants, score.validation_accuracy, score.context_size) == (("neither",), 1, pytest.approx(4.4))
-    assert (score.accuracy, score.std) == (pytest.approx(1 / 3), 0)
-    assert score.accuracies == pytest.approx((1 / 3, 1 / 3))
-    assert (context_qa.majority_accuracy(items), context_qa.count_test_texts(items)) == (2 / 3, 3)
-    choices = [context_qa.choose_label(balanced, "condition", calibrated) for calibrated in (False, True)]
-    assert choices == [0, 1]
-    other = [label_item(0, "valid", 0, False, 1, nll, null_nll), valid[1]]
-    (score,) = score_conditions(run_result("labels", [*valid, *test], [*other, *test]))
-    assert score.variants == ("neither", "calibrated")
-    assert (score.accuracy, len(score.accuracies)) == (pytest.approx(1 / 2), 4)
-    assert score.std == pytest.approx(((1 / 6) ** 2 * 4 / 3) ** 0.5)
+def test_build_question_job_compresses_each_context_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, texts = reader(), list[str]()
+    compress = type(model).compress
+    monkeypatch.setattr(type(model), "compress", lambda self, new: texts.extend(new) or compress(self, new))
+    rows = [{"context": text, "question": "who?", "answer": "x", "max_new_tokens": 2} for text in ("a", "b", "a")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = context_qa.build_question_job(model, tmp_path / "rows.jsonl", EvalMetadata("context_qa", "rows"))
+    assert job.order == [0, 2, 1]
+    items = [item for i in job.order for unit in job.evaluate([i]) for item in unit]
+    assert texts == ["a", "b"]
+    assert [(item.id, item.shared["context"], item.shared["answers"]) for item in items] == [
+        *(("0", 0, ["x"]), ("2", 0, ["x"]), ("1", 1, ["x"])),
+    ]
 
 
 def answer_item(id: int, context: int, none: str, compressed: str, full: str | None) -> EvalItem:
@@ -77,7 +84,7 @@ def test_answer_scores_are_paired_and_clustered_by_context() -> None:
         answer_item(2, 1, "dog", "cat", "cat"),
         answer_item(3, 1, "dog", "dog", "cat"),
     ]
-    result = run_result("answers", items)
+    result = RunResult("run", "file", (0,), [items])
     none, compressed = score_conditions(result)
     assert (none.condition, compressed.condition) == ("none", "compressed")
     assert compressed.context_size == 2
@@ -87,11 +94,10 @@ def test_answer_scores_are_paired_and_clustered_by_context() -> None:
     assert x.se == pytest.approx((2 * sum(d * d for d in deviations)) ** 0.5 / 4)
     assert x.gain_se == pytest.approx((2 * sum(d * d for d in gain_deviations)) ** 0.5 / 4)
     assert none.metrics["match"].gain == 0
-    data = result_to_json(result)
-    assert (data["items"], data["contexts"], data["conditions"][1]["metrics"]["match"]["mean"]["mean"]) == (4, 2, 0.75)
+    assert context_qa.count_items(result) == {"items": 4, "contexts": 2}
 
 
 def test_one_context_has_no_standard_error() -> None:
-    result = run_result("answers", [answer_item(0, 0, "cat", "cat", None)])
-    assert result_to_json(result)["conditions"][0]["metrics"]["match"]["se"] is None
+    result = RunResult("run", "file", (0,), [[answer_item(0, 0, "cat", "cat", None)]])
+    assert math.isnan(score_conditions(result)[0].metrics["match"].se)
     assert list(build_score_table(result).rows[1][2:4]) == ["100.0", "+0.0"]

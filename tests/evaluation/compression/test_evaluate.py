@@ -12,6 +12,7 @@ from torch import Tensor
 from laconic.batches import DocumentBatch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
+from laconic.evaluation.compression import run
 from laconic.evaluation.compression.evaluate import (
     ALL_TOKENS,
     CompressedContext,
@@ -20,7 +21,6 @@ from laconic.evaluation.compression.evaluate import (
     evaluate_batch,
     split_context,
 )
-from laconic.evaluation.compression.run import ContextCompressor
 
 V = 11
 
@@ -118,9 +118,9 @@ def test_evaluate_batch_scores_the_same_tokens_under_each_condition() -> None:
 
 
 def test_compress_other_text_takes_the_document_half_the_data_set_further_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ContextCompressor, "compress", lambda _, split: split.names)
-    source, reader = RandomDocuments(), ContextCompressor(cast(Any, None), 0)
-    names = reader.compress_other_text(split_context(source.batch([0, 3, 4], 0, 0)), source)
+    monkeypatch.setattr(run, "compress_context", lambda _, split: split.names)
+    source = RandomDocuments()
+    names = run.compress_other_text(cast(Any, None), source, split_context(source.batch([0, 3, 4], 0, 0)))
     assert names == ("row 2", "row 0", "row 1")
 
 

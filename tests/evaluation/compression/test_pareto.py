@@ -9,6 +9,7 @@ import pytest
 
 from laconic.evaluation.compression import pareto
 from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, TEXT_END
+from laconic.evaluation.suite import RunResult
 from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
 
 N = 8
@@ -23,11 +24,15 @@ def learned(better: float, noise: float = 0.02) -> list[dict[str, dict[str, Any]
     ]
 
 
+def compare(results: list[RunResult]) -> list[pareto.LengthComparison]:
+    return pareto.compare_learned_lengths([point for result in results for point in pareto.pareto_points(result)])
+
+
 @pytest.mark.parametrize(
     ("better", "message"), [(0.05, "above the line"), (0.0, "no difference shown"), (-0.05, "below the line")]
 )
 def test_compare_learned_lengths_needs_two_standard_errors(better: float, message: str) -> None:
-    (result,) = pareto.compare_learned_lengths([make_result("stop", learned(better))])
+    (result,) = compare([make_result("stop", learned(better))])
     conditions = [better - 0.02 * (-1) ** (d // 2) for d in range(N)]
     mean = sum(conditions) / N
     se = math.sqrt(sum((x - mean) ** 2 for x in conditions) / (N - 1) / N)
@@ -58,24 +63,15 @@ def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents
         )
         for n in (1, 4)
     ]
-    result = pareto.compare_learned_lengths([stop, *runs])
+    result = compare([stop, *runs])
     assert [v.baseline for v in result] == ["its own", "runs of fixed length"]
     assert result[1].fixed_quality == pytest.approx(-(2.0 + 0.1 * 3.5))
     pooled = [replace(run, run=f"pool-{run.run}", info={**run.info, "summary": "pool"}) for run in runs]
-    both = pareto.compare_learned_lengths([stop, *pooled, *runs])
+    both = compare([stop, *pooled, *runs])
     assert [comparison[1:] for comparison in both] == [comparison[1:] for comparison in result]
-    assert [v.baseline for v in pareto.compare_learned_lengths([stop, *pooled])] == ["its own"]
-    short = [v for v in pareto.compare_learned_lengths([stop, runs[0]]) if v.baseline == "runs of fixed length"]
+    assert [v.baseline for v in compare([stop, *pooled])] == ["its own"]
+    short = [v for v in compare([stop, runs[0]]) if v.baseline == "runs of fixed length"]
     assert [v.fixed_quality for v in short] == [pytest.approx(-(2.2 + 0.1 * 3.5))]  # one vector, of those that kept two
-    other = [
-        make_result(
-            f"n{n}",
-            [{"none": fixed_lengths(d)["none"], "compressed": fixed_lengths(d)[f"n = {n}"]} for d in range(1, N)],
-            length_policy="fixed",
-        )
-        for n in (1, 4)
-    ]
-    assert [v.baseline for v in pareto.compare_learned_lengths([stop, *other[:1]])] == ["its own"]
 
 
 def test_pareto_points_kinds() -> None:

@@ -10,7 +10,7 @@ from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.config.methods import StopHeadConfig
 from laconic.evaluation.compression.evaluate import ContextTail
-from laconic.evaluation.compression.run import ContextCompressor, build_conditions
+from laconic.evaluation.compression.run import build_conditions, compress_with_best_lengths
 from tests.compression.compressors import reader
 
 LENGTHS = (1, 2, 4)
@@ -31,7 +31,7 @@ def test_compress_with_best_lengths_minimizes_nats_plus_price() -> None:
             allowed_lengths=LENGTHS,
             halting=StopHeadConfig.model_validate({"initial_mean_fraction": 0.5, "length_cost": price}),
         ).method
-        compressed, tail = ContextCompressor(model, 0).compress_with_best_lengths(split()), split()
+        compressed, tail = compress_with_best_lengths(model, split()), split()
         for b in range(3):
             one, memory, lengths = tail.context[b : b + 1], None, list[int]()
             for start, end, after in ((0, 8, one[:, 8:20]), (8, 20, tail.tail[b : b + 1])):

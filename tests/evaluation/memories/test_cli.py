@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from laconic import Decoder, DecoderConfig, LanguageModel
-from laconic.cli.commands.train import TrainCommand
 from laconic.compression.kv.compress import DocumentCompression, KVCompressionConfig, compress_document
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
@@ -21,33 +20,10 @@ from laconic.evaluation.memories.documents import load_probed_documents
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text
 from tests.conftest import RunCli, needs
 from tests.evaluation.pages import leave_out_images
+from tests.runs import train_tiny_run
 
-COMPRESSOR = """method = "autocompressor"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-max_position_embeddings = 1024
-[compression]
-length_policy = "fixed"
-max_vectors = 4
-summary_init = "normal"
-[data]
-source = "text"
-path = "books.jsonl"
-[data.text]
-row_tokens = 128
-segment_tokens = 64
-segment_lengths = "fixed"
-segments_per_window = 2
-segment_overlap = 0
-held_out_fraction = 0.3
-[train]
-steps = 1
-batch_size = 2
-"""
+COMPRESSOR = ("model.max_position_embeddings=1024", "compression.max_vectors=4", "compression.summary_init=normal",
+              "data.text.row_tokens=128", "data.text.segment_tokens=64")  # fmt: skip
 FLAGS = ("--tasks", "memories", "--documents", "books.jsonl", "--questions", "questions.jsonl", "--tokens", 300)
 
 
@@ -55,6 +31,7 @@ FLAGS = ("--tasks", "memories", "--documents", "books.jsonl", "--questions", "qu
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, documents, questions, and a run of an AutoCompressor."""
     folder = tmp_path_factory.mktemp("memories")
+    train_tiny_run("autocompressor", folder, *COMPRESSOR)
     tokenizer = build_byte_tokenizer()
     config = DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size, max_position_embeddings=512)
     torch.manual_seed(0)
@@ -66,8 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"document": "b", "question": "?", "answer": "-"},
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    (folder / "compressor.toml").write_text(COMPRESSOR)
-    assert TrainCommand(str(folder / "compressor.toml"), out=folder / "compressor", device="cpu").run() == 0
     return folder
 
 
@@ -138,18 +113,6 @@ def score_passages(folder: Path) -> float:
     return sum(nats) / len(nats)
 
 
-def test_evaluate_memories_skips_short_documents(run_cli: RunCli, tmp_path: Path) -> None:
-    books = tmp_path / "some.jsonl"
-    books.write_text('{"text": "Too short."}\n' + Path("books.jsonl").read_text())
-    command = ("--tasks", "memories", "--documents", books, "--tokens", 300, "--methods", "window")
-    data = evaluate_json(run_cli, "tiny", *command, "--keep", 0.1, "--limit", 1)
-    assert data["notes"] == ["skipped 1 document of fewer than 160 tokens"]
-    books.write_text('{"text": "Too short."}\n')
-    result = run_cli("evaluate", "tiny", *command, "--device", "cpu")
-    assert (result.code, result.err.count("\n")) == (66, 1)
-    assert "the texts, cut to 300 tokens (--tokens), are too short" in result.err
-
-
 def test_evaluate_memories_asks_questions_alone_about_short_texts(run_cli: RunCli, tmp_path: Path) -> None:
     """Without --tokens, documents are cut to what the context of 512 positions allows."""
     rows = [
@@ -166,7 +129,7 @@ def test_evaluate_memories_asks_questions_alone_about_short_texts(run_cli: RunCl
     ]
     assert {tuple(point["tasks"]) for point in data["comparisons"][0]["contexts"]} == {("questions",)}
     result = run_cli("evaluate", "tiny", *command, "--tokens", 401, "--device", "cpu")
-    assert (result.code, "--tokens 401" in result.err, "give --tokens 400 or less" in result.err) == (2, True, True)
+    assert (result.code, "--tokens 401" in result.err, "the longest document has 400" in result.err) == (2, True, True)
 
 
 @pytest.mark.medium
@@ -199,14 +162,14 @@ def test_evaluate_memories_fits_from_the_selection_with_shared_heads(
 @pytest.mark.medium
 def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:
     needs("matplotlib")
-    (comparison,) = evaluate_json(run_cli, "compressor", *FLAGS, "--limit", 2, "--keep", 0.1)["comparisons"]
+    (comparison,) = evaluate_json(run_cli, "runs/autocompressor", *FLAGS, "--limit", 2, "--keep", 0.1)["comparisons"]
     points = {point["name"]: point for point in comparison["contexts"]}
     assert list(points) == ["no context", "full text", "last tokens 0.1", "summary vectors"]
     vectors = points["summary vectors"]
     assert (vectors["positions"], vectors["file_bytes"]) == (20, 20 * 16 * 4)  # five segments of 64 tokens
     assert vectors["used_bytes"] == 20 * 2 * 1 * 16 * 4  # keys and values of one layer
     assert vectors["documents"] == 2
-    assert run_cli("report", "compressor", "--out", "compressor.html").code == 0
+    assert run_cli("report", "runs/autocompressor", "--out", "compressor.html").code == 0
     assert "summary vectors" in Path("compressor.html").read_text()
 
 
@@ -251,7 +214,9 @@ def test_evaluate_memories_cuts_documents_to_what_can_be_fitted(run_cli: RunCli)
     command = ("tiny", "--tasks", "memories", "--documents", "books.jsonl", "--fit", 1, "--tokens", 337)
     result = run_cli("evaluate", *command, "--device", "cpu")
     assert result.code == 2, result.err
-    assert "the 176 tokens after it need 513 positions, and the model has 512; give --tokens 336" in result.err
+    assert (
+        "the 176 tokens after it need 513 positions, and the model has 512; the longest document has 336" in result.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +241,7 @@ def test_evaluate_memories_refuses(run_cli: RunCli, flags: tuple[object, ...], m
 
 def test_evaluate_memories_refuses_methods_for_compressors(run_cli: RunCli) -> None:
     for option in (("--fit", 2), ("--methods", "window")):
-        result = run_cli("evaluate", "compressor", *FLAGS, *option, "--device", "cpu")
+        result = run_cli("evaluate", "runs/autocompressor", *FLAGS, *option, "--device", "cpu")
         assert (result.code, "--methods, --fit: only for models" in result.err) == (2, True)
 
 

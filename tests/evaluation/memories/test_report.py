@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from laconic.evaluation.memories.report import build_comparison_table, compare_results, estimate_share, is_on_front
+from laconic.evaluation.memories.report import build_comparison_table, compare_results, estimate_share
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 
@@ -34,6 +34,7 @@ def test_estimate_share_is_the_ratio_of_mean_gains() -> None:
     assert (share.low, share.high) == pytest.approx((1 / 2, 3 / 4))
     assert estimate_share([4.0], [5.0], [2.0]) == pytest.approx((-0.5, -0.5, -0.5))
     assert estimate_share([4.0], [5.0], [4.5]) is None, "the full text gains nothing"
+    assert estimate_share([4.0, 4.0], [3.0, 3.0], [1.0, 5.0]) == pytest.approx((1.0, 1 / 3, 1.0)), "where it gains"
 
 
 def test_compare_results_puts_methods_of_the_same_documents_on_one_front() -> None:
@@ -45,11 +46,10 @@ def test_compare_results_puts_methods_of_the_same_documents_on_one_front() -> No
             build_result("fit", {"fit 0.125": (1.0, 8)}, num_documents=1),
         ]
     )
-    on_front = {point.name: is_on_front(point, comparison.points, "needles") for point in comparison.points}
-    expected = {"no context": True, "full text": True, "a 0.125": False, "b 0.125": True, "b 0.25": False}
-    assert on_front == {**expected, "fit 0.125": False}, "fit was measured on one document only"
-    assert comparison.points[-1].shares["needles"].mean == 1.0
-    assert comparison.tasks == ["needles"]
+    rows = build_comparison_table(comparison).rows
+    assert {row[0] for row in rows if row[5].startswith("*")} == {"no context", "full text", "b 0.125"}
+    assert (rows[-1][0], rows[-1][5]) == ("fit 0.125", "1.00 · 100 %"), "measured on one document only"
+    assert comparison.list_tasks() == comparison.list_tasks(with_shares=True) == ["needles"]
 
 
 def test_compare_results_resamples_documents_and_not_their_seeds() -> None:
@@ -58,7 +58,7 @@ def test_compare_results_resamples_documents_and_not_their_seeds() -> None:
     cast(Any, one.items_by_seed[0][0].conditions["summary vectors"])["needles"]["nats"] = 3.0
     four = replace(one, seeds=(0, 1, 2, 3), items_by_seed=[*one.items_by_seed] * 4)
     (a,), (b,) = compare_results([one]), compare_results([four])
-    assert [p.shares for p in a.points] == [p.shares for p in b.points]
+    assert [p.share("needles") for p in a.contexts] == [p.share("needles") for p in b.contexts]
     assert [row[1] for row in build_comparison_table(b).rows] == ["2", "2", "2"]
 
 

@@ -32,8 +32,9 @@ class DemoReadCommand:
 
         import laconic
         from laconic.cli.commands.evaluate import print_report
-        from laconic.evaluation.compression import reading_demo, reading_page
+        from laconic.evaluation.compression import reading_demo
         from laconic.evaluation.suite import EvalReport
+        from laconic.evaluation.tables import figures_to_json
 
         start = time.monotonic()
         model = self.model
@@ -49,14 +50,15 @@ class DemoReadCommand:
         facts = [
             ("model", model),
             ("device", f"{decoder.token_embedding.weight.device}, {threads}, PyTorch {torch.__version__}"),
-            ("chapter", f"{comparison.num_tokens:,} tokens: {TITLE}"),
+            ("chapter", f"{comparison.tokens:,} tokens: {TITLE}"),
             ("time", f"{time.monotonic() - start:.0f} s"),
             ("command", command_line()),
         ]
-        write_file(self.out / "report.html", reading_page.render_reading_page(comparison, TITLE, chapter, facts))
-        tables = [reading_page.build_answers_table(comparison, i) for i in range(len(comparison.questions))]
-        answers = [block for table in tables for block in ("", table)]
-        blocks = [reading_page.build_costs_table(comparison), *answers, "", *reading_page.list_notes(comparison)]
-        print_report(EvalReport(blocks, {"schema": 1, "model": model} | comparison.to_json()), self.format)
+        write_file(self.out / "report.html", reading_demo.render_reading_page(comparison, TITLE, chapter, facts))
+        results, answers = (section.blocks for section in reading_demo.build_sections(comparison))
+        tables = [block for table in answers for block in ("", table)]
+        blocks = [results[0], *tables, "", *results[1:]]
+        data = {"schema": 1, "model": model, **figures_to_json(comparison)}
+        print_report(EvalReport(blocks, data), self.format)
         log_message(f"laconic demo read: {time.monotonic() - start:.0f} s")
         return 0

@@ -23,7 +23,7 @@ from laconic.cli.files import print_json
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
-    from laconic.evaluation.suite import EvalReport, MemoryOptions
+    from laconic.evaluation.suite import EvalReport
 
 QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", "the tasks memories and loss"
 OPTION_USERS = {  # options that not every suite has, and the runs that they are for
@@ -138,7 +138,12 @@ class EvaluateCommand:
                 jacobi_tolerance=parse_positive("--jacobi-tolerance", self.jacobi_tolerance),
                 baseline=None if self.baseline is None else self.resolve(self.baseline),
                 latency=self.latency or 0,
-                memories=self.memory_options(),
+                documents=self.documents,
+                questions=self.questions,
+                methods=split_commas(self.methods or ""),
+                keep=parse_positive("--keep", self.keep, 1.0) or (0.125,),
+                tokens=self.tokens,
+                fit=self.fit,
             )
             report = suite.report(request, evaluate_runs(suite, request))
             if ranks.rank == 0:
@@ -159,19 +164,6 @@ class EvaluateCommand:
         parse_positive("--jacobi-tolerance", self.jacobi_tolerance)
         parse_tolerance(self.tolerance, self.protocol)
         parse_positive("--keep", self.keep, 1.0)
-
-    def memory_options(self) -> "MemoryOptions":
-        from laconic.evaluation.memories.contexts import KV_METHODS
-        from laconic.evaluation.suite import MemoryOptions
-
-        return MemoryOptions(
-            documents=self.documents,
-            questions=self.questions,
-            methods=tuple(KV_METHODS) if self.methods is None else split_commas(self.methods),
-            keep=parse_positive("--keep", self.keep, 1.0) or (0.125,),
-            tokens=self.tokens,
-            fit=self.fit,
-        )
 
     def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
         """Return a run as it is, and for a model the folder of its results."""

@@ -1,23 +1,85 @@
-"""Scores of context question answering and in-context classification, computed from stored items.
-
-Symbols: C labels, R runs of one recipe, N questions. A condition says what preceded the question: no context, vectors
-or text; its context size is the number of vectors or tokens of that.
-"""
+"""Questions about contexts: a run answers after no context, its vectors, as many last tokens, and the whole text."""
 
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from laconic.compression.memory import SummaryMemory
+from laconic.console import pluralize
+from laconic.errors import InputError
 from laconic.evaluation import statistics
-from laconic.evaluation.compression.perplexity import clustered_standard_error
-from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.compression.scores import clustered_standard_error, mean_context_size
+from laconic.evaluation.context_questions import ContextQuestion, load_questions
+from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion
+from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
 from laconic.evaluation.statistics import Estimate
+from laconic.evaluation.suite import RunResult
+from laconic.evaluation.tables import (
+    Column,
+    Table,
+    build_table,
+    format_count,
+    format_percent,
+    format_signed,
+    format_with_error,
+)
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import generate
 
-Items = Sequence[EvalItem]
+AnswerMetric = Callable[[str, Sequence[str]], float]  # of an output and the answers
+
+
+def build_question_job(compressor: TextCompressor, file: Path, metadata: EvalMetadata) -> EvalJob:
+    """Return the evaluation of a file of questions, in an order in which each context is compressed once."""
+    questions = load_questions(file)[: metadata.limit]
+    if any(question.is_document_name for question in questions):
+        raise InputError(f"{file}: a question names a document; give its text as context")
+    contexts = {text: n for n, text in enumerate(dict.fromkeys(question.context for question in questions))}
+    compress = lru_cache(maxsize=1)(lambda text: compressor.compress([text]))
+
+    def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
+        items: list[list[EvalItem]] = []
+        for i in indices:
+            question = questions[i]
+            shared = {"context": contexts[question.context], "question": question.question}
+            answers = answer_question(compressor, question, compress(question.context))
+            shared["answers"] = list(question.answers)
+            items.append([EvalItem(str(i), {name: shared | answer for name, answer in answers.items()})])
+        return items
+
+    order = sorted(range(len(questions)), key=lambda i: contexts[questions[i].context])
+    return EvalJob(metadata, len(questions), evaluate, order=order)
+
+
+def answer_question(
+    compressor: TextCompressor, question: ContextQuestion, memory: SummaryMemory
+) -> dict[str, dict[str, Any]]:
+    """Return output and context size by condition; texts that do not fit the model are left out.
+
+    Special ids that the tokenizer puts before a prompt precede the context.
+    """
+    prompt, tokenizer = f"{question.question}\n{question.answer_prefix}", compressor.tokenizer
+    context = tokenizer.encode(f"{question.context}\n", add_special_tokens=False)
+    n, config = int(memory.num_vectors[0]), GenerationConfig(max_tokens=question.max_new_tokens)
+    texts = {"none": [], "compressed": None, "truncated": context[max(len(context) - n, 0) :], "full": context}
+    outputs: dict[str, dict[str, Any]] = {}
+    for condition, before in texts.items():
+        if before is None:
+            (output,) = compressor.generate([prompt], config, memory=memory)
+        else:
+            ids = [*tokenizer.encode(""), *before, *tokenizer.encode(prompt, add_special_tokens=False)]
+            if before and len(ids) + config.max_tokens > compressor.decoder.config.max_position_embeddings:
+                continue
+            stopping = GenerationConfig(max_tokens=config.max_tokens, eos_token_ids=compressor.stop_token_ids)
+            with compressor.reading_mode():
+                (output,) = generate(compressor.decoder, tokenizer, input_ids=[ids], config=stopping)
+        outputs[condition] = {"output": output.text, "context_size": n if before is None else len(before)}
+    return outputs
 
 
 def normalize_words(text: str) -> list[str]:
@@ -46,7 +108,11 @@ def substring_match(prediction: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in prediction.lower() for answer in answers) / len(answers)
 
 
-METRICS = {"match": answer_match, "F1": f1_score, "substring match": substring_match}
+METRICS: dict[str, AnswerMetric] = {
+    "match": answer_match,
+    "F1": f1_score,
+    "substring match": substring_match,
+}
 
 
 class MetricResult(NamedTuple):
@@ -62,99 +128,74 @@ class MetricResult(NamedTuple):
 
 
 class ConditionScores(NamedTuple):
-    """The metrics of one condition and its mean context size."""
+    """The metrics of one condition, and the mean number of vectors or tokens before the question."""
 
     condition: str
     context_size: float
-    metrics: Mapping[str, MetricResult]
+    metrics: dict[str, MetricResult]
 
 
-class ICLScore(NamedTuple):
-    """Accuracy of one condition of demonstrations.
+def score_conditions(result: RunResult) -> list[ConditionScores]:
+    contexts = [str(item.shared["context"]) for item in result.items_by_seed[0]]
 
-    The context size is the mean number of vectors or tokens of demonstrations. The standard deviation is over orders of
-    demonstrations of all runs, None for a single order. `variants` are those chosen on validation texts for each run,
-    with their mean accuracy there.
-    """
-
-    condition: str
-    context_size: float
-    accuracy: float
-    std: float | None
-    accuracies: tuple[float, ...]
-    variants: tuple[str, ...]
-    validation_accuracy: float
-
-
-def majority_accuracy(items: Items) -> float:
-    """Return the share of the most common label among the test texts."""
-    test = select_items(items, "test", False)
-    return Counter(item.shared["label"] for item in test).most_common(1)[0][1] / len(test)
-
-
-def count_test_texts(items: Items) -> int:
-    """Return the number of texts to label: those after the first order of demonstrations."""
-    return sum(item.shared["order_seed"] == 0 for item in select_items(items, "test", False))
-
-
-def mean_context_size(runs: Sequence[Items], condition: str) -> float:
-    return float(np.mean([item.conditions[condition]["context_size"] for items in runs for item in items]))
-
-
-def score_answers(runs: Sequence[Items], condition: str) -> ConditionScores:
-    contexts = [str(item.shared["context"]) for item in runs[0]]
-    results: dict[str, MetricResult] = {}
-    for name, metric in METRICS.items():
+    def score(condition: str, metric: AnswerMetric) -> MetricResult:
         values, without = (
-            np.array(
-                [[metric(item.conditions[c]["output"], item.shared["answers"]) for item in items] for items in runs]
-            )
-            for c in (condition, "none")
+            result.scores(name, lambda x: metric(x["output"], x["answers"])) for name in (condition, "none")
         )
-        gain = values - without
-        results[name] = MetricResult(
-            statistics.estimate_proportion(values),
-            clustered_standard_error(values, contexts),
-            float(gain.mean()),
-            clustered_standard_error(gain, contexts),
+        gain, mean = values - without, statistics.estimate_proportion(values)
+        se, gain_se = (clustered_standard_error(x, contexts) for x in (values, gain))
+        return MetricResult(mean, se, float(gain.mean()), gain_se)
+
+    return [
+        ConditionScores(name, mean_context_size(result, name), {title: score(name, x) for title, x in METRICS.items()})
+        for name in result.conditions
+    ]
+
+
+def list_examples(result: RunResult) -> list[ExampleQuestion]:
+    """Return the first questions with the answers of every condition; of several seeds, the first."""
+    examples: list[ExampleQuestion] = []
+    for item in result.items_by_seed[0][:NUM_EXAMPLES]:
+        gold, outputs = item.shared["answers"], [(name, item.conditions[name]["output"]) for name in result.conditions]
+        answers = tuple(
+            ExampleAnswer(f"{result.run}, {name}", text, answer_match(text, gold) == 1) for name, text in outputs
         )
-    return ConditionScores(condition, mean_context_size(runs, condition), results)
+        examples.append(ExampleQuestion(result.task, item.shared["question"], " or ".join(gold), answers))
+    return examples
 
 
-def choose_label(item: EvalItem, condition: str, calibrated: bool) -> int:
-    """Return the label of smallest mean NLL per token; `calibrated` subtracts the NLL without the text (Eq. AC11)."""
-    scores = item.conditions[condition]
-    tokens = np.array(item.shared["label_tokens"])
-    nll = np.array(scores["label_nll"]) / tokens
-    return int((nll - np.array(scores["null_nll"]) / tokens if calibrated else nll).argmin())
+def count_items(result: RunResult) -> dict[str, Any]:
+    items = result.items_by_seed[0]
+    return {"items": len(items), "contexts": len({item.shared["context"] for item in items})}
 
 
-def label_accuracy(items: Items, condition: str, calibrated: bool) -> float:
-    return float(np.mean([choose_label(item, condition, calibrated) == item.shared["label"] for item in items]))
+def metric_columns(name: str) -> tuple[Column, Column]:
+    def format_gain(score: ConditionScores) -> str:
+        x = score.metrics[name]
+        gain = format_with_error(format_signed(100 * x.gain, 1), 100 * x.gain_se, 1)
+        return "–" if score.condition == "none" else gain
+
+    def format_metric(score: ConditionScores) -> str:
+        x = score.metrics[name]
+        return format_with_error(format_percent(x.mean.mean), 100 * x.se, 1)
+
+    return Column(f"{name}, %", format_metric), Column("gain", format_gain)
 
 
-def compute_icl_score(runs: Sequence[Items], condition: str) -> ICLScore:
-    """Choose the variant of a condition on validation texts, and compute its test accuracy for each order."""
-    accuracies, variants, validation = list[float](), list[str](), list[float]()
-    for items in runs:
-        scores = {
-            (balanced, calibrated): label_accuracy(select_items(items, "valid", balanced), condition, calibrated)
-            for balanced in (False, True)
-            for calibrated in (False, True)
-        }
-        balanced, calibrated = max(scores, key=lambda variant: scores[variant])
-        test = select_items(items, "test", balanced)
-        for seed in sorted({item.shared["order_seed"] for item in test}):
-            same_order = [item for item in test if item.shared["order_seed"] == seed]
-            accuracies.append(label_accuracy(same_order, condition, calibrated))
-        names = [name for name, is_on in (("balanced", balanced), ("calibrated", calibrated)) if is_on]
-        variants.append(" and ".join(names) or "neither")
-        validation.append(scores[(balanced, calibrated)])
-    size, accuracy = mean_context_size(runs, condition), float(np.mean(accuracies))
-    std = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None
-    return ICLScore(condition, size, accuracy, std, tuple(accuracies), tuple(variants), float(np.mean(validation)))
+COLUMNS = (
+    Column("context", lambda score: score.condition, is_text=True),
+    Column("before", lambda score: format_count(score.context_size)),
+    *(column for name in METRICS for column in metric_columns(name)),
+)
+LEGEND = (
+    "none: no context. full: the whole text. before: vectors or tokens before the question. ±: standard error over "
+    "contexts. gain: over no context, paired. truncated: as many last tokens of the context as there are vectors. "
+    "match: normalized words equal those of an answer. F1: of words. substring match: share of the answers that occur "
+    "in the output."
+)
 
 
-def select_items(items: Items, split: str, balanced: bool) -> list[EvalItem]:
-    """Return the items of a split with one kind of demonstrations."""
-    return [item for item in items if (item.shared["split"], item.shared["balanced"]) == (split, balanced)]
+def build_score_table(result: RunResult) -> Table:
+    counts = count_items(result)
+    about = f"{pluralize(counts['items'], 'question')} about {pluralize(counts['contexts'], 'context')}"
+    return build_table(COLUMNS, score_conditions(result), f"{result.run}, {result.task}: {about}")

@@ -3,7 +3,7 @@
 Symbols: B documents, C columns of context, T of a tail, n segments of a context, D width. Losses are in nats.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,45 +96,32 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
     `BUCKET_TOKENS` positions of the tail; the scored tokens predicted correctly; the number of vectors or tokens before
     the tail; the number of vectors of each segment; and E[N] of each segment, if known.
     """
-    metrics: dict[str, list[dict[str, Any]]] = {}
-    for condition in conditions:
-        metrics[condition.name] = run_condition(split, condition, metrics)
+    rows: list[dict[str, dict[str, Any]]] = [{} for _ in split.names]
+    no_lengths: list[list[Any]] = [[] for _ in rows]
+    num_facts = [None] * len(rows) if split.num_facts is None else split.num_facts.tolist()
     scored = sum_buckets(split.loss_mask.long()).tolist()
-    num_facts = [None] * len(scored) if split.num_facts is None else split.num_facts.tolist()
-    shared = [{"num_facts": n, "scored_tokens": tokens} for n, tokens in zip(num_facts, scored, strict=True)]
-    return [
-        EvalItem(split.names[b], {name: shared[b] | values[b] for name, values in metrics.items()})
-        for b in range(len(scored))
-    ]
-
-
-def run_condition(
-    split: ContextTail, condition: ContextCondition, earlier: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Score the tails of a batch under one condition; a text may be as long as the vectors of an `earlier` one."""
-    compressed, end = None if condition.compress is None else condition.compress(split), condition.end_tokens
-    sizes = torch.full_like(split.row_index, 0 if isinstance(end, str) else end)
-    if isinstance(end, str):
-        sizes = sizes.new_tensor([metrics["context_size"] for metrics in earlier[end]])
-    sizes = sizes.clamp(max=split.context.shape[1])
-    input_ids, mask = build_text_context(split, sizes)
-    memory, B = None if compressed is None else compressed.memory, len(input_ids)
-    hidden_states = condition.reader.read_text(input_ids, mask, memory)[:, -split.tail.shape[1] :]
-    # Each token is predicted from the one before it; nats and correctness are 0 and False where nothing is scored.
-    targets = split.tail.masked_fill(~split.loss_mask, IGNORE_INDEX)[:, 1:]
-    nll, is_correct = score_grid(condition.reader.decoder.logits, hidden_states[:, :-1], targets)
-    columns: dict[str, list[Any]] = {
-        "nll": sum_buckets(F.pad(nll, (1, 0)).double()).tolist(),
-        "num_correct": is_correct.sum(1).tolist(),
-        "context_size": (sizes if memory is None else memory.num_vectors).tolist(),
-        "vectors_per_segment": [[]] * B,
-        "expected_lengths": [[]] * B,
-    }
-    if compressed is not None:
-        columns["vectors_per_segment"] = compressed.vectors_per_segment.tolist()
-    if compressed is not None and compressed.expected_lengths is not None:
-        columns["expected_lengths"] = compressed.expected_lengths.double().tolist()
-    return [{name: values[b] for name, values in columns.items()} for b in range(B)]
+    for condition in conditions:
+        compressed, end = None if condition.compress is None else condition.compress(split), condition.end_tokens
+        sizes = [row[end]["context_size"] if isinstance(end, str) else end for row in rows]
+        counts = split.row_index.new_tensor(sizes).clamp(max=split.context.shape[1])
+        input_ids, mask = build_text_context(split, counts)
+        memory, expected = (None, None) if compressed is None else (compressed.memory, compressed.expected_lengths)
+        hidden_states = condition.reader.read_text(input_ids, mask, memory)[:, -split.tail.shape[1] :]
+        # Each token is predicted from the one before it; nats and correctness are 0 and False where nothing is scored.
+        targets = split.tail.masked_fill(~split.loss_mask, IGNORE_INDEX)[:, 1:]
+        nll, is_correct = score_grid(condition.reader.decoder.logits, hidden_states[:, :-1], targets)
+        columns: dict[str, list[Any]] = {
+            "num_facts": num_facts,
+            "scored_tokens": scored,
+            "nll": sum_buckets(F.pad(nll, (1, 0)).double()).tolist(),
+            "num_correct": is_correct.sum(1).tolist(),
+            "context_size": (counts if memory is None else memory.num_vectors).tolist(),
+            "vectors_per_segment": no_lengths if compressed is None else compressed.vectors_per_segment.tolist(),
+            "expected_lengths": no_lengths if expected is None else expected.double().tolist(),
+        }
+        for b, row in enumerate(rows):
+            row[condition.name] = {name: values[b] for name, values in columns.items()}
+    return [EvalItem(name, row) for name, row in zip(split.names, rows, strict=True)]
 
 
 def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:

@@ -1,7 +1,7 @@
 """Quality against the number of vectors: points of fixed and learned lengths, and which learned ones are better.
 
 Quality is accuracy for fact recall, otherwise the negative nats per scored token, so that larger is better.
-Symbols: x mean vectors per segment, R seeds, N documents, beta the price of a vector in nats.
+Symbols: x mean vectors per segment, R seeds, N documents.
 """
 
 import math
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.evaluation.compression.perplexity import (
+from laconic.evaluation.compression.scores import (
     SIGNIFICANT_ERRORS,
-    accuracy_per_document,
     clustered_standard_error,
     group_by_text,
+    is_recall,
     mean_vectors,
-    nll_per_document,
+    nll_per_token,
+    share_correct,
 )
-from laconic.evaluation.compression.table import document_keys, is_recall
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import ScoreMatrix
 from laconic.evaluation.suite import RunResult
@@ -43,11 +43,6 @@ class ParetoPoint(NamedTuple):
     def mean_point(self) -> tuple[float, float]:
         return float(np.mean(self.x)), float(self.scores.mean())
 
-    @property
-    def comparable_key(self) -> tuple[Any, ...]:
-        """What runs that can be compared have in common: the documents, and how vectors are computed."""
-        return document_keys(self.result), self.result.info.get("summary")
-
 
 class LengthComparison(NamedTuple):
     """A learned length against fixed lengths of the same mean.
@@ -70,6 +65,12 @@ class LengthComparison(NamedTuple):
         return "below the line" if self.difference < -SIGNIFICANT_ERRORS * self.se else "no difference shown"
 
 
+def document_keys(result: RunResult) -> tuple[Any, ...]:
+    """Return what results on the same documents have in common."""
+    shared = [(item.id, item.shared) for item in result.items_by_seed[0]]
+    return tuple((name, metrics["num_facts"], tuple(metrics["scored_tokens"])) for name, metrics in shared)
+
+
 def classify_condition(result: RunResult, condition: str) -> str | None:
     """Return the series of a condition; None if it is not plotted."""
     if condition.startswith("end"):
@@ -84,14 +85,13 @@ def classify_condition(result: RunResult, condition: str) -> str | None:
 
 
 def pareto_points(result: RunResult) -> list[ParetoPoint]:
-    points, seeds = list[ParetoPoint](), result.items_by_seed
+    points: list[ParetoPoint] = []
+    sign, quality = (1, share_correct) if is_recall(result) else (-1, nll_per_token)
     for condition in result.conditions:
         if kind := classify_condition(result, condition):
             count = mean_text_tokens if kind == TEXT_END else mean_vectors
-            x = tuple(count(documents, condition) or 0.0 for documents in seeds)
-            is_accuracy = is_recall(result)
-            scores = accuracy_per_document(seeds, condition) if is_accuracy else -nll_per_document(seeds, condition)
-            points.append(ParetoPoint(result, condition, kind, x, scores))
+            x = tuple(count(documents, condition) or 0.0 for documents in result.items_by_seed)
+            points.append(ParetoPoint(result, condition, kind, x, sign * result.scores(condition, quality)))
     return points
 
 
@@ -124,21 +124,26 @@ def seed_document_error(differences: ScoreMatrix, texts: Sequence[str] | None = 
     return math.hypot(clustered_standard_error(differences, texts), seed_error)
 
 
-def compare_learned_lengths(results: Sequence[RunResult]) -> list[LengthComparison]:
-    """Compare each learned length with its own run's fixed lengths, and with runs trained with a fixed length."""
-    points = [point for result in results for point in pareto_points(result)]
+def compare_learned_lengths(points: Sequence[ParetoPoint]) -> list[LengthComparison]:
+    """Compare each learned length with its own run's fixed lengths, and with runs trained with a fixed length.
+
+    These runs compute vectors in the same way, and all points are on the same documents.
+    """
     fixed = [point for point in points if point.kind == FIXED_LENGTH]
+    trained_fixed = [point for point in fixed if point.condition == "compressed"]
     comparisons: list[LengthComparison] = []
     for point in (point for point in points if point.kind == LEARNED_LENGTH):
-        same_run = [p for p in fixed if p.result.run == point.result.run]
-        trained_fixed = [p for p in fixed if p.condition == "compressed" and p.comparable_key == point.comparable_key]
-        texts = group_by_text([item.id for item in point.result.items_by_seed[0]])
-        for baseline, others in (("its own", same_run), ("runs of fixed length", trained_fixed)):
+        run, summary = point.result.run, point.result.info.get("summary")
+        lines = {
+            "its own": [p for p in fixed if p.result.run == run],
+            "runs of fixed length": [p for p in trained_fixed if p.result.info.get("summary") == summary],
+        }
+        for baseline, others in lines.items():
             line = [interpolate_quality(others, x, seed) for seed, x in enumerate(point.x)]
             known = [scores for scores in line if scores is not None]
             if len(known) < len(line):
                 continue
             differences = point.scores - np.stack(known)
-            mean, se = float(differences.mean()), seed_document_error(differences, texts)
+            mean, se = float(differences.mean()), seed_document_error(differences, group_by_text(point.result))
             comparisons.append(LengthComparison(point, baseline, float(np.stack(known).mean()), mean, se))
     return comparisons

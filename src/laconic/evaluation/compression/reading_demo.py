@@ -7,23 +7,24 @@ Ebooks edition, CC0), in `falling_star.txt`. Each way to give it to the model is
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from laconic.compression.kv.compress import KVCompressionConfig
-from laconic.compression.kv.loss import LossProbes, build_loss_probes, measure_document_loss
+from laconic.compression.kv.loss import build_loss_probes, measure_document_loss
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import DocumentReader
 from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.from_recipe.cost import kv_bytes_per_position
+from laconic.evaluation.report.page import PageSection, render_details, render_facts, render_page
+from laconic.evaluation.tables import Column, Table, build_table
+from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position
 from laconic.experiment.text_models.kv_compressor import (
     build_repeat_prompt,
     compress_text,
@@ -41,6 +42,10 @@ CONFIG = KVCompressionConfig("kvzip", keep=0.125)
 MAX_ANSWER_TOKENS = 32
 CHAT_QUESTION = "Answer this question about the text in a few words: {}"
 PLAIN_QUESTION = "\n\nQuestion: {}\nAnswer:"
+LEAD = (
+    "A model answers questions about a chapter: without the text, with the full text, with a memory that keeps an "
+    "eighth of the chapter's keys and values, and with the last eighth of its tokens."
+)
 
 
 class ChapterQuestion(NamedTuple):
@@ -62,8 +67,7 @@ QUESTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class ReadingResult:
+class ReadingResult(NamedTuple):
     """Answers and cost of one condition.
 
     `positions` are those of the chapter that the model attends to, per KV head; `num_bytes` is the size of their keys
@@ -81,8 +85,7 @@ class ReadingResult:
     loss: float
 
 
-@dataclass(frozen=True)
-class ReadingComparison:
+class ReadingComparison(NamedTuple):
     """All conditions: no text, full text, memory, last part of the text; and what is common to them.
 
     Tokens are those of the chapter with the opening of the user message. `largest_head` is the number of slots of the
@@ -90,18 +93,10 @@ class ReadingComparison:
     """
 
     questions: tuple[ChapterQuestion, ...]
-    results: tuple[ReadingResult, ...]
-    num_tokens: int
+    rows: tuple[ReadingResult, ...]
+    tokens: int
     compression_seconds: float
     largest_head: int
-
-    def to_json(self) -> dict[str, Any]:
-        shared = {"tokens": self.num_tokens, "largest_head": self.largest_head}
-        return shared | {
-            "compression_seconds": round(self.compression_seconds, 3),
-            "questions": [question._asdict() for question in self.questions],
-            "rows": [vars(result) for result in self.results],
-        }
 
 
 class Condition(NamedTuple):
@@ -123,7 +118,7 @@ def compare_reading(
 ) -> ReadingComparison:
     """Compress a chapter into a memory file, and answer questions about it under every condition.
 
-    With a chat template, chapter and question form one user message. `on_progress` is called at the beginning of steps.
+    With a chat template, chapter and question form one user message.
     """
     chat = tokenizer.chat_template is not None
     ids, prefix = encode_document(tokenizer, chapter, chat)
@@ -134,38 +129,33 @@ def compare_reading(
             f"of {context:,}; choose another --model"
         )
     memory_path.parent.mkdir(parents=True, exist_ok=True)
-    numbers, total = count(1), 2 + 4 * (len(questions) + 1)
-
-    def begin(step: str) -> None:
-        """Report the next step; no time left is estimated, since steps differ too much."""
-        on_progress(f"step {next(numbers)} of {total}: {step}", 0, 0)
-
-    begin("compressing the chapter")
     start = time.perf_counter()
-    memory = compress_text(
+    compressed = compress_text(
         decoder, tokenizer, chapter, CONFIG, name=memory_path.stem, chat=chat, on_progress=on_progress
-    ).memory
+    )
+    memory = compressed.memory
     memory.save(memory_path)
     seconds = time.perf_counter() - start
     form = CHAT_QUESTION if chat else PLAIN_QUESTION
     prompts = [encode_prompt(tokenizer, memory, form.format(question.text)) for question in questions]
-    device = decoder.token_embedding.weight.device
-    document = torch.tensor([ids], device=device)
-    reader = DocumentReader(decoder)
-    conditions = build_conditions(reader, tokenizer, document, prefix, memory, memory_path)
-    begin("choosing passages to repeat")
+    document = torch.tensor([ids], device=decoder.token_embedding.weight.device)
+    conditions = build_conditions(decoder, tokenizer, document, prefix, memory, memory_path)
     with torch.no_grad():
-        full = reader.read(document)
+        full, results = conditions[1].read(), list[ReadingResult]()
         probes = build_loss_probes(decoder, full, document, build_repeat_prompt(tokenizer), prefix)
-        results = [
-            run_condition(decoder, tokenizer, condition, list(zip(questions, prompts, strict=True)), probes, begin)
-            for condition in conditions
-        ]
+        for i, condition in enumerate(conditions):
+            on_progress(condition.name, i, len(conditions))
+            replies = [answer_prompt(decoder, tokenizer, condition, prompt) for prompt in prompts]
+            answers, first_tokens = zip(*replies, strict=True)
+            correct = tuple(question.is_right(answer) for question, answer in zip(questions, answers, strict=True))
+            loss = measure_document_loss(decoder, condition.read(), probes).repeat
+            sizes = condition.positions, condition.num_bytes
+            results.append(ReadingResult(condition.name, answers, correct, *sizes, first_tokens, loss))
     return ReadingComparison(tuple(questions), tuple(results), len(ids), seconds, memory.M)
 
 
 def build_conditions(
-    reader: DocumentReader,
+    decoder: Decoder,
     tokenizer: Tokenizer,
     document: Int[Tensor, "1 N"],
     prefix: int,
@@ -173,7 +163,7 @@ def build_conditions(
     memory_path: Path,
 ) -> list[Condition]:
     """Return the conditions; `prefix` tokens of a document open the user message, and every condition has them."""
-    N, decoder = document.shape[1], reader.decoder
+    N, reader = document.shape[1], DocumentReader(decoder)
     opening = max(1, prefix)  # a model without a chat template begins with the first token
     recent = max(1, CONFIG.num_slots(N) - opening)
     last = torch.cat([document[:, :opening], document[:, N - recent :]], 1)
@@ -190,30 +180,69 @@ def build_conditions(
     return [none, text("full text", document), stored, last_part]
 
 
-def run_condition(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    condition: Condition,
-    questions: Sequence[tuple[ChapterQuestion, list[int]]],
-    probes: LossProbes,
-    begin: Callable[[str], None],
-) -> ReadingResult:
-    """Answer every question, each from a cache that is read or loaded again, and measure the loss."""
-    answers, seconds = list[str](), list[float]()
-    for index, (_, prompt) in enumerate(questions, 1):
-        begin(f"{condition.name}, question {index}")
-        times = list[float]()
+def answer_prompt(decoder: Decoder, tokenizer: Tokenizer, condition: Condition, prompt: list[int]) -> tuple[str, float]:
+    """Answer a question from a cache that is read or loaded again; return the seconds to the first token too."""
+    times: list[float] = []
 
-        def record_time(row: int, token: int, text: str, logprob: float, times: list[float] = times) -> None:
-            times.append(time.perf_counter())
+    def record_time(row: int, token: int, text: str, logprob: float) -> None:
+        times.append(time.perf_counter())
 
-        config = GenerationConfig(max_tokens=MAX_ANSWER_TOKENS, return_state=False, on_token=record_time)
-        start = time.perf_counter()
-        reply = generate(decoder, tokenizer, input_ids=[prompt], state=condition.read(), config=config)[0]
-        seconds.append((times[0] if times else time.perf_counter()) - start)
-        answers.append(" ".join((reply.text or "").split()))
-    begin(f"{condition.name}, loss")
-    loss = measure_document_loss(decoder, condition.read(), probes).repeat
-    correct = tuple(question.is_right(answer) for (question, _), answer in zip(questions, answers, strict=True))
-    size = condition.positions, condition.num_bytes
-    return ReadingResult(condition.name, tuple(answers), correct, *size, tuple(seconds), loss)
+    config = GenerationConfig(max_tokens=MAX_ANSWER_TOKENS, return_state=False, on_token=record_time)
+    start = time.perf_counter()
+    reply = generate(decoder, tokenizer, input_ids=[prompt], state=condition.read(), config=config)[0]
+    return " ".join((reply.text or "").split()), (times[0] if times else time.perf_counter()) - start
+
+
+COST_COLUMNS = (
+    Column("chapter", lambda row: row.name, is_text=True),
+    Column("right answers", lambda row: f"{sum(row.correct)} of {len(row.correct)}"),
+    Column("nats per token", lambda row: f"{row.loss:.2f}"),
+    Column("positions", lambda row: f"{row.positions:,.0f}"),
+    Column("bytes", lambda row: format_bytes(row.num_bytes)),
+    Column("first token", lambda row: f"{median(row.first_token_seconds):.2f} s"),
+)
+
+
+def build_answers_table(comparison: ReadingComparison, index: int) -> Table:
+    """Return the answers to one question: a row per condition."""
+    question = comparison.questions[index]
+    columns: list[Column] = [
+        Column("chapter", lambda row: row.name, is_text=True),
+        Column("right", lambda row: "yes" if row.correct[index] else "no", is_text=True),
+        Column("answer", lambda row: row.answers[index] or "–", is_text=True),
+    ]
+    return build_table(columns, comparison.rows, f"{question.text} ({question.answer})")
+
+
+def build_sections(comparison: ReadingComparison) -> list[PageSection]:
+    """Return the results with notes that explain the columns and what they do not show, and the answers."""
+    notes = [
+        "An answer is right if it contains the words in parentheses. Three questions say little about a model, and "
+        "SmolLM2-135M is small: of about twenty questions that were tried with the full text, it answered few right, "
+        "and these are among them.",
+        "nats per token: loss on four passages of the chapter that the model is asked to repeat. KVzip, which chose "
+        "the memory, ranks keys by how much the model attends to them while it repeats the chapter.",
+        f"positions: per KV head, on average, with the opening of the message. Heads of the memory differ in size: the "
+        f"largest keeps {comparison.largest_head:,}. A memory in use takes as many bytes as its keys and values in the "
+        "file.",
+        "bytes: keys and values of the text, or the file of the memory.",
+        f"first token: median; the text is read or the memory loaded each time. Writing the memory took "
+        f"{comparison.compression_seconds:.1f} s, once.",
+    ]
+    answers = [build_answers_table(comparison, i) for i in range(len(comparison.questions))]
+    return [
+        PageSection("Results", [build_table(COST_COLUMNS, comparison.rows), *notes]),
+        PageSection("Answers", answers),
+    ]
+
+
+def render_reading_page(
+    comparison: ReadingComparison, title: str, chapter: str, facts: Sequence[tuple[str, str]]
+) -> str:
+    """Return the HTML page; `facts` are names and values of the run: model, threads, time."""
+    sections = [
+        *build_sections(comparison),
+        PageSection("Run", [render_facts(facts)]),
+        PageSection("Chapter", [render_details(title, chapter.strip().split("\n\n"))]),
+    ]
+    return render_page("Reading a chapter with an eighth of its memory", sections, [LEAD])

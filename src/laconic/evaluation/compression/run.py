@@ -1,7 +1,7 @@
 """Evaluate a compressor on held-out documents: its readers, its conditions, and the data sets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,58 +42,52 @@ BATCH_TOKENS = 16_384  # tokens of contexts and tails per batch
 DEFAULT_DOCUMENTS = 200
 
 
-@dataclass(frozen=True)
-class ContextCompressor:
-    """An AutoCompressor that compresses contexts; `seed` is that of sampled lengths."""
+def compress_context(method: AutoCompressor, split: ContextTail, rule: StopRule | None = None) -> CompressedContext:
+    """Compress the segments of a context in order, by default with the run's own rule."""
+    rule, memory = default_rule(method.segment_model) if rule is None else rule, None
+    lengths, expected = list[Tensor](), list[Tensor]()
+    for i, columns in enumerate(split.segments):
+        rule = add_uniforms(rule, method.seed, split.row_index, i, method.config.fixed_length)
+        memory = method.compress(split.context[:, columns], None, memory, rule)
+        lengths.append(memory.vectors_per_segment[:, -1])
+        if memory.log_s is not None:
+            is_new = memory.segment_ids == memory.num_segments - 1
+            expected.append((memory.log_s.exp() * is_new).sum(1))
+    assert memory is not None
+    return CompressedContext(memory, torch.stack(lengths, 1), torch.stack(expected, 1) if expected else None)
 
-    method: AutoCompressor
-    seed: int
 
-    def compress(self, split: ContextTail, rule: StopRule | None = None) -> CompressedContext:
-        """Compress the segments of a context in order, by default with the run's own rule."""
-        rule, memory = default_rule(self.method.segment_model) if rule is None else rule, None
-        lengths, expected = list[Tensor](), list[Tensor]()
-        for i, columns in enumerate(split.segments):
-            rule = add_uniforms(rule, self.seed, split.row_index, i, self.method.config.fixed_length)
-            memory = self.method.compress(split.context[:, columns], None, memory, rule)
-            lengths.append(memory.vectors_per_segment[:, -1])
-            if memory.log_s is not None:
-                is_new = memory.segment_ids == memory.num_segments - 1
-                expected.append((memory.log_s.exp() * is_new).sum(1))
-        assert memory is not None
-        return CompressedContext(memory, torch.stack(lengths, 1), torch.stack(expected, 1) if expected else None)
+def compress_with_best_lengths(method: AutoCompressor, split: ContextTail) -> CompressedContext:
+    """Compress each segment to the length that minimises the NLL of what follows plus the length cost (Eq. VL24).
 
-    def compress_with_best_lengths(self, split: ContextTail) -> CompressedContext:
-        """Compress each segment to the length that minimises the NLL of what follows plus the length cost (Eq. VL24).
+    What follows is the next segment, and after the last one the tail itself, so this is an upper bound and not a
+    method. Later segments are not considered. Each segment is compressed and read once per length, with at most
+    `MAX_FIXED_LENGTHS` lengths. The cost is the run's, or 0 if it has none.
+    """
+    lengths, memory, best_lengths = spread_lengths(method.config.possible_lengths), None, list[Tensor]()
+    price = 0.0 if method.stop_head_config is None else float(method.summaries.price_state[0])
+    for columns, after in zip(split.segments, (*split.segments[1:], None), strict=True):
+        ids = split.context[:, columns]
+        trials = [method.compress(ids, None, memory, StopRule("fixed", num_vectors=n)) for n in lengths]
+        following = split.tail if after is None else split.context[:, after]
+        mask = torch.ones_like(following, dtype=torch.bool)
+        loss_mask = split.loss_mask if after is None else mask
+        nll = torch.stack([method.nll(following, mask, loss_mask, trial) for trial in trials], 1)
+        best = best_length_label(nll, tuple(lengths), price)
+        rows = best * len(ids) + torch.arange(len(ids), device=best.device)
+        memory = SummaryMemory.concat_rows(*trials).select_rows(rows).compact()
+        best_lengths.append(memory.vectors_per_segment[:, -1])
+    assert memory is not None
+    return CompressedContext(memory, torch.stack(best_lengths, 1), None)
 
-        What follows is the next segment, and after the last one the tail itself, so this is an upper bound and not a
-        method. Later segments are not considered. Each segment is compressed and read once per length, with at most
-        `MAX_FIXED_LENGTHS` lengths. The cost is the run's, or 0 if it has none.
-        """
-        method, lengths = self.method, spread_lengths(self.method.config.possible_lengths)
-        price = 0.0 if method.stop_head_config is None else float(method.summaries.price_state[0])
-        memory, best_lengths, segments = None, list[Tensor](), split.segments
-        for columns, after in zip(segments, (*segments[1:], None), strict=True):
-            ids = split.context[:, columns]
-            trials = [method.compress(ids, None, memory, StopRule("fixed", num_vectors=n)) for n in lengths]
-            following = split.tail if after is None else split.context[:, after]
-            mask = torch.ones_like(following, dtype=torch.bool)
-            loss_mask = split.loss_mask if after is None else mask
-            nll = torch.stack([method.nll(following, mask, loss_mask, trial) for trial in trials], 1)
-            best = best_length_label(nll, tuple(lengths), price)
-            rows = best * len(ids) + torch.arange(len(ids), device=best.device)
-            memory = SummaryMemory.concat_rows(*trials).select_rows(rows).compact()
-            best_lengths.append(memory.vectors_per_segment[:, -1])
-        assert memory is not None
-        return CompressedContext(memory, torch.stack(best_lengths, 1), None)
 
-    def compress_other_text(self, split: ContextTail, source: TrainingData) -> CompressedContext:
-        """Compress the context of another row for each tail: that of the row half a data set away.
+def compress_other_text(method: AutoCompressor, source: TrainingData, split: ContextTail) -> CompressedContext:
+    """Compress the context of another row for each tail: that of the row half a data set away.
 
-        What such a memory gains over none is not about the text: vectors of any text from a book can help with a book.
-        """
-        rows = [(row + len(source) // 2) % len(source) for row in split.row_index.tolist()]
-        return self.compress(split_context(source.batch(rows, 0, 0).to(split.row_index.device)))
+    What such a memory gains over none is not about the text: vectors of any text from a book can help with a book.
+    """
+    rows = [(row + len(source) // 2) % len(source) for row in split.row_index.tolist()]
+    return compress_context(method, split_context(source.batch(rows, 0, 0).to(split.row_index.device)))
 
 
 def load_untrained_method(run: LoadedRun) -> AutoCompressor:
@@ -138,71 +132,44 @@ def build_conditions(
             *([ContextCondition("full", method, end_tokens=ALL_TOKENS)] if room >= C else []),
         ]
     assert isinstance(method, AutoCompressor)
-    compressor = ContextCompressor(method, run.recipe.seed)
     conditions = [
         ContextCondition("none", method),
-        ContextCondition("compressed", method, compressor.compress),
+        ContextCondition("compressed", method, partial(compress_context, method)),
         ContextCondition("truncated", method, end_tokens="compressed"),
     ]
     if len(source) > 1:
-        compress_other_text = partial(compressor.compress_other_text, source=source)
-        conditions.append(ContextCondition("other text", method, compress_other_text))
+        conditions.append(ContextCondition("other text", method, partial(compress_other_text, method, source)))
     if C + method.segment_model.prefix_length <= room:
         conditions.append(ContextCondition("full", method, end_tokens=ALL_TOKENS))
     if untrained is not None:
-        before = ContextCompressor(untrained, run.recipe.seed)
         conditions.append(ContextCondition("untrained none", untrained))
-        conditions.append(ContextCondition("untrained", untrained, before.compress))
+        conditions.append(ContextCondition("untrained", untrained, partial(compress_context, untrained)))
     if method.config.length_policy != "fixed":
-        conditions.append(ContextCondition("oracle length", method, compressor.compress_with_best_lengths))
-    return conditions + (length_conditions(compressor) if all_lengths else [])
+        conditions.append(ContextCondition("oracle length", method, partial(compress_with_best_lengths, method)))
+    return conditions + (length_conditions(method) if all_lengths else [])
 
 
-def length_conditions(compressor: ContextCompressor) -> list[ContextCondition]:
+def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
     """Return the fixed lengths of a method with equally long text, and the rules of its stop head."""
-    method, conditions = compressor.method, list[ContextCondition]()
-    policy, rules = method.config.length_policy, dict[str, StopRule]()
+    policy, conditions, rules = method.config.length_policy, list[ContextCondition](), dict[str, StopRule]()
     for n in () if policy == "fixed" else spread_lengths(method.config.possible_lengths):
-        compress = partial(compressor.compress, rule=StopRule("fixed", num_vectors=n))
+        compress = partial(compress_context, method, rule=StopRule("fixed", num_vectors=n))
         conditions.append(ContextCondition(f"n = {n}", method, compress))
         conditions.append(ContextCondition(f"end, n = {n}", method, end_tokens=f"n = {n}"))
     if policy == "stop_head":
         rules = {f"quantile {q:g}": StopRule("quantile", quantile=q) for q in QUANTILES}
         rules |= {"sampled": StopRule("sample"), "soft": StopRule("soft")}
-    rest = [ContextCondition(name, method, partial(compressor.compress, rule=rule)) for name, rule in rules.items()]
+    rest = [ContextCondition(name, method, partial(compress_context, method, rule=r)) for name, r in rules.items()]
     return [*conditions, *rest]
-
-
-def build_document_job(
-    request: EvalRequest,
-    run: LoadedRun,
-    name: str,
-    source: TrainingData,
-    conditions: Sequence[ContextCondition],
-    num_tokens: int,
-) -> EvalJob:
-    """Return the evaluation of a run on a data set whose rows have at most `num_tokens`."""
-    key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
-    metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
-
-    def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
-        split = split_context(source.batch(indices, 0, 0).to(request.device))
-        return [[item] for item in evaluate_batch(split, conditions)]
-
-    return EvalJob(metadata, len(source), evaluate, max(BATCH_TOKENS // num_tokens, 1))
 
 
 def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a run that its figures depend on."""
-    config, head = recipe.compression, recipe.stop_head
-    info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
-    if config is None or recipe.method == "lm":
-        return info | {"length_policy": None}
-    info |= {name: getattr(config, name) for name in ("summary", "length_policy", "memory_policy")}
-    info |= {"max_vectors": config.fixed_length}
-    if config.length_policy != "stop_head" or head is None:
+    info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "length_policy": None}
+    if recipe.compression is None or recipe.method == "lm":
         return info
-    return info | {name: getattr(head, name) for name in ("estimator", "soft_gate", "head", "length_cost")}
+    names = ("length_policy", "summary", "memory_policy")
+    return info | {name: getattr(recipe.compression, name) for name in names}
 
 
 def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:
@@ -213,35 +180,50 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
     recipe, max_positions = run.recipe, run.parts.decoder.config.max_position_embeddings
     untrained = load_untrained_method(run) if isinstance(run.method, AutoCompressor) else None
     part: SplitName = "valid" if split == "valid" else "test"
+
+    def build_job(name: str, source: TrainingData, C: int, T: int, *, all_lengths: bool) -> EvalJob:
+        conditions = build_conditions(run, source, C, T, all_lengths=all_lengths, untrained=untrained)
+        key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
+        metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
+
+        def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
+            tails = split_context(source.batch(indices, 0, 0).to(request.device))
+            return [[item] for item in evaluate_batch(tails, conditions)]
+
+        return EvalJob(metadata, len(source), evaluate, max(BATCH_TOKENS // (C + T), 1))
+
     if recipe.data.source == "recall":
         if split == EXCERPT:
             raise InputError("excerpt: fact recall has no text to copy an excerpt from; use test")
         source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part, request.limit).source
         task = recipe.data.recall
-        C, T = task.segment_tokens * task.num_segments, 2 * task.num_queries
-        conditions = build_conditions(run, source, C, T, all_lengths=True, untrained=untrained)
-        return [build_document_job(request, run, part, source, conditions, C + T)]
+        return [
+            build_job(part, source, task.segment_tokens * task.num_segments, 2 * task.num_queries, all_lengths=True)
+        ]
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part).source
     assert isinstance(source, DocumentDataset)
-    S = recipe.data.text.mean_segment_tokens
-    lengths = list(map(len, source.ids))
+    S, lengths = recipe.data.text.mean_segment_tokens, list(map(len, source.ids))
     contexts = choose_contexts(lengths, S)
     tails = sample_tails(source.names, source.ids, max(contexts), S, request.limit or DEFAULT_DOCUMENTS)
     if num_short := sum(length < max(contexts) + S for length in lengths):
         needs = f"{max(contexts) + S:,} tokens, {max(contexts):,} to compress and {S:,} to score"
         log_note(f"{split}: left out {num_short:,} of {pluralize(len(lengths), 'document')}, shorter than {needs}")
     excerpt, name = (EXCERPT_TOKENS, f"{part}-{EXCERPT}") if split == EXCERPT else (None, part)
-    limit, jobs = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None, list[EvalJob]()
-    for n in (quarters * S // 4 for quarters in CONTEXT_QUARTERS):
-        if (excerpt or 1) <= n <= tails.context_tokens and (limit is None or -(-n // S) < limit):
-            data = replace(tails, context_tokens=n, excerpt_tokens=excerpt)
-            conditions = build_conditions(run, data, n, excerpt or S, all_lengths=n == S, untrained=untrained)
-            jobs.append(build_document_job(request, run, f"{name}-{n}", data, conditions, n + S))
-    if not jobs:
-        needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if split == EXCERPT else "fits"
-        raise InputError(
-            f"{split}: no context of up to {tails.context_tokens} tokens {needs} the run; use a run with other segments"
+    limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
+    jobs = [
+        build_job(
+            f"{name}-{n}",
+            replace(tails, context_tokens=n, excerpt_tokens=excerpt),
+            n,
+            excerpt or S,
+            all_lengths=n == S,
         )
+        for n in contexts
+        if n >= (excerpt or 1) and (limit is None or -(-n // S) < limit)
+    ]
+    if not jobs:
+        task = f"holds an excerpt of {excerpt} tokens and fits" if excerpt else "fits"
+        raise InputError(f"{split}: no context of up to {max(contexts)} tokens {task} the run; use longer segments")
     return jobs
 
 

@@ -1,23 +1,27 @@
 """Context compression: held-out documents after vectors or text, and files of questions or labels about contexts."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from laconic.config.recipe import DOCUMENT_METHODS, SEGMENTED_SOURCES, Recipe
-from laconic.errors import UsageError
-from laconic.evaluation.compression import context_qa_report, table
-from laconic.evaluation.compression.context_qa_run import build_file_job
+from laconic.data.strict_jsonl import read_rows
+from laconic.errors import InputError, UsageError
+from laconic.evaluation.compression import context_qa, demonstrations, table
 from laconic.evaluation.compression.report import build_sections
 from laconic.evaluation.compression.run import EXCERPT, build_document_jobs, collect_recipe_info
+from laconic.evaluation.example_answers import build_examples_table, format_examples
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
-from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
-from laconic.evaluation.tables import Table
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult, describe_evaluation
+from laconic.evaluation.tables import Table, figures_to_json
 from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.text_models.compressor import as_compressor
 
 HELD_OUT_SETS = ("test", "valid", EXCERPT)
 ROW_FILE_SUFFIXES = (".jsonl", ".parquet")
+FILE_TITLES = {"answers": "Context question answering", "labels": "In-context classification"}  # by kind of rows
 
 
 class CompressionSuite:
@@ -53,24 +57,21 @@ class CompressionSuite:
             yield build_file_job(request, run, Path(task))
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        documents = table.add_controls(sorted(results["compression"], key=order_document_set))
-        blocks: list[Table | str] = [
-            block for result in results["context_qa"] for block in context_qa_report.list_blocks(result)
-        ]
+        documents, files = sorted(results["compression"], key=order_document_set), results["context_qa"]
+        blocks = [block for result in files for block in list_file_blocks(result)]
         if documents:
             blocks += [table.build_gain_table(documents), table.LEGEND, *table.format_recall(documents)]
         data = {
             "schema": 1,
             "results": list(map(table.result_to_json, documents)),
-            "files": list(map(context_qa_report.result_to_json, results["context_qa"])),
+            "files": list(map(file_to_json, files)),
         }
         return EvalReport(blocks, data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        documents = sorted(results["compression"], key=order_document_set)
+        files = sorted(results["context_qa"], key=lambda result: (result.variant["kind"], result.task))
         return build_sections(
-            table.add_controls(documents),
-            sorted(results["context_qa"], key=lambda result: (result.variant["kind"], result.task)),
+            sorted(results["compression"], key=order_document_set), list(map(build_file_section, files))
         )
 
 
@@ -78,3 +79,40 @@ def order_document_set(result: RunResult) -> tuple[bool, str, int]:
     """Return what sorts results: by split, excerpts last, and by the length of the context at the end of the name."""
     split, _, length = result.task.rpartition("-")
     return (EXCERPT in split, split, int(length)) if length.isdecimal() else (False, result.task, 0)
+
+
+def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
+    """Return the evaluation of a run on a file of context questions or labelled texts."""
+    if not file.is_file():
+        raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
+    kind, key = detect_kind(file), {"data": sha256(file.read_bytes()).hexdigest()}
+    metadata = describe_evaluation(run, "context_qa", file.stem, limit=request.limit, variant={"kind": kind}, key=key)
+    build_job = context_qa.build_question_job if kind == "answers" else demonstrations.build_label_job
+    return build_job(as_compressor(run), file, metadata)
+
+
+def detect_kind(file: Path) -> str:
+    """Detect from the first row whether a file has context questions ("answers") or labelled texts ("labels")."""
+    return read_rows(file, lambda row, name: "answers" if "context" in row else "labels", max_rows=1)[0][0]
+
+
+def file_to_json(result: RunResult) -> dict[str, Any]:
+    kind = result.variant["kind"]
+    module = context_qa if kind == "answers" else demonstrations
+    data = {"run": result.run, "file": result.task, "kind": kind, "seeds": result.seeds, **module.count_items(result)}
+    return figures_to_json(data | {"conditions": module.score_conditions(result)})
+
+
+def list_file_blocks(result: RunResult) -> list[Table | str]:
+    """Return what a terminal shows of a file: the table, its legend, and the first answers."""
+    if result.variant["kind"] == "labels":
+        return [demonstrations.build_score_table(result), demonstrations.LEGEND]
+    examples = format_examples(context_qa.list_examples(result))
+    return [context_qa.build_score_table(result), context_qa.LEGEND, *examples]
+
+
+def build_file_section(result: RunResult) -> PageSection:
+    """Return the same for a page, with whole answers in a table."""
+    kind, blocks = result.variant["kind"], list_file_blocks(result)[:2]
+    examples = [build_examples_table(context_qa.list_examples(result))] if kind == "answers" else []
+    return PageSection(f"{FILE_TITLES[kind]}: {result.task}", [*blocks, *examples])

@@ -15,7 +15,6 @@ from laconic.compression.kv.compress import KVCompressionConfig, compress_docume
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import DocumentReader, KVMethod, RepeatPrompt
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
 from laconic.experiment.from_recipe.cost import count_cache_bytes
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
@@ -46,10 +45,6 @@ class ProbeContext(NamedTuple):
     used_bytes: int
 
 
-def name_context(method: str, keep: float) -> str:
-    return f"{method} {keep:g}"
-
-
 def read_after_cache(
     decoder: Decoder, cache: KVCache | None, ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]
 ) -> Float[Tensor, "R T D"]:
@@ -75,7 +70,7 @@ def iter_text_contexts(
     yield read(FULL_TEXT, ids)
     for keep in keeps:
         num_tokens = KVCompressionConfig(keep=keep).num_slots(len(ids)) - num_special
-        yield read(name_context(LAST_TOKENS, keep), [*special, *(ids[-num_tokens:] if num_tokens > 0 else ())])
+        yield read(f"{LAST_TOKENS} {keep:g}", [*special, *(ids[-num_tokens:] if num_tokens > 0 else ())])
 
 
 def read_into_cache(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
@@ -128,7 +123,7 @@ def iter_kv_contexts(
             with torch.enable_grad():
                 memory = fit_cartridge(decoder, memory, ids, fit, requests=requests).memory
         name = method if fit_steps is None else f"{FIT} {fit_steps} steps"
-        yield build_kv_context(decoder, name_context(name, keep), memory)
+        yield build_kv_context(decoder, f"{name} {keep:g}", memory)
 
 
 def read_text_with_compressor(method: AutoCompressor, name: str, document: Sequence[int]) -> ProbeContext:
@@ -148,12 +143,6 @@ def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment
     """Compress a document, segment by segment. Raises `UsageError` for more segments than the memory holds."""
     device = method.decoder.token_embedding.weight.device
     segments = torch.tensor([list(document)], dtype=torch.long, device=device).split(segment_tokens, 1)
-    most = method.max_segments(segment_tokens)
-    if most is not None and len(segments) > most:
-        raise UsageError(
-            f"--tokens {len(document)}: {len(segments)} segments of {segment_tokens} tokens, and the memory holds at "
-            f"most {most}; pass --tokens {most * segment_tokens} or less"
-        )
     memory = None
     for segment in segments:
         memory = method.compress(segment, None, memory)

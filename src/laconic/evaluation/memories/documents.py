@@ -3,15 +3,14 @@
 import random
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from laconic.config.data import TextConfig
 from laconic.console import pluralize
 from laconic.data.documents.load import read_documents
-from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
-from laconic.evaluation.compression.context_qa_data import parse_answer_prefix
+from laconic.evaluation.context_questions import ContextQuestion, load_questions
 
 CONTINUATION_TOKENS = 64  # scored after the document
 PASSAGE_TOKENS, NUM_PASSAGES = 48, 2  # scored of each copied passage
@@ -24,9 +23,6 @@ NEEDLES = (
     ("Doctor Marlow was born in {}.", "Where was Doctor Marlow born?", "Lisbon Vienna Dublin Geneva Prague Oslo"),
     ("The new carriage is painted {}.", "What color is the new carriage?", "purple yellow orange silver green white"),
 )
-QUESTION_ROW = (
-    "a row has document (name of a document) or context (a text), question and answer, and optionally answer_prefix"
-)
 
 
 class Probe(NamedTuple):
@@ -37,11 +33,12 @@ class Probe(NamedTuple):
 
 
 class ProbedDocument(NamedTuple):
-    """Ids of a document, and the probes of each task."""
+    """Ids of a document, the probes of each task, and the number of questions whose answer it does not have."""
 
     name: str
     ids: list[int]
     probes: dict[str, list[Probe]]
+    num_left_out: int
 
 
 class DocumentSet(NamedTuple):
@@ -51,38 +48,15 @@ class DocumentSet(NamedTuple):
     notes: tuple[str, ...]
 
 
-class DocumentQuestion(NamedTuple):
-    """A question about a document, which is named, or whose text the row has.
-
-    `answer_prefix` begins the answer as a sentence, so that only the words that count are scored.
-    """
-
-    document: str
-    has_text: bool
-    question: str
-    answer_prefix: str
-    answer: str
-
-
-def parse_question_row(row: dict[str, Any], name: str) -> DocumentQuestion:
-    """Parse a row of a question file. Raises `RowError`."""
-    has_text = row.get("document") is None
-    source, question, answer = (
-        require_text(row, field, QUESTION_ROW)
-        for field in ("context" if has_text else "document", "question", "answer")
-    )
-    return DocumentQuestion(source, has_text, question, parse_answer_prefix(row), answer)
-
-
-def load_texts(documents: str | None, questions: Sequence[DocumentQuestion]) -> dict[str, str]:
+def load_texts(documents: str | None, questions: Sequence[ContextQuestion]) -> dict[str, str]:
     """Return texts by name: of a file whose rows of one book form a text, and the contexts of questions."""
     loaded = [] if documents is None else read_documents(documents, TextConfig(document_field=None))[0]
     texts = {document.name: document.text for document in loaded}
-    missing = next((q.document for q in questions if not q.has_text and q.document not in texts), None)
+    missing = next((q.context for q in questions if q.is_document_name and q.context not in texts), None)
     if missing is not None:
         known = ", ".join(islice(texts, 3)) or "none, without --documents"
         raise InputError(f"question about document {missing}: there is no such document; there are {known}")
-    return texts | {q.document: q.document for q in questions if q.has_text}
+    return texts | {q.context: q.context for q in questions if not q.is_document_name}
 
 
 def load_probed_documents(
@@ -93,48 +67,31 @@ def load_probed_documents(
     Without a file of documents, they are the contexts of the questions. If none is long enough, those that questions
     are about are loaded, with questions alone.
     """
-    rows = [] if questions is None else read_rows(questions, parse_question_row)[0]
-    texts = load_texts(documents, rows)
-    for build in (probe_text, probe_questions):
-        result, num_skipped, num_unanswerable = list[ProbedDocument](), 0, 0
-        for i, (name, text) in enumerate(texts.items(), 1):
-            if len(result) == limit:
-                break
-            about = [row for row in rows if row.document == name]
-            document = build(tokenizer, f"text {i}" if name == text else name, text, num_tokens, about)
-            if document is None:
-                num_skipped += 1
-                num_unanswerable += len(about) if build is probe_questions else 0
-            else:
-                result.append(document)
-                num_unanswerable += len(about) - len(document.probes.get("questions", ()))
-        if not result:
-            continue
-        notes = list[str]()
-        if build is probe_questions:
-            needed = f"texts of {LEAST_TOKENS} tokens or more"
-            notes.append(f"questions alone: needles, copied passages and a continuation need {needed}")
-        elif num_skipped:
-            notes.append(f"skipped {pluralize(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens")
-        if num_unanswerable:
-            left_out = pluralize(num_unanswerable, "question")
-            cut = f"cut to {num_tokens:,} tokens"
-            notes.append(f"left out {left_out} whose answer is not in the document, {cut}")
-        return DocumentSet(result, tuple(notes))
-    raise InputError(
-        f"the texts, cut to {num_tokens:,} tokens (--tokens), are too short: needles, {NUM_PASSAGES} copied passages "
-        f"and a continuation take more than {LEAST_TOKENS} tokens, and no question can be answered; give longer texts "
-        "or a larger --tokens, or --questions about these texts"
-    )
-
-
-def probe_questions(
-    tokenizer: Tokenizer, name: str, text: str, num_tokens: int, questions: Sequence[DocumentQuestion]
-) -> ProbedDocument | None:
-    """Return the document that begins a text, with questions alone; None if none can be answered."""
-    ids = tokenizer.encode(text[: num_tokens * CHARACTERS_PER_TOKEN])[:num_tokens]
-    probes = ask_questions(tokenizer, ids, questions)
-    return ProbedDocument(name, ids, {"questions": probes}) if probes else None
+    rows = [] if questions is None else load_questions(questions)
+    whole, short = list[ProbedDocument](), list[ProbedDocument]()
+    for i, (name, text) in enumerate(load_texts(documents, rows).items(), 1):
+        about = [row for row in rows if row.context == name]
+        document = probe_text(tokenizer, f"text {i}" if name == text else name, text, num_tokens, about)
+        (whole if "continuation" in document.probes else short).append(document)
+        if len(whole) == limit:
+            break
+    loaded = whole or [document for document in short if document.probes][:limit]
+    if not loaded:
+        raise InputError(
+            f"the texts, cut to {num_tokens:,} tokens (--tokens), are too short: needles, {NUM_PASSAGES} copied "
+            f"passages and a continuation take more than {LEAST_TOKENS} tokens, and no question can be answered; give "
+            "longer texts or a larger --tokens, or --questions about these texts"
+        )
+    notes = list[str]()
+    if not whole:
+        needed = f"texts of {LEAST_TOKENS} tokens or more"
+        notes.append(f"questions alone: needles, copied passages and a continuation need {needed}")
+    elif short:
+        notes.append(f"skipped {pluralize(len(short), 'document')} of fewer than {LEAST_TOKENS} tokens")
+    if num_left_out := sum(document.num_left_out for document in whole or short):
+        left_out = pluralize(num_left_out, "question")
+        notes.append(f"left out {left_out} whose answer is not in the document, cut to {num_tokens:,} tokens")
+    return DocumentSet(loaded, tuple(notes))
 
 
 def build_needles(tokenizer: Tokenizer, name: str) -> tuple[list[tuple[str, str, str]], list[list[int]]]:
@@ -146,38 +103,36 @@ def build_needles(tokenizer: Tokenizer, name: str) -> tuple[list[tuple[str, str,
 
 
 def probe_text(
-    tokenizer: Tokenizer, name: str, text: str, num_tokens: int, questions: Sequence[DocumentQuestion]
-) -> ProbedDocument | None:
+    tokenizer: Tokenizer, name: str, text: str, num_tokens: int, questions: Sequence[ContextQuestion]
+) -> ProbedDocument:
     """Return the document that begins a text, with needles inserted after sentences that are spread over it.
 
-    Return None if the text, or `num_tokens`, is too short for them.
+    If the text, or `num_tokens`, is too short for needles and passages, it has the questions alone.
     """
     ids = tokenizer.encode(text[: (num_tokens + CONTINUATION_TOKENS) * CHARACTERS_PER_TOKEN])
     needles, inserts = build_needles(tokenizer, name)
     end = min(num_tokens, len(ids) - CONTINUATION_TOKENS + sum(map(len, inserts))) - sum(map(len, inserts))
-    if end < 2 * PASSAGE_TOKENS:
-        return None
-    continuation = ids[end : end + CONTINUATION_TOKENS]
-    document = insert_ids(tokenizer, ids[:end], inserts)
-    starts = [(2 * i + 1) * (len(document) - PASSAGE_TOKENS) // (2 * NUM_PASSAGES) for i in range(NUM_PASSAGES)]
-    lead = continuation[:LEAD_TOKENS]  # a passage does not continue the document
-    probes = {
-        "continuation": [Probe(continuation, len(continuation) - 1)],
-        "passages": [Probe([*lead, *document[s - LEAD_TOKENS : s + PASSAGE_TOKENS]], PASSAGE_TOKENS) for s in starts],
-        "needles": [
-            ask_question(tokenizer, question, fact.partition(" {")[0], value) for fact, question, value in needles
-        ],
-        "questions": ask_questions(tokenizer, document, questions),
-    }
-    return ProbedDocument(name, document, {task: some for task, some in probes.items() if some})
-
-
-def ask_questions(tokenizer: Tokenizer, document: Sequence[int], questions: Sequence[DocumentQuestion]) -> list[Probe]:
-    """Return the questions whose answer is in the document."""
-    text = tokenizer.decode(list(document))
-    return [
-        ask_question(tokenizer, q.question, q.answer_prefix, q.answer) for q in questions if q.answer.strip() in text
+    document, probes = ids[:num_tokens], dict[str, list[Probe]]()
+    if end >= 2 * PASSAGE_TOKENS:
+        continuation = ids[end : end + CONTINUATION_TOKENS]
+        document = insert_ids(tokenizer, ids[:end], inserts)
+        starts = [(2 * i + 1) * (len(document) - PASSAGE_TOKENS) // (2 * NUM_PASSAGES) for i in range(NUM_PASSAGES)]
+        lead = continuation[:LEAD_TOKENS]  # a passage does not continue the document
+        passages = [[*lead, *document[start - LEAD_TOKENS : start + PASSAGE_TOKENS]] for start in starts]
+        probes = {
+            "continuation": [Probe(continuation, len(continuation) - 1)],
+            "passages": [Probe(passage, PASSAGE_TOKENS) for passage in passages],
+            "needles": [
+                ask_question(tokenizer, question, fact.partition(" {")[0], value) for fact, question, value in needles
+            ],
+        }
+    read = tokenizer.decode(document)
+    about = [
+        ask_question(tokenizer, q.question, q.answer_prefix, q.answers[0])
+        for q in questions
+        if q.answers[0].strip() in read
     ]
+    return ProbedDocument(name, document, probes | ({"questions": about} if about else {}), len(questions) - len(about))
 
 
 def insert_ids(tokenizer: Tokenizer, ids: Sequence[int], inserts: Sequence[Sequence[int]]) -> list[int]:

@@ -1,6 +1,6 @@
 """Score the probes of a document after a context, and build the evaluations of a run."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from laconic.storage.manifest import hash_json
 
 TASK = "memories"
 BASELINES = "baselines"
-ContextBuilder = Callable[[ProbedDocument], Iterable[ProbeContext]]
 
 
 def score_probes(context: ProbeContext, decoder: Decoder, probes: Sequence[Probe]) -> dict[str, float]:
@@ -58,10 +57,10 @@ def score_probes(context: ProbeContext, decoder: Decoder, probes: Sequence[Probe
 
 
 @torch.no_grad()
-def evaluate_document(run: LoadedRun, document: ProbedDocument, contexts: Iterable[ProbeContext]) -> EvalItem:
+def evaluate_document(request: EvalRequest, run: LoadedRun, method: str, document: ProbedDocument) -> EvalItem:
     """Return the sizes of each context, and per task the mean nats per token and the share of right answers."""
     conditions: dict[str, dict[str, Any]] = {}
-    for context in contexts:
+    for context in iter_contexts(request, run, method, document.ids):
         sizes = {name: getattr(context, name) for name in ("positions", "file_bytes", "used_bytes")}
         scores = {task: score_probes(context, run.parts.decoder, probes) for task, probes in document.probes.items()}
         conditions[context.name] = sizes | scores
@@ -70,32 +69,30 @@ def evaluate_document(run: LoadedRun, document: ProbedDocument, contexts: Iterab
 
 def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]:
     """Yield one evaluation for the plain baselines, and one for each method; each has all sizes."""
-    decoder, options = run.parts.decoder, request.memories
+    decoder = run.parts.decoder
     context, num_after = decoder.config.max_position_embeddings, CONTINUATION_TOKENS + PASSAGE_TOKENS
-    if options.fit is not None and not isinstance(run.method, AutoCompressor):
-        num_after = max(num_after, CartridgeConfig(steps=options.fit).row_tokens)
+    if request.fit is not None and not isinstance(run.method, AutoCompressor):
+        num_after = max(num_after, CartridgeConfig(steps=request.fit).row_tokens)
     most = context - num_after
-    num_tokens = options.document_tokens(most)
+    num_tokens = request.document_tokens(most)
     if not 0 < num_tokens <= most:
         raise UsageError(
             f"--tokens {num_tokens}: a document and the {num_after} tokens after it need {num_tokens + num_after:,} "
-            f"positions, and the model has {context:,}; give --tokens {most:,} or less"
-            if most > 0
-            else f"the model has {context:,} positions, and the {num_after} tokens after a document leave none for it"
+            f"positions, and the model has {context:,}; the longest document has {max(most, 0):,}"
         )
-    loaded = load_probed_documents(run.parts.tokenizer, options.documents, options.questions, num_tokens, request.limit)
+    loaded = load_probed_documents(run.parts.tokenizer, request.documents, request.questions, num_tokens, request.limit)
     documents = loaded.documents
     key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
-    files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
-    for method, builder in list_builders(request, run).items():
-        sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
-        sizes |= {"fit": f"{options.fit}"} if method == FIT else {}
+    files = " ".join(Path(file).stem for file in (request.documents, request.questions) if file is not None)
+    for method in list_methods(request, run):
+        sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in request.keep)}
+        sizes |= {"fit": f"{request.fit}"} if method == FIT else {}
         variant = {"method": method, "data": files, "tokens": f"{num_tokens}", **sizes}
         windows, notes = find_windows(run, method, documents)
         metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key | windows)
 
-        def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
-            return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
+        def evaluate(indices: Sequence[int], method: str = method) -> list[list[EvalItem]]:
+            return [[evaluate_document(request, run, method, documents[i])] for i in indices]
 
         yield EvalJob(metadata, len(documents), evaluate, notes=loaded.notes if method == BASELINES else notes)
 
@@ -118,24 +115,22 @@ def find_windows(
     return ({"window_tokens": f"{limit}"}, (note,)) if count else ({}, ())
 
 
-def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
-    """Return what builds the contexts of a document, by method."""
-    decoder, tokenizer, options = run.parts.decoder, run.parts.tokenizer, request.memories
-    num_special = len(tokenizer.encode("a")) - len(tokenizer.encode("a", add_special_tokens=False))
+def list_methods(request: EvalRequest, run: LoadedRun) -> list[str]:
+    """Return the plain baselines, and the methods that are compared with them."""
     if isinstance(run.method, AutoCompressor):
-        compressor = run.method
-        segment_tokens = run.recipe.data.text.mean_segment_tokens
-        build_text = partial(read_text_with_compressor, compressor)
-        methods: dict[str, ContextBuilder] = {
-            SUMMARY: lambda document: [compress_to_vectors(compressor, document.ids, segment_tokens)]
-        }
-    else:
-        build_text = partial(read_into_cache, decoder)
+        return [BASELINES, SUMMARY]
+    return [BASELINES, *(request.methods or KV_METHODS), *([] if request.fit is None else [FIT])]
 
-        def build_memories(method: str, fit_steps: int | None = None) -> ContextBuilder:
-            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, fit_steps)
 
-        methods = {name: build_memories(name) for name in options.methods}
-        if options.fit is not None:
-            methods[FIT] = build_memories("kvzip", options.fit)
-    return {BASELINES: lambda d: iter_text_contexts(build_text, d.ids, num_special, options.keep), **methods}
+def iter_contexts(request: EvalRequest, run: LoadedRun, method: str, ids: Sequence[int]) -> Iterable[ProbeContext]:
+    """Return the contexts of a document by one method, at all sizes."""
+    decoder, tokenizer, compressor = run.parts.decoder, run.parts.tokenizer, run.method
+    if method == BASELINES:
+        num_special = len(tokenizer.encode("a")) - len(tokenizer.encode("a", add_special_tokens=False))
+        is_compressor = isinstance(compressor, AutoCompressor)
+        read = partial(read_text_with_compressor, compressor) if is_compressor else partial(read_into_cache, decoder)
+        return iter_text_contexts(read, ids, num_special, request.keep)
+    if isinstance(compressor, AutoCompressor):
+        return [compress_to_vectors(compressor, ids, run.recipe.data.text.mean_segment_tokens)]
+    fit_steps, score = (request.fit, "kvzip") if method == FIT else (None, method)
+    return iter_kv_contexts(decoder, tokenizer, ids, score, request.keep, fit_steps)

@@ -41,35 +41,44 @@ class Share(NamedTuple):
     high: float
 
 
-class MemoryPoint(NamedTuple):
-    """A context on the documents that it was evaluated on; `method` is its name without the size.
+class TaskScore(NamedTuple):
+    """Nats per token, the share of right answers, and that of the full text's gain; None if the text gains nothing."""
 
-    The metrics are of all documents and seeds. Shares are given by task, where the full text gains something.
-    """
+    nats: float
+    right: float
+    share: Share | None
+
+
+class MemoryPoint(NamedTuple):
+    """A context on the documents that it was evaluated on: means over all documents and seeds."""
 
     run: str
     name: str
-    method: str
-    num_documents: int
-    metrics: Sequence[Mapping[str, Any]]
-    shares: Mapping[str, Share]
+    documents: int
+    positions: float
+    file_bytes: float
+    used_bytes: float
+    tasks: Mapping[str, TaskScore]
 
-    def mean_size(self, field: str) -> float:
-        return float(np.mean([metrics[field] for metrics in self.metrics]))
+    @property
+    def method(self) -> str:
+        """The name without the size."""
+        return self.name.rstrip("0123456789.").rstrip()
 
-    def has_task(self, task: str) -> bool:
-        return any(task in metrics for metrics in self.metrics)
-
-    def mean_score(self, task: str, field: str) -> float:
-        return float(np.mean([metrics[task][field] for metrics in self.metrics if task in metrics]))
+    def share(self, task: str) -> Share | None:
+        return self.tasks[task].share if task in self.tasks else None
 
 
 class Comparison(NamedTuple):
     """Contexts of one model or several, on the same documents."""
 
     title: str
-    points: Sequence[MemoryPoint]
-    tasks: Sequence[str]
+    contexts: Sequence[MemoryPoint]
+
+    def list_tasks(self, *, with_shares: bool = False) -> list[str]:
+        """Return the tasks that some context has, or has a share of."""
+        points = self.contexts
+        return [name for name in TASK_TITLES if any(p.share(name) if with_shares else name in p.tasks for p in points)]
 
 
 def estimate_share(none: Sequence[float], memory: Sequence[float], full: Sequence[float]) -> Share | None:
@@ -81,9 +90,9 @@ def estimate_share(none: Sequence[float], memory: Sequence[float], full: Sequenc
     if len(gains) == 1:
         return Share(share, share, share)
     counts = 1.0 + resample_weights(len(gains), 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        draws = (counts @ gains) / (counts @ whole)
-    return Share(share, *percentile_interval(draws))
+    resampled_gains, resampled_whole = counts @ gains, counts @ whole
+    has_share = resampled_whole > 0
+    return Share(share, *percentile_interval(resampled_gains[has_share] / resampled_whole[has_share]))
 
 
 def compare_results(results: Sequence[RunResult]) -> list[Comparison]:
@@ -100,10 +109,7 @@ def compare_results(results: Sequence[RunResult]) -> list[Comparison]:
     return [
         Comparison(
             f"Compressed memories: {data}, documents of up to {int(tokens):,} tokens",
-            points := [
-                p for run, contexts in runs.items() if NO_CONTEXT in contexts for p in build_points(run, contexts)
-            ],
-            [task for task in TASK_TITLES if any(point.has_task(task) for point in points)],
+            [p for run, contexts in runs.items() if NO_CONTEXT in contexts for p in build_points(run, contexts)],
         )
         for (data, tokens), runs in groups.items()
     ]
@@ -116,61 +122,60 @@ def build_points(run: str, contexts: ContextMetrics) -> list[MemoryPoint]:
     """
     none, full = contexts[NO_CONTEXT], contexts[FULL_TEXT]
     order = {NO_CONTEXT: 0, FULL_TEXT: 1, LAST_TOKENS: 2}
-    points = list[MemoryPoint]()
+    points: list[MemoryPoint] = []
     for name, by_document in contexts.items():
-        method = name.rstrip("0123456789.").rstrip()
-        shares = dict[str, Share]()
+        metrics, tasks = [x for of_document in by_document.values() for x in of_document], dict[str, TaskScore]()
         for task in TASK_TITLES:
-            documents = [d for d, metrics in by_document.items() if task in metrics[0] and d in none]
-            if documents:
+            if scores := [x[task] for x in metrics if task in x]:
+                documents = [d for d, of_document in by_document.items() if task in of_document[0] and d in none]
                 groups = (none, by_document, full)
-                nats = ([fmean(metrics[task]["nats"] for metrics in group[d]) for d in documents] for group in groups)
-                share = estimate_share(*nats)
-                shares |= {} if share is None else {task: share}
-        metrics = [x for of_document in by_document.values() for x in of_document]
-        points.append(MemoryPoint(run, name, method, len(by_document), metrics, shares))
-    return sorted(points, key=lambda point: (order.get(point.method, 3), point.method, point.mean_size("positions")))
+                nats = ([fmean(x[task]["nats"] for x in group[d]) for d in documents] for group in groups)
+                nats_mean, right = (fmean(score[field] for score in scores) for field in ("nats", "right"))
+                tasks[task] = TaskScore(nats_mean, right, estimate_share(*nats))
+        sizes = {field: fmean(x[field] for x in metrics) for field in ("positions", "file_bytes", "used_bytes")}
+        points.append(MemoryPoint(run, name, len(by_document), **sizes, tasks=tasks))
+    return sorted(points, key=lambda point: (order.get(point.method, 3), point.method, point.positions))
 
 
-def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], task: str) -> bool:
-    """Return whether a context on all documents is on the Pareto front of bytes in use and share.
+def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], share: float, task: str) -> bool:
+    """Return whether a context of this share is on the Pareto front of bytes in use and share, on all documents.
 
     Contexts of a model whose full text gains nothing have no share, and do not count.
     """
-    if point.num_documents < max(p.num_documents for p in points):
-        return False
-    size, share = point.mean_size("used_bytes"), point.shares[task].mean
-    same = [p for p in points if p.num_documents == point.num_documents and task in p.shares]
-    others = [(p.mean_size("used_bytes"), p.shares[task].mean) for p in same]
-    return not any((a < size and b >= share) or (a <= size and b > share) for a, b in others)
+    most = max(p.documents for p in points)
+    others = [(p.used_bytes, other.mean) for p in points if p.documents == most and (other := p.share(task))]
+    size = point.used_bytes
+    return point.documents == most and not any(
+        (a < size and b >= share) or (a <= size and b > share) for a, b in others
+    )
 
 
 def build_comparison_table(comparison: Comparison) -> Table:
     """Return one row per context: sizes, and per task nats, share, interval and right answers."""
-    points, runs = comparison.points, {point.run for point in comparison.points}
+    points, runs = comparison.contexts, {point.run for point in comparison.contexts}
 
     def format_task(point: MemoryPoint, task: str) -> str:
-        if not point.has_task(task):
+        if task not in point.tasks:
             return "–"
-        nats = f"{point.mean_score(task, 'nats'):.2f}"
-        if task not in point.shares:
+        nats, share = f"{point.tasks[task].nats:.2f}", point.share(task)
+        if share is None:
             return nats
-        share, low, high = (f"{100 * x:z.0f}" for x in point.shares[task])
+        mean, low, high = (f"{100 * x:z.0f}" for x in share)
         interval = f" [{low}, {high}]" if low != high else ""
-        return f"{'*' if is_on_front(point, points, task) else ''}{nats} · {share} %{interval}"
+        return f"{'*' if is_on_front(point, points, share.mean, task) else ''}{nats} · {mean} %{interval}"
 
     def format_right(point: MemoryPoint, task: str) -> str:
-        return f"{100 * point.mean_score(task, 'right'):.0f}" if point.has_task(task) else "–"
+        return f"{100 * point.tasks[task].right:.0f}" if task in point.tasks else "–"
 
     columns = [
         *([Column("model", lambda p: p.run, is_text=True)] if len(runs) > 1 else []),
         Column("memory", lambda p: p.name, is_text=True),
-        Column("documents", lambda p: str(p.num_documents)),
-        Column("positions", lambda p: f"{p.mean_size('positions'):.0f}"),
-        Column("file, MB", lambda p: f"{p.mean_size('file_bytes') / 1e6:.2f}"),
-        Column("in use, MB", lambda p: f"{p.mean_size('used_bytes') / 1e6:.2f}"),
+        Column("documents", lambda p: str(p.documents)),
+        Column("positions", lambda p: f"{p.positions:.0f}"),
+        Column("file, MB", lambda p: f"{p.file_bytes / 1e6:.2f}"),
+        Column("in use, MB", lambda p: f"{p.used_bytes / 1e6:.2f}"),
     ]
-    for task in comparison.tasks:
+    for task in comparison.list_tasks():
         columns.append(Column(TASK_TITLES[task], lambda p, task=task: format_task(p, task)))
         if task in ANSWER_TASKS:
             columns.append(Column(f"{TASK_TITLES[task]} right, %", lambda p, task=task: format_right(p, task)))
@@ -179,19 +184,17 @@ def build_comparison_table(comparison: Comparison) -> Table:
 
 def draw_comparison(figure: Any, comparison: Comparison) -> None:
     """Plot shares against positions and against bytes in use, a panel for each task."""
-    tasks = list_shared_tasks(comparison)
+    tasks, points = comparison.list_tasks(with_shares=True), comparison.contexts
     panels = figure.subplots(2, len(tasks), sharey="col", squeeze=False)
-    methods = list(
-        dict.fromkeys((p.run, p.method) for p in comparison.points if p.method not in (NO_CONTEXT, FULL_TEXT))
-    )
+    methods = list(dict.fromkeys((p.run, p.method) for p in points if p.method not in (NO_CONTEXT, FULL_TEXT)))
     runs, markers = {run for run, _ in methods}, "osD^vP"
     sizes = (("positions", 1, "positions per head"), ("used_bytes", 1e6, "cache in use, MB"))
     for line, (field, scale, x_label) in zip(panels, sizes, strict=True):
         for axes, task in zip(line, tasks, strict=True):
             for i, (run, method) in enumerate(methods):
-                same = [p for p in comparison.points if (p.run, p.method) == (run, method) and task in p.shares]
-                x = [p.mean_size(field) / scale for p in same]
-                shares = 100 * np.array([p.shares[task] for p in same]).reshape(-1, 3)
+                same = [p for p in points if (p.run, p.method) == (run, method) and p.share(task)]
+                x = [getattr(p, field) / scale for p in same]
+                shares = 100 * np.array([p.share(task) for p in same]).reshape(-1, 3)
                 label = method if len(runs) == 1 else f"{run}: {method}"
                 axes.plot(x, shares[:, 0], marker=markers[i // 8 % len(markers)], color=f"C{i % 8}", label=label)
                 axes.vlines(x, shares[:, 1], shares[:, 2], color=f"C{i % 8}", alpha=0.35, linewidth=1.2)
@@ -204,38 +207,10 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
 
 
-def list_shared_tasks(comparison: Comparison) -> list[str]:
-    return [task for task in comparison.tasks if any(task in point.shares for point in comparison.points)]
-
-
 def plot_comparison(comparison: Comparison) -> str | Markup:
     if not has_matplotlib():
         return NO_PLOTS
-    if not list_shared_tasks(comparison):
+    if not comparison.list_tasks(with_shares=True):
         return "The full text gains nothing over no context, so that there are no shares to plot."
     alt_text = "Share of the full text's gain against positions and against bytes of the cache in use"
     return render_plot(lambda figure: draw_comparison(figure, comparison), alt_text, PLOT_SIZE)
-
-
-def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "title": comparison.title,
-        "contexts": [
-            {
-                "run": point.run,
-                "name": point.name,
-                "documents": point.num_documents,
-                **{field: point.mean_size(field) for field in ("positions", "file_bytes", "used_bytes")},
-                "tasks": {
-                    task: {
-                        "nats": point.mean_score(task, "nats"),
-                        "right": point.mean_score(task, "right"),
-                        "share": point.shares[task]._asdict() if task in point.shares else None,
-                    }
-                    for task in comparison.tasks
-                    if point.has_task(task)
-                },
-            }
-            for point in comparison.points
-        ],
-    }

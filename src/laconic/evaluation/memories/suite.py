@@ -7,20 +7,18 @@ from typing import Any
 from laconic.config.recipe import Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.checkpoints import read_prompt
-from laconic.evaluation.compression.run import collect_recipe_info
 from laconic.evaluation.memories.contexts import KV_METHODS
 from laconic.evaluation.memories.evaluate import TASK, build_memory_jobs
 from laconic.evaluation.memories.report import (
     LEGEND,
     build_comparison_table,
     compare_results,
-    comparison_to_json,
     plot_comparison,
 )
-from laconic.evaluation.report.page import PageSection, render_list, render_table
+from laconic.evaluation.report.page import PageSection, render_list
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
-from laconic.evaluation.tables import Table
+from laconic.evaluation.tables import Table, figures_to_json
 from laconic.experiment.load_run import LoadedRun
 
 
@@ -35,10 +33,10 @@ class MemorySuite:
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
         """Raise `UsageError` for other tasks or options, for runs without memories, or without documents."""
-        options, prompts = request.memories, {folder: read_prompt(folder) for folder in recipes}
+        prompts = {folder: read_prompt(folder) for folder in recipes}
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
-        if options.documents is None and options.questions is None:
+        if request.documents is None and request.questions is None:
             raise UsageError(f"--tasks {TASK}: pass --documents FILE.jsonl, --questions FILE.jsonl, or both")
         for folder, recipe in recipes.items():
             prompt = prompts[folder]
@@ -48,15 +46,14 @@ class MemorySuite:
                 )
             if prompt is not None and prompt.style != "plain":
                 raise UsageError(f"{folder}: {TASK} are asked as plain text; pass --prompt plain")
-        has_kv_options = options.fit is not None or tuple(options.methods) != tuple(KV_METHODS)
-        if has_kv_options and not any(prompts.values()):
+        if (request.methods or request.fit is not None) and not any(prompts.values()):
             raise UsageError("--methods, --fit: only for models; an autocompressor writes summary vectors")
-        unknown = next((name for name in options.methods if name not in KV_METHODS), None)
+        unknown = next((name for name in request.methods if name not in KV_METHODS), None)
         if unknown is not None:
             raise UsageError(f"--methods {unknown}: choose from {', '.join(KV_METHODS)}")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
-        return collect_recipe_info(recipe)
+        return {}
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         yield from build_memory_jobs(request, run)
@@ -64,13 +61,13 @@ class MemorySuite:
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         comparisons, notes = compare_results(results["memories"]), list_notes(results)
         blocks: list[Table | str] = [build_comparison_table(comparison) for comparison in comparisons]
-        data = {"schema": 1, "comparisons": list(map(comparison_to_json, comparisons)), "notes": notes}
+        data = {"schema": 1, "comparisons": figures_to_json(comparisons), "notes": notes}
         return EvalReport([*blocks, LEGEND, *notes], data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         notes = list_notes(results)
         sections = [
-            PageSection(x.title, [LEGEND, plot_comparison(x), render_table(build_comparison_table(x))])
+            PageSection(x.title, [LEGEND, plot_comparison(x), build_comparison_table(x)])
             for x in compare_results(results["memories"])
         ]
         return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]

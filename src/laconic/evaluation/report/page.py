@@ -17,7 +17,7 @@ class PageSection(NamedTuple):
     """A section of a page. Strings become paragraphs and are escaped; `Markup` blocks come from the functions below."""
 
     title: str
-    blocks: Sequence[str | Markup]
+    blocks: Sequence[str | Markup | Table]
 
 
 class PagePlot(NamedTuple):

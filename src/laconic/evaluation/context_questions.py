@@ -1,48 +1,48 @@
-"""Questions about contexts, in the row format of kvpress: context, question, answer_prefix, answer, max_new_tokens."""
+"""Rows of questions about contexts, as kvpress's data sets have them; a row may name a document instead of a text."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from laconic.data.strict_jsonl import RowError, read_rows, require_text
 
-ROW_FORMAT = "a row has context, question, answer_prefix, answer, max_new_tokens"
+ROW_FORMAT = (
+    "a row has context (a text) or document (name of a document), question and answer, and optionally answer_prefix "
+    "and max_new_tokens"
+)
 
 
 class ContextQuestion(NamedTuple):
-    """A question about a context; some tasks ask for all of the `answers`, others accept each."""
+    """A question about a context: a text, or the name of a document.
+
+    `answer_prefix` begins the answer as a sentence. Some tasks ask for all of the `answers`, others accept each.
+    """
 
     context: str
     question: str
-    answer_prefix: str
     answers: tuple[str, ...]
-    max_new_tokens: int
-    task: str | None = None
+    answer_prefix: str = ""
+    max_new_tokens: int = 32
+    is_document_name: bool = False
 
 
 def parse_question(row: dict[str, Any], name: str) -> ContextQuestion:
     """Parse a row. Raises `RowError`."""
-    context, question = (require_text(row, field, ROW_FORMAT) for field in ("context", "question"))
-    answers, max_new_tokens, task = row.get("answer"), row.get("max_new_tokens"), row.get("task")
+    is_document_name = row.get("document") is not None
+    context, question = (
+        require_text(row, field, ROW_FORMAT) for field in ("document" if is_document_name else "context", "question")
+    )
+    answers, prefix, max_new_tokens = row.get("answer"), row.get("answer_prefix"), row.get("max_new_tokens", 32)
     if not isinstance(answers, list):
         answers = [require_text(row, "answer", ROW_FORMAT)]
     elif not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
         raise RowError("wrong types", "expected a list of strings", field="answer")
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise RowError("wrong types", "expected an integer of at least 1", ROW_FORMAT, field="max_new_tokens")
-    prefix = parse_answer_prefix(row)
-    return ContextQuestion(
-        context, question, prefix, tuple(answers), max_new_tokens, None if task is None else str(task)
-    )
-
-
-def parse_answer_prefix(row: dict[str, Any]) -> str:
-    """Parse the beginning of the answer, empty if absent. Raises `RowError`."""
-    prefix = row.get("answer_prefix")
     if prefix is not None and not isinstance(prefix, str):
         raise RowError("wrong types", "expected a string", field="answer_prefix")
-    return prefix or ""
+    return ContextQuestion(context, question, tuple(answers), prefix or "", max_new_tokens, is_document_name)
 
 
-def load_context_questions(path: str | Path) -> list[ContextQuestion]:
+def load_questions(path: str | Path) -> list[ContextQuestion]:
     """Load the rows of a JSONL or Parquet file. Raises `InputError` for invalid rows."""
     return read_rows(path, parse_question)[0]
