@@ -60,27 +60,19 @@ def import_method_class(name: str) -> type[nn.Module]:
 def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str, Any]:
     """Return the options of a recipe's method, checked against the keyword-only parameters of its class."""
     hints = typing.get_type_hints(method_class.__init__)
-    parameters = inspect.signature(method_class.__init__).parameters
     fields: dict[str, Any] = {
         name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in parameters.items()
+        for name, parameter in inspect.signature(method_class.__init__).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     options_class = create_model(f"{method_class.__name__}Options", __base__=ConfigModel, **fields)
     try:  # through JSON, as recipes are validated
         options = options_class.model_validate_json(json.dumps(recipe.method_options or {}))
     except ValidationError as error:
-        lines: list[str] = []
-        for fault in error.errors(include_url=False):
-            problem = f"{abbreviate(fault['input'])}: {fault['msg'].removeprefix('Input ')}"
-            if fault["type"] == "missing":
-                problem = "missing"
-            elif fault["type"] == "extra_forbidden":
-                problem = f"no such option; {recipe.method} has {', '.join(fields) or 'none'}"
-                if fault["loc"][0] in parameters:
-                    problem = "not a keyword-only parameter; put it after * in __init__(self, decoder, tokenizer, *, …)"
-            lines.append(f"{'.'.join(map(str, ('method_options', *fault['loc'])))}: {problem}")
-        raise UsageError("\n".join(lines)) from None
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, ("method_options", *first["loc"])))
+        known = f"the keyword-only parameters of {recipe.method} are {', '.join(fields) or 'none'}"
+        raise UsageError(f"{key}: {abbreviate(first['input'])}: {first['msg']}; {known}") from None
     values = {name: getattr(options, name) for name in fields}
     for function in SIGNATURES:
         check_signature(method_class, function, values if function == "__init__" else {})
