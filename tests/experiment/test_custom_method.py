@@ -159,7 +159,7 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(
             "tokenizer)",
             "tokenizer, n=3)",
             ("method_options.n=4",),
-            "the keyword-only parameters of bad_method:Silent are",
+            "keyword-only parameters of bad_method:Silent are none",
         ),
         ("mean())", "mean().detach())", (), "Silent.forward returned a detached tensor of shape [] as loss; return a"),
         ("mean())", "mean().expand(2))", (), "Silent.forward returned a tensor of shape [2] as loss; return a scalar"),

@@ -197,5 +197,5 @@ def test_file_of_a_state_read_in_larger_chunks_is_refused(tmp_path: Path) -> Non
 
 
 def test_parse_level_options_names_the_option() -> None:
-    with pytest.raises(UsageError, match="^inner_lr=-1.0: should be greater"):
+    with pytest.raises(UsageError, match=r"^inner_lr=-1\.0: should be greater"):
         parse_level_options({"inner_lr": -1.0})

@@ -12,10 +12,10 @@ def list_notes(recipe: Recipe, model_keys: Collection[str]) -> Iterator[str]:
     learns_chain = recipe.method in FULL_CHAIN_METHODS and model.init_from_run is None  # else it may know it
     if learns_chain and data.chain_steps == "drop_last":
         yield f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
-    if recipe.method in COT_TEACHER_METHODS and recipe.distillation and recipe.distillation.hidden_weight:
-        if data.format in ("coconut", "icot") or (data.format == "chat" and data.answer_type == "text"):
-            format = f'data.format "{data.format}"' + (" and answers that are texts" if data.format == "chat" else "")
-            yield f"distillation.hidden_weight: not used with {format}, which have no token to distil before an answer"
+    distils = recipe.method in COT_TEACHER_METHODS and recipe.distillation and recipe.distillation.hidden_weight
+    if distils and (data.format in ("coconut", "icot") or (data.format == "chat" and data.answer_type == "text")):
+        format = f'data.format "{data.format}"' + (" and answers that are texts" if data.format == "chat" else "")
+        yield f"distillation.hidden_weight: not used with {format}, which have no token to distil before an answer"
     if data.source in ("digits", *SYNTHETIC_DOCUMENTS):
         keys = [f"data.{key}" for key in ("valid", "test", "max_train_rows") if getattr(data, key) is not None]
         if keys:

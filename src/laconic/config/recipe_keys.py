@@ -4,13 +4,13 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Union
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from laconic.config.data import is_row_file
-from laconic.config.recipe import FREE_TABLE, RESUMABLE_KEYS, Recipe
+from laconic.config.recipe import RESUMABLE_KEYS, Recipe
 
 
 def iter_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -13,11 +13,11 @@ from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
 from laconic.experiment.from_recipe.build_nested import model_class, read_saved_config
-from laconic.experiment.load_autocompressor import is_published
+from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export, is_run_dir, load_run
 from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE, read_base_model
-from laconic.experiment.text_models.compressor import TextCompressor, as_compressor, load_compressor
+from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel, as_nested
 from laconic.experiment.text_models.reasoner import Reasoner
@@ -138,7 +138,7 @@ def load_checkpoint(
             nested = model_class(shape).from_pretrained(folder, float_dtype, device)
             return NestedTextModel(nested, load_tokenizer(folder))
         if is_published(folder):
-            return load_compressor(folder, device, dtype=float_dtype)
+            return load_published(folder, device, float_dtype)
     decoder, tokenizer = load_plain_model(folder, device, float_dtype, quantize=quantize)
     decoder.name_or_path = str(path_or_name)
     return LanguageModel(decoder, tokenizer)
