@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.batches import DocumentBatch
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
@@ -41,7 +40,6 @@ from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 from laconic.training.run import TrainingSetup
 
-NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
 INCIDENT_FILE = "incident.json"
 
 
@@ -137,16 +135,8 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,
     }
-    checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
-    if recipe.model.name is not None and parts.summary_parameters is not None:
-        batch = data.batch([0], 0, 0).to(device)
-        if isinstance(batch, DocumentBatch):
-            input_ids = batch.input_ids
-        else:
-            input_ids = batch.question_ids if batch.document_ids is None else batch.document_ids
-        config = parts.summary_parameters.config
-        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids[:, :NOTE_TOKENS]))
-    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)
+    checkpoint = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
+    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, rows.notes)
 
 
 def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:

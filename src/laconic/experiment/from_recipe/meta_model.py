@@ -65,7 +65,7 @@ def build_meta_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenize
     """
     recipe = _without_data_dependence(recipe)
     with torch.device("meta"):
-        decoder = build_nested.build_meta_model(recipe, config).to(getattr(torch, recipe.model.dtype))
+        decoder = build_nested.create_decoder(recipe, config, None).to(getattr(torch, recipe.model.dtype))
     decoder.activation_checkpointing = recipe.train.activation_checkpointing
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summary_parameters = build_model.build_summary_parameters(decoder, tokenizer, recipe)
