@@ -38,20 +38,14 @@ def test_parity_is_learned_by_what_learns_while_it_reads(
     assert longer["task"] == "formal_languages-bin-1"
     assert longer["conditions"]["learn"]["metrics"]["all"]["mean"] >= 0.5  # rounding changes it
     assert longer["conditions"]["frozen"]["metrics"]["all"]["mean"] <= 0.1
-    short = ("train.steps=600", "train.save_every=600", "train.validate_every=600")
-    assert (
-        train_metric(
-            "accuracy", tmp_path / "still", monkeypatch, "hope-tiny-parity", *short, "inner_loop.enabled=false"
-        )
-        <= 0.7
-    )
+    short = ("train.steps=600", "train.save_every=600", "train.validate_every=600", "inner_loop.enabled=false")
+    assert train_metric("accuracy", tmp_path / "still", monkeypatch, "hope-tiny-parity", *short) <= 0.7
 
 
 def test_pairs_are_not_guessed_by_what_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = ("train.steps=700", "train.save_every=700", "train.validate_every=700")
-    still = train_metric(
-        "accuracy", tmp_path / "still", monkeypatch, "hope-tiny-recall", *short, "inner_loop.enabled=false"
-    )
+    frozen = ("hope-tiny-recall", *short, "inner_loop.enabled=false")
+    still = train_metric("accuracy", tmp_path / "still", monkeypatch, *frozen)
     assert still <= 0.1  # chance is one value in 32
     assert train_metric("accuracy", tmp_path / "learns", monkeypatch, "hope-tiny-recall", *short) >= still + 0.15
 
@@ -79,9 +73,8 @@ def test_a_real_model_reads_a_book_no_worse_for_learning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path
 ) -> None:
     """One update of no size: the donor's weights, which learn while they read."""
-    steps = [
-        f"train.{key}" for key in ("steps=1", "save_every=1", "validate_every=1", "learning_rate=1e-9", "batch_size=1")
-    ]
+    once = ("steps=1", "save_every=1", "validate_every=1", "learning_rate=1e-9", "batch_size=1")
+    steps = [f"train.{key}" for key in once]
     keys = (f"data.path={few_books(tmp_path, shared)}", f"model.name={shared / 'models/stories260k'}", *steps)
     donor, learns = (
         train_metric("nats", tmp_path / rate, monkeypatch, "hope-attention-tiny", *keys, f"cms.inner_lr={rate}")
