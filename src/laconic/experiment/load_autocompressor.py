@@ -4,7 +4,6 @@ arXiv:2305.14788, code princeton-nlp/AutoCompressors 80352a4. The tensor is `emb
 config.json has `summary_length` (kappa) and `accumulate_summary`, which is false for RMT.
 """
 
-import warnings
 from pathlib import Path
 
 import torch
@@ -67,21 +66,8 @@ def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | 
     with torch.no_grad():
         summaries.tokens.copy_(tensors[SUMMARY_EMBEDDING].load())
     method = AutoCompressor(decoder, summaries, compression, total_steps=1).eval()
-    segment_tokens, writer = choose_segment_length(decoder, compression), compute_writer_fingerprint(method)
+    context = decoder.config.max_position_embeddings
+    if resolve_position_scheme(compression, decoder.config) != "zero":  # the memory takes positions too
+        context //= 2
+    segment_tokens, writer = min(TRAINED_SEGMENT_TOKENS, context), compute_writer_fingerprint(method)
     return TextCompressor(method, tokenizer, segment_tokens, decoder.fingerprint, writer)
-
-
-def choose_segment_length(decoder: Decoder, compression: CompressionConfig) -> int:
-    """Return the paper's segment length, or less for a short context; warn about a position row that should be zero."""
-    config, zero = decoder.config, resolve_position_scheme(compression, decoder.config) == "zero"
-    if zero and decoder.weight_names.position_embedding is not None and config.position_offset:
-        row = decoder.get_submodule(decoder.weight_names.position_embedding).get_parameter("weight")[
-            config.position_offset - 1
-        ]
-        if bool(row.any()):
-            warnings.warn(
-                f"row {config.position_offset - 1} of {decoder.weight_names.position_embedding} is not zero; "
-                "memory has no position, so the row is not used",
-                stacklevel=3,
-            )
-    return min(TRAINED_SEGMENT_TOKENS, config.max_position_embeddings if zero else config.max_position_embeddings // 2)

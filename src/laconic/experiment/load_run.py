@@ -105,13 +105,9 @@ def check_not_empty_run(folder: Path) -> None:
 
 
 def load_run(path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False) -> LoadedRun:
-    """Load a run at its latest valid checkpoint, or at another.
+    """Load a run at its latest valid checkpoint or another, or an exported run, which has only one.
 
-    Args:
-        path: Run directory, or folder of an exported run.
-        device: Device of the model.
-        step: Step of the checkpoint; an exported run has only one.
-        allow_code: Whether a method outside laconic may be imported; the variable LACONIC_ALLOW_CODE=1 allows it too.
+    With `allow_code`, or the variable LACONIC_ALLOW_CODE=1, a method outside laconic may be imported.
 
     Raises:
         InputError: If the path is not a run directory or the step does not exist.

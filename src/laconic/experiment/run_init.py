@@ -28,11 +28,7 @@ def init_run(
     `laconic.load` needs the recipe, so call this before `training.loop.train`. If steps without a recipe exist already,
     they become loadable with the recipe that they were trained with.
 
-    Args:
-        run: The run directory.
-        recipe: The resolved recipe.
-        resume: "auto", "never", or the step of a checkpoint.
-        environment: Versions and machine.
+    `resume` is "auto", "never", or the step of a checkpoint; `environment` has versions and machine.
 
     Raises:
         UsageError: If existing steps were trained with another recipe; the message lists the keys. If there is no step

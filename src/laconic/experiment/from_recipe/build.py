@@ -66,17 +66,7 @@ def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Op
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that a training run needs.
-
-    Attributes:
-        recipe: The recipe.
-        parts: Decoder, tokenizer and trainable extras.
-        method: The method, on its device.
-        training_data: The training rows.
-        checkpoint: Writes and reads the model's files.
-        fingerprints: Hashes that every step of the run is bound to.
-        notes: Messages about the rows.
-    """
+    """Everything that a training run needs; `fingerprints` are hashes that every step of the run is bound to."""
 
     recipe: Recipe
     parts: ModelParts

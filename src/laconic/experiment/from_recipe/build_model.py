@@ -43,14 +43,9 @@ TOKENIZERS_BY_NAME = dict(zip(BUILT_IN_TOKENIZERS, TOKENIZER_FACTORIES, strict=T
 
 @dataclass
 class ModelParts:
-    """The modules that are trained and saved.
+    """The modules that are trained and saved; an adapter wraps the decoder in place.
 
-    Attributes:
-        decoder: The decoder, wrapped in place if there is an adapter.
-        latents: Control vectors and projection of a latent reasoning method.
-        adapter: LoRA by peft.
-        base: Fingerprint of the decoder before training.
-        method_parameters: Parameters of a method outside laconic.
+    `base` is the fingerprint of the decoder before training.
     """
 
     decoder: Decoder

@@ -74,22 +74,17 @@ def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str,
         known = f"the keyword-only parameters of {recipe.method} are {', '.join(fields) or 'none'}"
         raise UsageError(f"{key}: {abbreviate(first['input'])}: {first['msg']}; {known}") from None
     values = {name: getattr(options, name) for name in fields}
-    for function in SIGNATURES:
-        check_signature(method_class, function, values if function == "__init__" else {})
+    for function, expected in SIGNATURES.items():
+        implementation = getattr(method_class, function)
+        name, expected = f"method {recipe.method}", f"expected {function}(self, {expected}); change the class"
+        if implementation is getattr(nn.Module, function):
+            raise UsageError(f"{name} has no {function}; {expected}")
+        signature = inspect.signature(implementation)
+        try:
+            signature.bind(None, None, None, **(values if function == "__init__" else {}))
+        except TypeError:
+            raise UsageError(f"{name} has {function}{signature}, {expected}") from None
     return values
-
-
-def check_signature(method_class: type[nn.Module], function: str, options: Mapping[str, Any]) -> None:
-    """Raise UsageError if a function of a method's class is missing, or cannot be called as laconic calls it."""
-    implementation, name = getattr(method_class, function), f"{method_class.__module__}:{method_class.__name__}"
-    signature = inspect.signature(implementation)
-    expected = f"expected {function}(self, {SIGNATURES[function]}); change the class"
-    if implementation is getattr(nn.Module, function):
-        raise UsageError(f"method {name} has no {function}; {expected}")
-    try:
-        signature.bind(None, None, None, **options)
-    except TypeError:
-        raise UsageError(f"method {name} has {function}{signature}, {expected}") from None
 
 
 def build_custom_method(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer) -> nn.Module:

@@ -33,7 +33,7 @@ MAX_ROWS = 2000  # rows that are tokenized
 MAX_CHARACTERS = 400_000  # characters of documents that are tokenized
 STEP_TOKENS = 9  # tokens of a chain step in a batch without text
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
-REASONING_PARTS, DOCUMENT_PARTS = ("question", "chain", "answer"), ("document",)
+PARTS = ("question", "chain", "answer", "document")
 Lengths = NDArray[np.int64]  # [rows, parts]
 
 
@@ -48,7 +48,7 @@ class RowLengths(NamedTuple):
 
     def parts(self) -> tuple[str, ...]:
         n = self.lengths.shape[1]
-        return DOCUMENT_PARTS if n == 1 else (*REASONING_PARTS, *DOCUMENT_PARTS)[:n]
+        return PARTS[3:] if n == 1 else PARTS[:n]
 
 
 def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:

@@ -75,13 +75,8 @@ class ReadingLoss:
 class StateReadingJob(ResumableReading[FastWeightState]):
     """Job that reads texts into fast weights; `run` raises NonFiniteError if one is not finite.
 
-    Args:
-        window: Largest number of tokens that attention sees; when a row has as many, its cache is emptied and its fast
-            weights stay, however the text is cut into segments.
-        initial_state: State of one row that every text continues, or of one row per text.
-
-    Attributes:
-        loss: Loss of the tokens that were read, before a resumption too.
+    When a row has as many tokens as attention sees (`window`), its cache is emptied and its fast weights stay, however
+    the text is cut into segments. Texts continue `initial_state`, which has one row for all of them or one for each.
     """
 
     kind = "state-reading-job"
