@@ -170,8 +170,6 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run = train_tiny_run("nocot", place)
     with pytest.raises(UsageError, match=r"revision abc: .* is a run and has no revisions"):
         laconic.load(run, revision="abc")
-    with pytest.raises(UsageError, match="revision abc: stories260k comes with laconic"):
-        laconic.load("stories260k", revision="abc")
     with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):
         laconic.load(run, dtype="bfloat16")
     with pytest.raises(UsageError, match=r"step 2: .* is the checkpoint of step 1"):
@@ -193,9 +191,8 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run.rename(tmp_path / "seeds" / "seed-0")
     with pytest.raises(InputError, match=r"is not a run, but holds runs; load one of them, such as .*seed-0"):
         laconic.load(tmp_path / "seeds")
-    for other in (None, fresh("llama")):
-        with pytest.raises(UsageError, match=r"path_or_name: give a folder or a name, .*, not (NoneType|Decoder)"):
-            laconic.load(other)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"path_or_name: give a folder or a name, .*, not NoneType"):
+        laconic.load(None)  # type: ignore[arg-type]
 
 
 def test_load_and_commands_say_that_a_run_has_no_checkpoint_yet(tmp_path: Path, run_cli: RunCli) -> None:
@@ -203,14 +200,8 @@ def test_load_and_commands_say_that_a_run_has_no_checkpoint_yet(tmp_path: Path, 
     run = tmp_path / "runs" / "seed-0"
     with RunDirectory(run).lock(), pytest.raises(InputError, match=r"seed-0 has no checkpoint yet; laconic train"):
         laconic.load(run)
-    commands = (
-        ("generate", run, "1+1"),
-        ("generate", run, "1+1", "--checkpoint", "best"),
-        ("evaluate", run.parent, "--tasks", "test"),
-        ("report", run, "--out", tmp_path / "report.html"),
-        ("chat", run),
-    )
-    for command in commands:
+    best = ("generate", run, "1+1", "--checkpoint", "best")
+    for command in (best, ("evaluate", run.parent, "--tasks", "test"), ("chat", run)):
         result = run_cli(*command)
         assert (result.code, "has no checkpoint yet" in result.err) == (66, True), (command, result.err)
 
