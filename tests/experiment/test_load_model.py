@@ -168,9 +168,9 @@ def test_load_expands_the_home_directory(place: Path, monkeypatch: pytest.Monkey
 
 def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run = train_tiny_run("nocot", place)
-    with pytest.raises(UsageError, match=r"revision abc: .* is a run and has no revisions"):
+    with pytest.raises(UsageError, match=r"revision abc: .* is a run, which has its own; remove rev"):
         laconic.load(run, revision="abc")
-    with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):
+    with pytest.raises(UsageError, match=r"dtype bfloat16: .* is a run"):
         laconic.load(run, dtype="bfloat16")
     with pytest.raises(UsageError, match=r"step 2: .* is the checkpoint of step 1"):
         laconic.load(run / "steps" / "step-000001", step=2)

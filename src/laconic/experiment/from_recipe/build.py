@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.config.training import TrainingConfig
@@ -91,13 +90,6 @@ class Experiment:
         )
 
 
-def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
-    shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
-    if shapes != expected:
-        raise UsageError(f"compression: {recipe.model.init_from_run} has other sizes; copy its table [compression]")
-    target.load_state_dict(source.state_dict())
-
-
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn | None = None) -> Experiment:
     """Build a run from its recipe.
 
@@ -116,7 +108,12 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
     build_nested.check_levels_trainable(recipe, data.max_length)
     parts = build_model.build_parts(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
     if recipe.reads_documents and earlier is not None and parts.summary_parameters is not None:
-        copy_summary_parameters(earlier, parts.summary_parameters, recipe)
+        shapes, expected = (
+            {name: p.shape for name, p in m.state_dict().items()} for m in (earlier, parts.summary_parameters)
+        )
+        if shapes != expected:
+            raise UsageError(f"compression: {recipe.model.init_from_run} has other sizes; copy its table [compression]")
+        parts.summary_parameters.load_state_dict(earlier.state_dict())
     method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(data)), data.max_length).to(device)
     fingerprints = {
         "recipe": recipe_fingerprint(recipe),

@@ -24,7 +24,7 @@ from laconic.experiment.from_recipe.untrained_levels import (
     read_writer_metadata,
 )
 from laconic.experiment.load_run import LoadedRun, read_run_method
-from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.resumable_stream import TokenStream, pad_segments
 from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, make_room
 from laconic.experiment.text_models.text_model import (
     check_memory_type,
@@ -295,12 +295,14 @@ class NestedTextModel:
         on_reading: OnReading | None = None,
     ) -> FastWeightState:
         """Read ids into fast weights, one row each, on a state of as many rows; see `generate_from_ids`."""
-        job, total = StateReadingJob(self.model, window or self.attention_window, state), max(map(len, rows))
+        job = StateReadingJob(self.model, window or self.attention_window, state)
+        n, total = self.segment_tokens, max(map(len, rows))
         if on_reading is not None:
             on_reading(0, total, 0.0)
-        for done in job.read_ids(rows, self.segment_tokens):
+        for start in range(0, total, n):
+            job.current = job.advance(pad_segments([row[start : start + n] for row in rows], job.device))
             if on_reading is not None:
-                on_reading(done, total, job.loss.mean)
+                on_reading(min(total, start + n), total, job.loss.mean)
         assert job.current is not None
         return job.current
 
