@@ -141,7 +141,7 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
     assert (recipe.train.learning_rate, recipe.seed) == (5e-4, 9)
     assert recipe.latents is not None
     assert recipe.latents.projection == "none"
-    assert notes == ["train.learning_rate is given twice; the last value is used: 5e-4"]
+    assert notes == []
 
 
 @pytest.mark.parametrize(

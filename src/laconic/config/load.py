@@ -87,8 +87,11 @@ def load_recipe(
     path = find_recipe_file(path_or_name)
     draft = RecipeDraft(path.name, parse_recipe_file(path))
     make_paths_absolute(draft.content, Path.cwd() if path.parent == SHIPPED_RECIPES else path.parent)
-    for key, text in deduplicate_overrides(overrides, draft.notes):
-        apply_override(draft, key, text, flags)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise UsageError(f"{override}: no value; write {override}=VALUE")
+        apply_override(draft, normalize_key(key.lstrip("-")), text, flags)
     drop_replaced_keys(draft)
     return validate_recipe(draft), draft.notes
 
@@ -113,20 +116,6 @@ def parse_recipe_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path.name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path.name}: not valid TOML: {error}") from None
-
-
-def deduplicate_overrides(overrides: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each override as key and value; if a key is given twice, use the last value and add a note."""
-    values: dict[str, str] = {}
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise UsageError(f"{override}: no value; write {override}=VALUE")
-        key = normalize_key(key.lstrip("-"))
-        if key in values:
-            notes.append(f"{key} is given twice; the last value is used: {value}")
-        values[key] = value
-    yield from values.items()
 
 
 def normalize_key(key: str) -> str:
