@@ -63,7 +63,7 @@ def set_stage(method: nn.Module, epoch: int) -> None:
         method.eval_stage = method.get_stage(epoch)
 
 
-def build_built_in_method(
+def build_builtin_method(
     parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None
 ) -> nn.Module:
     """Build the method of a recipe without documents."""
@@ -121,7 +121,7 @@ def build_method(
         parts.method_parameters = parameters if parameters.state_dict() else None
         return method
     steps = recipe.train.num_updates(steps_per_epoch)
-    method = build_built_in_method(parts, recipe, steps_per_epoch, max_chain_tokens)
+    method = build_builtin_method(parts, recipe, steps_per_epoch, max_chain_tokens)
     if recipe.reads_documents:
         assert isinstance(method, Cot | NoCot | Codi)
         method = add_documents(method, build_autocompressor(parts, recipe, steps), recipe.data.segment_tokens)
