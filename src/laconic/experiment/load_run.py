@@ -253,14 +253,6 @@ def read_planned_recipe(run: Path) -> str:
     return run.name
 
 
-class InitialModel(NamedTuple):
-    """What training starts with; `summary_parameters` are those of the run `model.init_from_run`, if it has any."""
-
-    decoder: Decoder
-    tokenizer: Tokenizer
-    summary_parameters: SummaryParameters | None = None
-
-
 def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
     return load_initial_model(recipe, device)[:2]
 
@@ -283,8 +275,8 @@ def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | 
     return folder, config, tokenizer
 
 
-def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
-    """Return the decoder that training starts with, its tokenizer, and what an earlier run learned to compress."""
+def load_initial_model(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer, SummaryParameters | None]:
+    """Return what training starts with, and the summary parameters of the run `model.init_from_run`, if it has any."""
     model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
     if model.init_from_run is not None:
         folder = Path(model.init_from_run)
@@ -295,14 +287,14 @@ def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
         run = load_run(folder, device)
         build_model.check_context_length(recipe, run.parts.decoder.config)
         decoder = build_nested.prepare_decoder(recipe, run.merged_decoder())
-        return InitialModel(decoder, run.parts.tokenizer, run.parts.summary_parameters)
+        return decoder, run.parts.tokenizer, run.parts.summary_parameters
     folder, config, tokenizer = find_initial_checkpoint(recipe, with_weights=True)
     build_model.check_context_length(recipe, config)
     if folder is None:
-        return InitialModel(build_model.build_decoder(recipe, config).to(device, dtype), tokenizer)
+        return build_model.build_decoder(recipe, config).to(device, dtype), tokenizer, None
     decoder = build_nested.prepare_decoder(recipe, build_nested.load_decoder(folder, dtype, device))
     decoder.name_or_path = str(model.name)
-    return InitialModel(decoder, tokenizer)
+    return decoder, tokenizer, None
 
 
 def held_out_fingerprint(recipe: Recipe) -> str:
