@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+import laconic
 from laconic.cli.commands.compress import CompressCommand
 from laconic.compression.memory import SummaryMemory
 from laconic.data.documents import tokenize
 from laconic.errors import DiskError
 from laconic.experiment import resumable_stream
 from laconic.experiment.compress import CompressionJob
-from laconic.experiment.text_models.compressor import TextCompressor, load_compressor
+from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 from tests.conftest import RunCli, call_cli
@@ -70,7 +71,7 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     assert out.startswith(f"read       {len(BOOK)} tokens in 19 segments")
     assert "positions  " in out
     assert "wrote book.safetensors" in err
-    model = load_compressor(place / "run")
+    model = laconic.load(place / "run")
     book = model.load_memory("book.safetensors")
     assert book.metadata is not None
     assert book.metadata.documents[0][0].name == "book.txt"
@@ -117,7 +118,7 @@ def test_compress_jsonl_rows(run: RunCli, place: Path) -> None:
     assert whole[0] == 0
     assert "of 3 texts" in whole[1]
     rows = SummaryMemory.load("rows.safetensors")
-    model = load_compressor(place / "run")
+    model = laconic.load(place / "run")
     for row, n in enumerate((1, 3, 2)):
         alone = model.compress([BOOK[: 40 * n]])
         assert torch.allclose(rows.select_rows([row]).compact().vectors, alone.compact().vectors, atol=1e-5)
@@ -211,7 +212,7 @@ def test_generate_on_concatenated_memories(run: RunCli, place: Path, book: str) 
     code, out, err = run("generate", "run", "Who", "--memory", book, "--memory", book, "--max-tokens", "4")
     assert code == 0
     assert "tokens read" in err
-    model = load_compressor(place / "run")
+    model = laconic.load(place / "run")
     memory = model.load_memory(book)
     both = SummaryMemory.concat_segments(memory, memory)
     config = GenerationConfig(max_tokens=4)
@@ -374,7 +375,7 @@ def test_compress_missing_folder_and_full_disk(run: RunCli, monkeypatch: pytest.
 
 
 def test_compress_resume_checks_text_and_settings(run: RunCli, tmp_path: Path, place: Path) -> None:
-    model = load_compressor(place / "run")
+    model = laconic.load(place / "run")
     work = CompressionJob(model.method)
     stages = work.run([[model.token_stream("a.txt", [BOOK])]])
     for _ in range(2):

@@ -17,7 +17,7 @@ from laconic.compression.segment_model import SegmentModel
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import ModelConfig
-from laconic.experiment.from_recipe.build_model import describe_untrained_vectors, resolve_summary_init
+from laconic.experiment.from_recipe.build_model import resolve_summary_init
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
@@ -157,16 +157,6 @@ def test_untrained_memory_harms_less_than_raw_states(shared: Path) -> None:
         saved[start] = float(change.mean()) / 31
     assert saved["eos"] < -0.1
     assert saved["last_tokens"] > 0.2
-
-
-@pytest.mark.parametrize(
-    ("settings", "note"),
-    [(LAST, "last 4 tokens"), ({"summary_map": "scale"}, "scaled to the norm"), ({}, "times as long as token")],
-)
-def test_describe_untrained_vectors(shared: Path, settings: dict[str, Any], note: str) -> None:
-    decoder = Decoder.from_pretrained(shared / "models" / "stories260k")
-    config = CompressionConfig(max_vectors=4, **settings)
-    assert note in describe_untrained_vectors(decoder, config, torch.arange(32)[None])
 
 
 def test_resolve_summary_init() -> None:

@@ -61,8 +61,3 @@ def test_data_config_name_accepts_a_string_or_list() -> None:
 def test_is_row_file_by_suffix() -> None:
     assert all(map(is_row_file, ("a.jsonl", "b/a.parquet", "train.txt")))
     assert not any(map(is_row_file, ("gsm8k", "gsm8k-aug:valid", "a/b-v1.5")))
-
-
-def test_data_config_defaults() -> None:
-    assert DataConfig(path="rows.jsonl").answer_prompt == "The answer is:"
-    assert DataConfig(source="digits", format="digits").digits.num_operations == 4

@@ -122,8 +122,8 @@ def test_load_recipe_refuses_text_that_is_not_toml(kava: Path, text: str | bytes
 def test_load_recipe_reports_all_errors_and_no_missing_key_for_a_typo(kava: Path) -> None:
     edit(kava, ("= 1e-3", '= "x"\nmax_grad_norm = -1'), ("num_latents", "num_latens"), ("method", "metod"))
     errors = load_errors(kava, "train.batch_sizes=3", "seed=abc")
-    assert [line.split(": ")[0] for line in errors] == ["train.batch_sizes=3", "seed=abc", *["kava.toml"] * 4]
-    assert {line.split(": ")[1] for line in errors[2:]} == {
+    assert {line.partition(": ")[0] for line in errors} == {"train.batch_sizes=3", "seed=abc", "kava.toml"}
+    assert {line.split(": ")[1] for line in errors if line.startswith("kava")} == {
         "latents.num_latens", "metod", "train.learning_rate", "train.max_grad_norm"
     }  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
     assert (recipe.train.learning_rate, recipe.seed) == (5e-4, 9)
     assert recipe.latents is not None
     assert recipe.latents.projection == "none"
-    assert notes == ["train.learning_rate is given twice; the last value is used: 5e-4"]
+    assert notes == []
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
         ("train.learning_rat=1", "no such key; did you mean train.learning_rate?"),
         ("resme=auto", "no such key; did you mean resume?"),
         ("qqqqqqqq=1", "no such key; laconic train --schema"),
-        ("train.learning_rate=fast", "not a TOML value"),
+        ("train.learning_rate=fast", '"fast": should be a valid number'),
         ("train.learning_rate=-1", "-1: should be greater than 0"),
         ("train.learning_rate=1e39", "1e+39: should be less than or equal to 1e+38"),
         ("seed.x=1", "no such key"),
         ("train.learning_rate", "no value; write train.learning_rate=VALUE"),
-        ("data.name=[gsm8k,aggregate]", 'not a TOML value; write lists as [1, 2] or ["a", "b"] (in a shell, quote the'),
+        ("data.name=[gsm8k,aggregate]", 'not a TOML list; write lists as ["a", "b"] (in a shell, quote the'),
         ("train.betas=[0.9, 2.0]", "train.betas.1: 2.0: should be less than"),
         ("data.columns={questionx='x'}", "data.columns.questionx: \"questionx\": should be 'id', 'question'"),
         ("data.columns.questionx=x", "should be 'id', 'question'"),
@@ -278,17 +278,12 @@ def test_loss_weights_must_not_all_be_zero(kava: Path) -> None:
     assert load_recipe(kava, ["method=cot", *zeros])[0].unused_tables == ["distillation", "latents"]
 
 
-def test_schedule_of_codi_is_sequential_by_default(kava: Path) -> None:
+def test_iterations_are_only_needed_by_methods_with_jacobi_latents(kava: Path) -> None:
     edit(kava, ("jacobi_iterations = 3\n", ""))
-    recipe, _ = load_recipe(kava, ["method=codi"])
-    assert recipe.latents
-    assert recipe.latents.schedule == "sequential"
-
-
-def test_iterations_are_only_needed_by_methods_with_latents(kava: Path) -> None:
-    edit(kava, ("jacobi_iterations = 3\n", ""))
-    (error,) = load_errors(kava)
-    assert "latents.jacobi_iterations: missing; the jacobi schedule needs a number" in error
+    assert "latents.jacobi_iterations: missing; the jacobi schedule needs a number" in load_errors(kava)[0]
+    codi = load_recipe(kava, ["method=codi"])[0].latents
+    assert codi
+    assert codi.schedule == "sequential"
     assert load_recipe(kava, ["method=nocot"])[0].unused_tables == ["latents"]
 
 
@@ -305,12 +300,6 @@ def test_a_validation_that_cannot_happen_is_said(kava: Path) -> None:
         "data.valid: only checked for questions that are also in data.path; a table [validation] measures accuracy"
     ]
     assert load_recipe(kava, ["validation.max_rows=5"])[1] == []
-
-
-def test_required_tables_are_checked_without_a_file() -> None:
-    recipe, _ = load_recipe("demo-kava")
-    with pytest.raises(ValueError, match="kv_selection: missing; method kava"):
-        Recipe(**{**dict(recipe), "kv_selection": None})
 
 
 def test_autocompressor_needs_two_segments_in_a_row_and_hope_does_not() -> None:
@@ -435,7 +424,6 @@ def test_load_recipe_keeps_a_name_that_is_too_long_for_a_path(tmp_path: Path) ->
     [
         (["data.valid=b.jsonl", "data.max_train_rows=5"], "data.valid, data.max_train_rows: not used with data.source "
          '"digits", which generates its rows'),
-        (["data.answer_prompt=So"], 'data.answer_prompt: not used with data.format "digits", which has its own text'),
         (["model.name=a/b", "model.hidden_size=64", "model.init=normal"],
          "model.hidden_size, model.init: not used with model.name; a trained model has its own sizes and weights"),
         (["model.init_from_run=a", "model.hidden_size=64"], "model.hidden_size: not used with model.init_from_run"),
@@ -447,43 +435,11 @@ def test_load_notes_keys_that_do_nothing(kava: Path, overrides: list[str], note:
     assert [line for line in notes if "replaces" not in line and not line.startswith(note)] == []
 
 
-def test_load_notes_an_answer_prompt_by_format(kava: Path) -> None:
-    edit(kava, ('source = "digits"\nformat = "digits"', 'path = "a.jsonl"\nchain_steps = "all"'))
-    for name, is_unused in (("pccot", False), ("codi", False), ("coconut", True), ("icot", True)):
-        notes = load_recipe(kava, [f"data.format={name}", "data.answer_prompt=So"])[1]
-        assert any("data.answer_prompt: not used" in note for note in notes) == is_unused, name
-        notes = load_recipe(kava, [f"data.format={name}"])[1]
-        assert [note.partition(":")[0] for note in notes] == ["distillation.hidden_weight"] * is_unused
-
-
 @pytest.mark.parametrize("answer_type", ["number", "text"])
 def test_load_notes_chat_replies_at_which_nothing_is_distilled(kava: Path, answer_type: str) -> None:
     edit(kava, ('source = "digits"\nformat = "digits"', 'path = "a.jsonl"\nformat = "chat"'))
     notes = load_recipe(kava, [f"data.answer_type={answer_type}"])[1]
     assert any("distillation.hidden_weight: not used" in note for note in notes) == (answer_type == "text")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "note"),
-    [
-        (
-            "demo-kava",
-            ["latents.length_cost=0.5"],
-            'latents.length_cost: not used with latents.length_policy = "fixed"',
-        ),
-        ("demo-kava", ["latents.projection_width=8"], 'not used with latents.projection = "pccot"'),
-        ("demo-kava", ["kv_selection.importance_weight=0.3"], 'not used with kv_selection.policy = "results"'),
-        ("read-books", ["stop_head.entropy_floor=1.0"], "not used with stop_head.entropy_weight = 0.0"),
-        (
-            "read-books",
-            ['stop_head.cost_kind="ratio"', 'stop_head.estimator="reinforce"'],
-            'stop_head.cost_kind "ratio": not used by the classifier and by reinforce',
-        ),
-    ],
-)
-def test_keys_that_do_nothing_are_said(recipe: str, overrides: list[str], note: str) -> None:
-    assert any(note in text for text in load_recipe(recipe, overrides)[1])
-    assert not any("not used" in text for text in load_recipe(recipe)[1])
 
 
 def test_a_text_may_begin_with_a_bracket_where_no_list_is_expected() -> None:

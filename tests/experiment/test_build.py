@@ -9,7 +9,6 @@ import torch
 
 from laconic.config.load import load_recipe
 from laconic.config.recipe import LoraConfig
-from laconic.data.reasoning.answer_matching import CODI, TEXT
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.evaluation.validation import build_validation
@@ -22,7 +21,6 @@ from laconic.experiment.model_checkpoint import load_weights_into
 from laconic.experiment.run_init import init_run
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import Icot
-from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.models.decoder import Decoder
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
@@ -240,31 +238,7 @@ def commit(experiment: Experiment, folder: Path, *, shards: bool) -> None:
         run.commit_step(1, write, experiment.fingerprints)
 
 
-@pytest.mark.parametrize(
-    ("text", "prediction"),
-    [
-        ("18", "18"), ("The answer is: 1,234", "1234"), ("$1,234.50", "1234.50"), ("16-3", "-3"), ("3/4", "4"),
-        ("50%", "50"), (".5", "5"), ("1e5", "5"), ("−5", "5"), ("18, not 20", "20"), ("seven", None), ("", None),
-    ],
-)  # fmt: skip
-def test_codi_extracts_last_number(text: str, prediction: str | None) -> None:
-    assert CODI.extract(text) == prediction
-
-
-def test_answer_matchers() -> None:
-    assert CODI.is_correct("18.0", "18")
-    assert not CODI.is_correct("18", "seven")
-    assert TEXT.extract("a\nThe answer is: yes ") == "yes"
-    assert TEXT.extract("") is None
-    assert TEXT.is_correct("yes", " yes")
-
-
 def test_build_random_decoder_is_finite() -> None:
     decoder = build_model.build_random_decoder(fresh("gpt2").config, CPU)
     assert isinstance(decoder, Decoder)
     assert decoder(decoder.embed(torch.arange(4)[None])).hidden_states.isfinite().all()
-
-
-def test_find_checkpoint_unknown_name() -> None:
-    with pytest.raises(InputError, match="org/none: no such local folder; offline, and not in"):
-        find_checkpoint("org/none", with_weights=False)

@@ -155,7 +155,12 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(
         (", state=None", "", (), "Silent has forward(self, batch), expected forward(self, batch, state=None); change"),
         ("decoder, tokenizer", "decoder", (), "__init__(self, decoder), expected __init__(self, decoder, tokenizer, *"),
         ("__init__(", "build(", (), "bad_method:Silent has no __init__; expected __init__(self, decoder, tokenizer, *"),
-        ("tokenizer)", "tokenizer, n=3)", ("method_options.n=4",), "method_options.n: not a keyword-only parameter;"),
+        (
+            "tokenizer)",
+            "tokenizer, n=3)",
+            ("method_options.n=4",),
+            "keyword-only parameters of bad_method:Silent are none",
+        ),
         ("mean())", "mean().detach())", (), "Silent.forward returned a detached tensor of shape [] as loss; return a"),
         ("mean())", "mean().expand(2))", (), "Silent.forward returned a tensor of shape [2] as loss; return a scalar"),
         ("mean())", "mean().item())", (), "Silent.forward returned a float as loss; return a scalar that depends on"),
@@ -231,8 +236,8 @@ def test_custom_method_selects_kv(place: Path, run_cli: RunCli, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("method_options.num_pauses=two",), 'method_options.num_pauses: "two": should be a valid integer'),
-        (("method_options.depth=2",), f"method_options.depth: no such option; {NAME} has num_pauses, std"),
+        (("method_options.num_pauses=two",), 'method_options.num_pauses: "two": Input should be a valid integer'),
+        (("method_options.depth=2",), f"not permitted; the keyword-only parameters of {NAME} are num_pauses, std"),
         (("method=pause_tokens:Pauses",), "pause_tokens has no class Pauses that is a torch.nn.Module"),
         (("method=no_such_module:Method",), "no module no_such_module in "),
         (("method=kavaa",), '"kavaa" is not a method; did you mean kava?'),

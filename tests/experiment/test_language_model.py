@@ -155,10 +155,3 @@ def test_texts_are_str_and_a_model_is_not_its_decoder(model: LanguageModel) -> N
     for function in (laconic.compress_kv, lambda model, ids: laconic.generate(model, input_ids=[ids])):
         with pytest.raises(UsageError, match="a LanguageModel is not a decoder; pass its attribute decoder"):
             function(model, [1, 2, 3])  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize("what", ["model", "decoder"])
-def test_kv_memory_load_says_what_reads_a_file(what: str, model: LanguageModel, memory: Path) -> None:
-    reader = model if what == "model" else model.decoder
-    with pytest.raises(UsageError, match=f"reader must be KVMemoryMetadata, not {type(reader).__name__}"):
-        KVMemory.load(memory, reader)  # pyright: ignore[reportArgumentType]

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import laconic
+from laconic.config.load import load_recipe
 from laconic.config.recipe import DOCUMENT_METHODS, METHOD_TABLES
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.experiment.load_run import check_is_no_run
+from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.models.checkpoints import weights
 from laconic.storage.run_dir import RunDirectory
@@ -88,10 +89,6 @@ def test_reasoner_generate_follows_suppressed_ids_and_streams_text(place: Path) 
     assert not {*answer.token_ids} & {*other.token_ids}
 
 
-def test_load_every_method_is_tested() -> None:
-    assert {*QUESTION_METHODS, *DOCUMENT_METHODS} == set(METHOD_TABLES)
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("method", "kind"),
@@ -146,8 +143,9 @@ def test_commands_point_to_what_can_be_loaded(place: Path, tmp_path: Path, run_c
         code, _, err = run_cli(*arguments)
         assert (code, "names no base model; laconic export MODEL --adapter" in err) == (66, True), arguments
     run = train_tiny_run("nocot", place)
+    overrides = [f"model.name={run}", "model.tokenizer=bytes"]
     with pytest.raises(InputError, match=r"model\.name: .* is a run of laconic train; .* set model\.init_from_run"):
-        check_is_no_run(str(run))
+        load_config_and_tokenizer(load_recipe("demo-cot", overrides)[0])
 
 
 def test_load_suggests_a_run_of_nearly_that_name(tmp_path: Path) -> None:
@@ -170,11 +168,9 @@ def test_load_expands_the_home_directory(place: Path, monkeypatch: pytest.Monkey
 
 def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run = train_tiny_run("nocot", place)
-    with pytest.raises(UsageError, match=r"revision abc: .* is a run and has no revisions"):
+    with pytest.raises(UsageError, match=r"revision abc: .* is a run, which has its own; remove rev"):
         laconic.load(run, revision="abc")
-    with pytest.raises(UsageError, match="revision abc: stories260k comes with laconic"):
-        laconic.load("stories260k", revision="abc")
-    with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):
+    with pytest.raises(UsageError, match=r"dtype bfloat16: .* is a run"):
         laconic.load(run, dtype="bfloat16")
     with pytest.raises(UsageError, match=r"step 2: .* is the checkpoint of step 1"):
         laconic.load(run / "steps" / "step-000001", step=2)
@@ -195,9 +191,8 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run.rename(tmp_path / "seeds" / "seed-0")
     with pytest.raises(InputError, match=r"is not a run, but holds runs; load one of them, such as .*seed-0"):
         laconic.load(tmp_path / "seeds")
-    for other in (None, fresh("llama")):
-        with pytest.raises(UsageError, match=r"path_or_name: give a folder or a name, .*, not (NoneType|Decoder)"):
-            laconic.load(other)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"path_or_name: give a folder or a name, .*, not NoneType"):
+        laconic.load(None)  # type: ignore[arg-type]
 
 
 def test_load_and_commands_say_that_a_run_has_no_checkpoint_yet(tmp_path: Path, run_cli: RunCli) -> None:
@@ -205,14 +200,8 @@ def test_load_and_commands_say_that_a_run_has_no_checkpoint_yet(tmp_path: Path, 
     run = tmp_path / "runs" / "seed-0"
     with RunDirectory(run).lock(), pytest.raises(InputError, match=r"seed-0 has no checkpoint yet; laconic train"):
         laconic.load(run)
-    commands = (
-        ("generate", run, "1+1"),
-        ("generate", run, "1+1", "--checkpoint", "best"),
-        ("evaluate", run.parent, "--tasks", "test"),
-        ("report", run, "--out", tmp_path / "report.html"),
-        ("chat", run),
-    )
-    for command in commands:
+    best = ("generate", run, "1+1", "--checkpoint", "best")
+    for command in (best, ("evaluate", run.parent, "--tasks", "test"), ("chat", run)):
         result = run_cli(*command)
         assert (result.code, "has no checkpoint yet" in result.err) == (66, True), (command, result.err)
 

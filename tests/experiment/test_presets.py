@@ -90,11 +90,11 @@ PRESETS = {
     *(f"icot-gpt2-mult{n}" for n in (4, 5, 7, 9)),
     "coconut-gpt2-prosqa",
 }
-READING = {  # tested in test_reading_presets.py
+READING = {  # tested in test_document_presets.py
     *(f"ac-{model}" for model in ("opt-2.7b-6k", "opt-2.7b-30k", "opt-1.3b-30k", "llama-2-7b-6k")),
     *("rmt-opt-2.7b-8k", "rmt-opt-1.3b-30k", "read-compat"),
 }
-LEARNING = {"hope-760m", "hope-1.3b", "hope-attention-llama3", "titans-340m"}  # tested in test_learning_presets.py
+LEARNING = {"hope-760m", "hope-1.3b", "hope-attention-llama3", "titans-340m"}  # as well
 
 # Table 6 of KaVa, one column per line: weights of both terms, distance, layer-wise std, lambda, projection, learning
 # rate, weight decay, epochs.

@@ -196,13 +196,6 @@ def test_file_of_a_state_read_in_larger_chunks_is_refused(tmp_path: Path) -> Non
         models[1].compress(["more"], tmp_path / "state")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gizmo": 1}, "^gizmo: no such option; there are .*chunk_sizes"),
-        ({"inner_lr": -1.0}, "^inner_lr=-1.0: .*it is:"),
-    ],
-)
-def test_parse_level_options_names_the_option(options: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        parse_level_options(options)
+def test_parse_level_options_names_the_option() -> None:
+    with pytest.raises(UsageError, match=r"^inner_lr=-1\.0: should be greater"):
+        parse_level_options({"inner_lr": -1.0})

@@ -16,7 +16,6 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.export import export_run
 from laconic.experiment.from_recipe.methods import set_stage
 from laconic.experiment.load_run import LoadedRun
-from laconic.experiment.text_models.compressor import load_compressor
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.served_thoughts import ServedThoughts
 from laconic.serving.vllm_export import CONTROL_TOKENS, export_for_vllm
@@ -298,7 +297,7 @@ def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path
     result = run_cli("export", tmp_path / "cut.mem", *command[2:], "--reader", run)
     assert (result.code, "damaged" in result.err) == (76, True)
     assert run_cli(*command, "--reader", run).code == 0
-    compressor = load_compressor(run)
+    compressor = laconic.load(run)
     expected = compressor.generate(["Book"], memory=compressor.load_memory(memory), config=CONFIG)[0].token_ids
     embeds = load_file(file)["prompt_embeds"]
     config = laconic.GenerationConfig(max_tokens=CONFIG.max_tokens, eos_token_ids=compressor.stop_token_ids)

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 
 import laconic
 from laconic.experiment.load_run import LoadedRun
-from laconic.experiment.text_models.compressor import load_compressor
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.vllm_export import SERVER_CONFIG_FILE, export_for_vllm
 from tests.conftest import call_cli
@@ -261,7 +260,7 @@ def test_vllm_serve_continues_a_memory(tmp_path: Path) -> None:
     flags = ("--to", "vllm", "--reader", run, "--prompt", "Book")
     assert call_cli("export", memory, *flags, "--out", file) == 0
     assert call_cli("export", run, "--out", tmp_path / "reader") == 0
-    compressor = load_compressor(run)
+    compressor = laconic.load(run)
     config = laconic.GenerationConfig(max_tokens=12, eos_token_ids=())
     expected = compressor.generate(["Book"], memory=compressor.load_memory(memory), config=config)[0].token_ids
     assert expected != compressor.generate(["Book"], config=config)[0].token_ids, "the memory does not matter"

@@ -26,7 +26,7 @@ from laconic.config.recipe import (
     Recipe,
     required_tables,
 )
-from laconic.config.recipe_keys import accepts_list, accepts_text, find_field, find_name_table, known_keys
+from laconic.config.recipe_keys import accepts, find_field, find_name_table, known_keys
 from laconic.errors import InputError, UsageError
 from laconic.storage.strict_json import abbreviate
 
@@ -87,8 +87,11 @@ def load_recipe(
     path = find_recipe_file(path_or_name)
     draft = RecipeDraft(path.name, parse_recipe_file(path))
     make_paths_absolute(draft.content, Path.cwd() if path.parent == SHIPPED_RECIPES else path.parent)
-    for key, text in deduplicate_overrides(overrides, draft.notes):
-        apply_override(draft, key, text, flags)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise UsageError(f"{override}: no value; write {override}=VALUE")
+        apply_override(draft, normalize_key(key.lstrip("-")), text, flags)
     drop_replaced_keys(draft)
     return validate_recipe(draft), draft.notes
 
@@ -115,20 +118,6 @@ def parse_recipe_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path.name}: not valid TOML: {error}") from None
 
 
-def deduplicate_overrides(overrides: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each override as key and value; if a key is given twice, use the last value and add a note."""
-    values: dict[str, str] = {}
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise UsageError(f"{override}: no value; write {override}=VALUE")
-        key = normalize_key(key.lstrip("-"))
-        if key in values:
-            notes.append(f"{key} is given twice; the last value is used: {value}")
-        values[key] = value
-    yield from values.items()
-
-
 def normalize_key(key: str) -> str:
     """Return a key with _ in place of -, except in names that users choose."""
     plain = key.replace("-", "_")
@@ -143,12 +132,10 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
         hint = f"did you mean {close}?" if close else ALL_KEYS_HINT
         draft.errors.append(f"{key}={text}: no such key; {hint}")
         return
-    value = parse_value(key, text) if text else None
-    if text and value is None:
-        hint = "write lists as [1, 2] and booleans as true or false"
-        if text.startswith("["):
-            hint = 'write lists as [1, 2] or ["a", "b"] (in a shell, quote the whole argument)'
-        draft.errors.append(f"{key}={text}: not a TOML value; {hint}")
+    value = parse_value(key, text)
+    if isinstance(value, str) and value.startswith("[") and accepts(key, tuple[str, ...]):
+        hint = 'write lists as ["a", "b"] (in a shell, quote the whole argument)'
+        draft.errors.append(f"{key}={text}: not a TOML list; {hint}")
         return
     *tables, last = split_key(key)
     table = draft.content
@@ -191,18 +178,13 @@ def drop_replaced_keys(draft: RecipeDraft) -> None:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """Return the value of an override: TOML, or the text itself for a text field; None if it is neither.
-
-    A text with [ is meant to be a list, where a field takes one; in a shell, it loses its quotes.
-    """
+    """Return the value of an override: TOML, or the text itself if it is not TOML or looks like another type."""
     try:
-        value = tomllib.loads(f"x = {text}")
+        content = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:
-        return text if accepts_text(key) and not (text.startswith("[") and accepts_list(key)) else None
-    is_text = accepts_text(key) and find_name_table(key) != FREE_TABLE
-    if set(value) != {"x"} or (is_text and not isinstance(value["x"], str | list)):
-        return text  # a text field whose value looks like another TOML type, such as a folder named 7
-    return value["x"]
+        return text
+    is_text = accepts(key, str, tuple[str, ...]) and not isinstance(content["x"], str | list)  # as a folder named 7
+    return text if is_text or len(content) > 1 else content["x"]
 
 
 def make_paths_absolute(content: dict[str, Any], folder: Path) -> None:

@@ -4,13 +4,13 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Union
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from laconic.config.data import is_row_file
-from laconic.config.recipe import FREE_TABLE, RESUMABLE_KEYS, Recipe
+from laconic.config.recipe import RESUMABLE_KEYS, Recipe
 
 
 def iter_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -70,28 +70,10 @@ def find_field(key: str) -> FieldInfo | None:
     return fields_by_key().get(find_name_table(key) or key)
 
 
-def accepts_text(key: str) -> bool:
-    """Return whether the field of a key may hold text, so that an override needs no quotes."""
-    info, table = find_field(key), find_name_table(key)
-    if info is None:
-        return False
-    types = list(union_members(info.annotation))
-    if table is not None:
-        types = [typing.get_args(part)[1] for part in types if typing.get_origin(part) is Mapping]
-    return table == FREE_TABLE or any(map(is_text_type, types))
-
-
-def accepts_list(key: str) -> bool:
-    """Return whether the field of a key may hold a list."""
-    info = find_field(key)
-    return info is not None and any(typing.get_origin(part) is tuple for part in union_members(info.annotation))
-
-
-def is_text_type(part: Any) -> bool:
-    """Return whether a type is text, a choice of texts, or a list of texts."""
-    if typing.get_origin(part) is Literal:
-        return isinstance(typing.get_args(part)[0], str)
-    return part in (str, tuple[str, ...])
+def accepts(key: str, *types: Any) -> bool:
+    """Return whether the field of a key may hold one of some types, such as `str` or `tuple[str, ...]`."""
+    info = fields_by_key().get(key)
+    return info is not None and any(part in types for part in union_members(info.annotation))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -36,13 +36,7 @@ laconic.load(FOLDER) opens the folder above with these files; without them it is
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """What a folder has besides so that a server loads it.
-
-    Attributes:
-        config_fields: Further keys of config.json, or replacements.
-        files: Contents of further files by name.
-        vocab_size: Number of embeddings that the run itself has; `laconic.load` leaves the others out.
-    """
+    """Keys of config.json and files from which a server loads a folder; the run itself has `vocab_size` embeddings."""
 
     config_fields: Mapping[str, Any]
     files: Mapping[str, bytes]

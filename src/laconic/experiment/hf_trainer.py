@@ -46,11 +46,9 @@ class TrainerModel(nn.Module):
         self.method = method
 
     def forward(self, return_loss: bool = True, **tensors: Tensor) -> dict[str, Tensor]:
-        """Return the loss of a batch, the tensors of a `ReasoningBatch` by name.
+        """Return the loss of a batch, the `tensors` of a `ReasoningBatch` by name.
 
-        Args:
-            return_loss: Not used; its default tells Trainer that evaluations have a loss although there are no labels.
-            tensors: The batch.
+        `return_loss` tells Trainer that evaluations have a loss although there are no labels.
         """
         return {"loss": self.method(ReasoningBatch(**cast(dict[str, Any], tensors))).loss}
 
@@ -60,12 +58,7 @@ class TrainerModel(nn.Module):
         every_n_layers: int = 1,
         offload: bool = False,
     ) -> None:
-        """Recompute blocks of the decoder in the backward pass, as Trainer asks for with `gradient_checkpointing`.
-
-        Args:
-            activation_checkpointing_kwargs: Options of `torch.utils.checkpoint`, which change no result; not used.
-            every_n_layers: Recompute every n-th block.
-            offload: Must be False.
+        """Recompute every n-th block of the decoder in the backward pass, as Trainer's `gradient_checkpointing` asks.
 
         Raises:
             UsageError: With `offload`, or if the method has no `laconic.Decoder`.
@@ -82,11 +75,7 @@ class TrainerModel(nn.Module):
         self.activation_checkpointing_enable(every_n_layers=0)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """Recompute every block: the name that earlier releases of transformers call.
-
-        Args:
-            gradient_checkpointing_kwargs: Not used.
-        """
+        """Recompute every block: the name that earlier releases of transformers call."""
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
 
     gradient_checkpointing_disable = activation_checkpointing_disable

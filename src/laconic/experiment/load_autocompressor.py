@@ -4,7 +4,6 @@ arXiv:2305.14788, code princeton-nlp/AutoCompressors 80352a4. The tensor is `emb
 config.json has `summary_length` (kappa) and `accumulate_summary`, which is false for RMT.
 """
 
-import warnings
 from pathlib import Path
 
 import torch
@@ -13,9 +12,11 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.segment import resolve_position_scheme
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
-from laconic.data.tokenizer import Tokenizer, load_tokenizer
+from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError
 from laconic.experiment.from_recipe.build_model import check_vocabulary
+from laconic.experiment.load_run import read_run_method
+from laconic.experiment.text_models.compressor import TextCompressor, compute_writer_fingerprint
 from laconic.models.checkpoints.checkpoint_files import index_tensors
 from laconic.models.decoder import Decoder
 from laconic.storage.strict_json import read_foreign_json
@@ -30,10 +31,14 @@ def is_published(path: str | Path) -> bool:
     return config.is_file() and bool(read_foreign_json(config).get(SUMMARY_LENGTH_KEY))
 
 
-def load_published(
-    path: str | Path, device: torch.device, dtype: torch.dtype | None = None
-) -> tuple[AutoCompressor, Tokenizer, int]:
-    """Load a published AutoCompressor (parallel summaries, no bos), its tokenizer and a segment length for it."""
+def is_compressor(path: str | Path) -> bool:
+    """Return whether a path names a run of autocompressor, or a published AutoCompressor."""
+    method = read_run_method(path)
+    return is_published(path) if method is None else method == "autocompressor"
+
+
+def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | None = None) -> TextCompressor:
+    """Load a published AutoCompressor (parallel summaries, no bos) with its tokenizer and a segment length for it."""
     folder = Path(path)
     config, tensors = read_foreign_json(folder / "config.json"), index_tensors(folder)
     accumulates, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]
@@ -61,20 +66,8 @@ def load_published(
     with torch.no_grad():
         summaries.tokens.copy_(tensors[SUMMARY_EMBEDDING].load())
     method = AutoCompressor(decoder, summaries, compression, total_steps=1).eval()
-    return method, tokenizer, choose_segment_length(decoder, compression)
-
-
-def choose_segment_length(decoder: Decoder, compression: CompressionConfig) -> int:
-    """Return the paper's segment length, or less for a short context; warn about a position row that should be zero."""
-    config, zero = decoder.config, resolve_position_scheme(compression, decoder.config) == "zero"
-    if zero and decoder.weight_names.position_embedding is not None and config.position_offset:
-        row = decoder.get_submodule(decoder.weight_names.position_embedding).get_parameter("weight")[
-            config.position_offset - 1
-        ]
-        if bool(row.any()):
-            warnings.warn(
-                f"row {config.position_offset - 1} of {decoder.weight_names.position_embedding} is not zero; "
-                "memory has no position, so the row is not used",
-                stacklevel=3,
-            )
-    return min(TRAINED_SEGMENT_TOKENS, config.max_position_embeddings if zero else config.max_position_embeddings // 2)
+    context = decoder.config.max_position_embeddings
+    if resolve_position_scheme(compression, decoder.config) != "zero":  # the memory takes positions too
+        context //= 2
+    segment_tokens, writer = min(TRAINED_SEGMENT_TOKENS, context), compute_writer_fingerprint(method)
+    return TextCompressor(method, tokenizer, segment_tokens, decoder.fingerprint, writer)

@@ -13,11 +13,11 @@ from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
 from laconic.experiment.from_recipe.build_nested import model_class, read_saved_config
-from laconic.experiment.load_autocompressor import is_published
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export, is_run_dir, load_run
+from laconic.experiment.load_autocompressor import is_published, load_published
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, RunStep, find_run, is_export, is_run_dir, load_run
 from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE, read_base_model
-from laconic.experiment.text_models.compressor import TextCompressor, as_compressor, load_compressor
+from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel, as_nested
 from laconic.experiment.text_models.reasoner import Reasoner
@@ -87,19 +87,23 @@ def load(
     check_type("path_or_name", path_or_name, str | os.PathLike, "a folder or a name, as text or Path")
     check_type("step", step, int | None, "the number of a step")
     path_or_name = os.path.expanduser(path_or_name)
-    target, run_dir = weights.resolve_device(device), find_run(path_or_name, step)
-    if run_dir is not None:
-        if dtype is not None:
-            raise UsageError(f"dtype: {path_or_name} is a run, whose recipe fixes model.dtype; remove dtype")
-        if quantize is not None:
-            raise UsageError(f"quantize: {path_or_name} is a run; pass a checkpoint, or quantise its decoder")
-        if revision is not None:
-            raise UsageError(f"revision {revision}: {path_or_name} is a run and has no revisions; remove revision")
-        return wrap_run(load_run(run_dir.folder, target, run_dir.step, allow_code=allow_code))
-    check_is_model(path_or_name)
-    if step is not None:
-        raise UsageError(f"step {step}: {path_or_name} is a checkpoint, not a run, and has no steps; remove step")
-    return load_checkpoint(path_or_name, target, dtype, revision, quantize, allow_code=allow_code)
+    target, run = weights.resolve_device(device), find_run(path_or_name, step)
+    fixed = {"dtype": dtype, "quantize": quantize, "revision": revision}
+    if run is None:
+        check_is_model(path_or_name)
+        if step is not None:
+            raise UsageError(f"step {step}: {path_or_name} is a checkpoint, not a run, and has no steps; remove step")
+        if read_base_model(path_or_name) is not None:
+            return LanguageModel(*load_plain_model(path_or_name, target, dtype, revision, quantize))
+        folder = weights.find_checkpoint(path_or_name, weights.check_revision(path_or_name, revision))
+        if not is_export(folder):
+            return load_checkpoint(path_or_name, folder, target, dtype, quantize)
+        run = RunStep(folder, None)  # on the hub, which has revisions; local ones are found as runs
+        del fixed["revision"]
+    for name, value in fixed.items():
+        if value is not None:
+            raise UsageError(f"{name} {value}: {path_or_name} is a run, which has its own; remove {name}")
+    return wrap_run(load_run(run.folder, target, run.step, allow_code=allow_code))
 
 
 def wrap_run(run: LoadedRun) -> LoadedModel:
@@ -114,21 +118,12 @@ def wrap_run(run: LoadedRun) -> LoadedModel:
 
 def load_checkpoint(
     path_or_name: str | Path,
+    folder: Path,
     device: torch.device,
     dtype: torch.dtype | str | None,
-    revision: str | None = None,
-    quantize: Literal["int8"] | None = None,
-    *,
-    allow_code: bool = False,
+    quantize: Literal["int8"] | None,
 ) -> LoadedModel:
-    """Load a checkpoint: a plain decoder, an adapter, a saved nested model, or a published AutoCompressor."""
-    if read_base_model(path_or_name) is not None:
-        return LanguageModel(*load_plain_model(path_or_name, device, dtype, revision, quantize))
-    folder = weights.find_checkpoint(path_or_name, weights.check_revision(path_or_name, revision))
-    if is_export(folder):  # on the hub; local ones are found as runs
-        if dtype is not None or quantize is not None:
-            raise UsageError(f"dtype and quantize: {path_or_name} is a run, whose recipe fixes them; remove them")
-        return wrap_run(load_run(folder, device, allow_code=allow_code))
+    """Load the checkpoint in a folder: a plain decoder, a saved nested model, or a published AutoCompressor."""
     with name_folder_in_errors(folder):
         float_dtype = weights.resolve_dtype(dtype, folder)
         shape = read_saved_config(folder) if (folder / "config.json").is_file() else None
@@ -138,7 +133,7 @@ def load_checkpoint(
             nested = model_class(shape).from_pretrained(folder, float_dtype, device)
             return NestedTextModel(nested, load_tokenizer(folder))
         if is_published(folder):
-            return load_compressor(folder, device, dtype=float_dtype)
+            return load_published(folder, device, float_dtype)
     decoder, tokenizer = load_plain_model(folder, device, float_dtype, quantize=quantize)
     decoder.name_or_path = str(path_or_name)
     return LanguageModel(decoder, tokenizer)

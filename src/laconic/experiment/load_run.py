@@ -105,13 +105,9 @@ def check_not_empty_run(folder: Path) -> None:
 
 
 def load_run(path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False) -> LoadedRun:
-    """Load a run at its latest valid checkpoint, or at another.
+    """Load a run at its latest valid checkpoint or another, or an exported run, which has only one.
 
-    Args:
-        path: Run directory, or folder of an exported run.
-        device: Device of the model.
-        step: Step of the checkpoint; an exported run has only one.
-        allow_code: Whether a method outside laconic may be imported; the variable LACONIC_ALLOW_CODE=1 allows it too.
+    With `allow_code`, or the variable LACONIC_ALLOW_CODE=1, a method outside laconic may be imported.
 
     Raises:
         InputError: If the path is not a run directory or the step does not exist.
@@ -242,11 +238,7 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
             return load_config_and_tokenizer(before)
         folder = latest_step(run).path
         return build_nested.read_decoder_config(folder), load_tokenizer(folder)
-    check_is_no_run(model.name)
-    tokenizer = build_model.load_model_tokenizer(model)
-    folder = weights.find_checkpoint(model.name, model.revision, with_weights=False) if model.name is not None else None
-    config = build_model.load_decoder_config(recipe, tokenizer, folder)
-    build_model.check_vocabulary(tokenizer, config)
+    folder, config, tokenizer = find_initial_checkpoint(recipe, with_weights=False)
     if folder is not None and any(folder.glob("*.safetensors")) and build_nested.read_saved_config(folder) is None:
         config, _ = resolve_tied_head(folder, config, ())
     return config, tokenizer
@@ -261,25 +253,30 @@ def read_planned_recipe(run: Path) -> str:
     return run.name
 
 
-class InitialModel(NamedTuple):
-    """What training starts with; `summary_parameters` are those of the run `model.init_from_run`, if it has any."""
-
-    decoder: Decoder
-    tokenizer: Tokenizer
-    summary_parameters: SummaryParameters | None = None
-
-
 def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
     return load_initial_model(recipe, device)[:2]
 
 
-def check_is_no_run(name: str | None) -> None:
-    if name is not None and is_run_dir(name):
-        raise InputError(f"model.name: {name} is a run of laconic train; to train it further, set model.init_from_run")
+def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | None, DecoderConfig, Tokenizer]:
+    """Return the folder of a recipe's checkpoint, None for a new decoder, with its sizes and its tokenizer."""
+    model, folder = recipe.model, None
+    if model.name is not None and is_run_dir(model.name):
+        raise InputError(
+            f"model.name: {model.name} is a run of laconic train; to train it further, set model.init_from_run"
+        )
+    tokenizer = build_model.load_model_tokenizer(model)
+    if model.name is not None:
+        folder = weights.find_checkpoint(model.name, model.revision, with_weights=with_weights)
+        config = build_nested.read_decoder_config(folder)
+    else:
+        config = build_model.build_config(model, tokenizer.vocab_size)
+        config = build_nested.adapt_config(recipe, config) if recipe.method == "hope" else config
+    build_model.check_vocabulary(tokenizer, config)
+    return folder, config, tokenizer
 
 
-def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
-    """Return the decoder that training starts with, its tokenizer, and what an earlier run learned to compress."""
+def load_initial_model(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer, SummaryParameters | None]:
+    """Return what training starts with, and the summary parameters of the run `model.init_from_run`, if it has any."""
     model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
     if model.init_from_run is not None:
         folder = Path(model.init_from_run)
@@ -290,18 +287,14 @@ def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
         run = load_run(folder, device)
         build_model.check_context_length(recipe, run.parts.decoder.config)
         decoder = build_nested.prepare_decoder(recipe, run.merged_decoder())
-        return InitialModel(decoder, run.parts.tokenizer, run.parts.summary_parameters)
-    check_is_no_run(model.name)
-    tokenizer = build_model.load_model_tokenizer(model)
-    folder = weights.find_checkpoint(model.name, model.revision) if model.name is not None else None
-    config = build_model.load_decoder_config(recipe, tokenizer, folder)
-    build_model.check_vocabulary(tokenizer, config)
+        return decoder, run.parts.tokenizer, run.parts.summary_parameters
+    folder, config, tokenizer = find_initial_checkpoint(recipe, with_weights=True)
     build_model.check_context_length(recipe, config)
     if folder is None:
-        return InitialModel(build_model.build_decoder(recipe, config).to(device, dtype), tokenizer)
+        return build_model.build_decoder(recipe, config).to(device, dtype), tokenizer, None
     decoder = build_nested.prepare_decoder(recipe, build_nested.load_decoder(folder, dtype, device))
     decoder.name_or_path = str(model.name)
-    return InitialModel(decoder, tokenizer)
+    return decoder, tokenizer, None
 
 
 def held_out_fingerprint(recipe: Recipe) -> str:

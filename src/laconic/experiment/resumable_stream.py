@@ -67,16 +67,8 @@ def pad_segments(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedI
 class ResumableReading(ABC, Generic[Value]):
     """Job that processes groups of texts in parallel, one segment at a time, with save and resume.
 
-    Attributes:
-        done: Rows of the finished groups.
-        current: Rows of the group in progress.
-        texts: Texts of the finished groups.
-        names: Names of the texts in progress.
-        digest: Hash of all ids, to check that a resumed job reads the same texts.
-        group: Index of the group in progress, from 0.
-        next_piece: Segments of it that were read.
-        group_started: (group, segments) at which a resumed job continues.
-        previous_tokens: Tokens that had been read then.
+    `done` has the rows of the finished groups, `current` those of the group in progress, of which `next_piece` segments
+    were read; `names` are those of its texts. A resumed job continues at `group_started`, a group and its segments.
     """
 
     kind: ClassVar[str]  # artifact kind of the partial file
@@ -88,7 +80,7 @@ class ResumableReading(ABC, Generic[Value]):
         self.current: Value | None = None
         self.texts: list[TokenStream] = []
         self.names: list[str] = []
-        self.digest, self.group, self.next_piece, self.tokens = sha256(), 0, 0, 0
+        self.digest, self.group, self.next_piece, self.tokens = sha256(), 0, 0, 0  # digest of all ids
         self.group_started, self.expected_digest, self.previous_tokens = (0, 0), "", 0
 
     @property

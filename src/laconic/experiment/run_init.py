@@ -9,7 +9,7 @@ from typing import Any
 
 from laconic.config.load import load_recipe, to_toml
 from laconic.config.recipe import Recipe
-from laconic.config.recipe_keys import explicit_values
+from laconic.config.recipe_keys import explicit_values, flatten
 from laconic.errors import BusyError, CorruptArtifactError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE
 from laconic.storage import manifest
@@ -28,11 +28,7 @@ def init_run(
     `laconic.load` needs the recipe, so call this before `training.loop.train`. If steps without a recipe exist already,
     they become loadable with the recipe that they were trained with.
 
-    Args:
-        run: The run directory.
-        recipe: The resolved recipe.
-        resume: "auto", "never", or the step of a checkpoint.
-        environment: Versions and machine.
+    `resume` is "auto", "never", or the step of a checkpoint; `environment` has versions and machine.
 
     Raises:
         UsageError: If existing steps were trained with another recipe; the message lists the keys. If there is no step
@@ -63,8 +59,9 @@ def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:
     """Return a note if the run becomes longer and its learning rates differ from those of a run of that length."""
     before, _ = load_recipe(path)
     theirs, ours = explicit_values(before), explicit_values(recipe)
+    old_values, new_values = (flatten(x.model_dump(mode="json", exclude_none=True)) for x in (before, recipe))
     lines = [
-        f"{key}: {get_json_value(before, key)} in the run, {get_json_value(recipe, key)} requested"
+        f"{key}: {format_value(old_values, key)} in the run, {format_value(new_values, key)} requested"
         for key in sorted(theirs.keys() | ours.keys())
         if theirs.get(key) != ours.get(key)
     ]
@@ -102,9 +99,5 @@ def check_same_rows(run: RunDirectory, recipe: Recipe, fingerprint: str) -> None
         )
 
 
-def get_json_value(recipe: Recipe, key: str) -> str:
-    """Return a recipe's value of a dotted key as JSON."""
-    value: Any = recipe.model_dump(mode="json")
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
+def format_value(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key], ensure_ascii=False) if key in values else "unset"

@@ -1,7 +1,6 @@
 """Report what a fast-weight state holds: updates and norms of CMS levels and memories, and bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -17,26 +16,6 @@ from laconic.nested.state import FastWeightState, MLPMemoryState
 Key = TypeVar("Key")
 
 
-@dataclass(frozen=True)
-class LevelReport:
-    """All levels of one chunk size: layers, updates of one layer (mean over rows), and ‖Δθ‖_F over all layers."""
-
-    chunk_size: int
-    num_layers: int
-    updates_per_layer: float
-    update_norm: float
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """All memories of one name: layers, tokens written, and norm of the change."""
-
-    name: str
-    num_layers: int
-    num_tokens: float
-    update_norm: float
-
-
 def group_layers(parts: Iterable[tuple[Key, Tensor, Tensor]]) -> list[tuple[Key, int, float, float]]:
     """Group (key, counts, ‖·‖_F² of rows): layers of a key, their mean count, and the mean norm over all of them."""
     groups = dict[Key, list[tuple[float, Tensor]]]()
@@ -49,17 +28,22 @@ def group_layers(parts: Iterable[tuple[Key, Tensor, Tensor]]) -> list[tuple[Key,
     return reports
 
 
-def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[LevelReport]:
-    """Return the CMS levels by chunk size, fastest first; `chunks` has the chunk sizes of every layer."""
+def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Return the CMS levels by chunk size, fastest first; `chunks` has the chunk sizes of every layer.
+
+    Updates are those of one layer (mean over rows); the norm is ‖Δθ‖_F over all layers.
+    """
     parts = (
         (chunk, level.num_updates, torch.stack([frobenius_norm(x).double() ** 2 for x in level.change.values()]).sum(0))
         for layer, sizes in zip(state.layers, chunks, strict=True)
         for level, chunk in zip(layer.cms.levels if layer.cms else (), sizes, strict=True)
     )
-    return [LevelReport(*row) for row in sorted(group_layers(parts))]
+    names = ("chunk_size", "num_layers", "updates_per_layer", "update_norm")
+    return [dict(zip(names, row, strict=True)) for row in sorted(group_layers(parts))]
 
 
-def memory_reports(state: FastWeightState) -> list[MemoryReport]:
+def memory_reports(state: FastWeightState) -> list[dict[str, Any]]:
+    """Return the memories by name: layers, tokens written, and norm of the change."""
     parts = list[tuple[str, Tensor, Tensor]]()
     for layer in state.layers:
         for name, memory in layer.memory.items():
@@ -67,20 +51,21 @@ def memory_reports(state: FastWeightState) -> list[MemoryReport]:
             matrices = {f"{name}.W1": memory.W1, f"{name}.W2": memory.W2} if is_mlp else {name: memory}
             for part, x in matrices.items():
                 parts.append((part, x.num_tokens, x.change.detach().double().square().flatten(1).sum(1)))
-    return [MemoryReport(*row) for row in group_layers(parts)]
+    names = ("name", "num_layers", "num_tokens", "update_norm")
+    return [dict(zip(names, row, strict=True)) for row in group_layers(parts)]
 
 
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:
     """Return levels and memories as lines of text; several rows are averaged."""
     means = f" (means over {len(state.position):,} rows)" if len(state.position) > 1 else ""
     lines = [
-        f"level      chunk {r.chunk_size:,} in {pluralize(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} "
-        f"updates, norm of the change {format_norm(r.update_norm)}{means}"
+        f"level      chunk {r['chunk_size']:,} in {pluralize(r['num_layers'], 'layer')}: "
+        f"{r['updates_per_layer']:,.0f} updates, norm of the change {format_norm(r['update_norm'])}{means}"
         for r in level_reports(state, chunks)
     ]
     return lines + [
-        f"memory     {m.name} in {pluralize(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, "
-        f"norm of the change {format_norm(m.update_norm)}{means}"
+        f"memory     {m['name']} in {pluralize(m['num_layers'], 'layer')}: {m['num_tokens']:,.0f} tokens, "
+        f"norm of the change {format_norm(m['update_norm'])}{means}"
         for m in memory_reports(state)
     ]
 
@@ -103,8 +88,8 @@ def describe_state_cost(
         "num_state_tokens": num_state_tokens,
         "state_bytes": state_bytes,
         "text_cache_bytes": cache_bytes,
-        "levels": [asdict(x) for x in level_reports(state, chunks)],
-        "memories": [asdict(x) for x in memory_reports(state)],
+        "levels": level_reports(state, chunks),
+        "memories": memory_reports(state),
     }
     return data, [
         f"read       {num_tokens:,} tokens" + (f" of {num_texts:,} texts" if num_texts > 1 else ""),
@@ -118,15 +103,14 @@ def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict
     source: Mapping[str, Any] = about.get("source") or {}
     chunks = source.get("chunks") or ()
     fields = {name: about.get(name) for name in ("model", "tokens", "version")}
-    levels = level_reports(state, chunks) if chunks else []
     return {
         **fields,
         "kind": "state",
         "rows": len(state.position),
         "positions": state.position.tolist(),
         "state_bytes": values.num_bytes(state),
-        "levels": [asdict(x) for x in levels],
-        "memories": [asdict(x) for x in memory_reports(state)],
+        "levels": level_reports(state, chunks) if chunks else [],
+        "memories": memory_reports(state),
         "tokenizer": source.get("tokenizer"),
         "created": source.get("created"),
         "documents": source.get("documents", []),

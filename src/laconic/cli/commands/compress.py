@@ -158,9 +158,9 @@ class CompressCommand:
             from laconic.cli.compress_kv import compress_with_checkpoint
 
             return compress_with_checkpoint(self)
+        import laconic
         from laconic.experiment.compress import CompressionJob, SummaryLength
         from laconic.experiment.from_recipe.cost import describe_cost
-        from laconic.experiment.text_models.compressor import load_compressor
 
         refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
         length = SummaryLength(
@@ -172,7 +172,9 @@ class CompressCommand:
             seed=self.seed,
         )
         with status(f"loading {self.model}"):
-            compressor = load_compressor(self.model, self.device)
+            model = laconic.load(self.model, device=self.device)
+        compressor = model.compressor if isinstance(model, laconic.Reasoner) else model
+        assert isinstance(compressor, laconic.TextCompressor)
         job = CompressionJob(compressor.method, length)
         start = time.perf_counter()
         self.check_text_length(compressor, job)
@@ -350,16 +352,16 @@ class CompressCommand:
 
 def is_plain_model(name: str) -> bool:
     """Return whether a model is neither a run nor a published AutoCompressor."""
+    from laconic.experiment.load_autocompressor import is_compressor
     from laconic.experiment.load_run import find_run
-    from laconic.experiment.text_models.compressor import is_compressor
 
     return find_run(name) is None and not is_compressor(name)
 
 
 def keeps_kv(name: str) -> bool:
     """Return whether a model's memories are keys and values: a checkpoint, or a run that writes no summary vectors."""
+    from laconic.experiment.load_autocompressor import is_compressor
     from laconic.experiment.load_run import read_run_recipe
-    from laconic.experiment.text_models.compressor import is_compressor
 
     recipe = read_run_recipe(name)
     return not is_compressor(name) and (recipe is None or not recipe.reads_documents)

@@ -179,7 +179,8 @@ class ExportCommand:
 
     def export_prompt_embeds(self, kind: str) -> int:
         """Write the vectors of a summary memory, and of a prompt after it, as vLLM's prompt_embeds."""
-        from laconic.experiment.text_models.compressor import is_compressor, load_compressor
+        import laconic
+        from laconic.experiment.load_autocompressor import is_compressor
         from laconic.storage import atomic
 
         if self.reader is None:
@@ -190,7 +191,8 @@ class ExportCommand:
             raise UsageError(f"--reader {self.reader}: not an AutoCompressor, which alone reads summary vectors")
         check_new_file("--out", self.out)
         with status(f"loading {self.reader}"):
-            compressor = load_compressor(self.reader)
+            compressor = laconic.load(self.reader)
+            assert isinstance(compressor, laconic.TextCompressor)
             embeds = compressor.prompt_embeddings(compressor.load_memory(self.model), self.prompt)
         atomic.write_named_file(
             self.out, lambda new: atomic.save_tensors(new, {"prompt_embeds": embeds}, {}), embeds.nbytes

@@ -123,8 +123,8 @@ class GenerateCommand(SamplingFlags):
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
+        from laconic.experiment.load_autocompressor import is_compressor
         from laconic.experiment.load_run import read_run_method
-        from laconic.experiment.text_models.compressor import is_compressor
         from laconic.experiment.text_models.nested_model import is_nested
 
         if self.learn or any(map(is_state_file, self.memory)) or is_nested(self.model):
@@ -265,14 +265,15 @@ class GenerateCommand(SamplingFlags):
 
     def generate_with_memory(self, rows: list[PromptRow]) -> int:
         """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""
+        import laconic
         from laconic.compression.memory import SummaryMemory
-        from laconic.experiment.text_models.compressor import load_compressor
 
         flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
         refuse_flags(flags, "not available for a run of autocompressor")
         self.refuse_checkpoint_flags()
         with status(f"loading {self.model}"):
-            compressor = load_compressor(self.model, self.device)
+            compressor = laconic.load(self.model, device=self.device)
+            assert isinstance(compressor, laconic.TextCompressor)
             memories = [compressor.load_memory(path) for path in self.memory]
             memory = SummaryMemory.concat_segments(*memories) if memories else None
         prompts = [row.text or "" for row in rows]

@@ -45,6 +45,20 @@ class DatasetSplit:
 
 
 @dataclass(frozen=True)
+class PublishedLengths:
+    """Training rows, and quantiles (0, 0.5, 0.9, 0.99, 1) of lengths in GPT-2 tokens; short chains lack the last step.
+
+    Counted on 10,432 rows of GSM8K-Aug, on GSM8K's solutions for -nl, and on the generated validation rows of others.
+    """
+
+    rows: int
+    question: tuple[int, ...]
+    chain: tuple[int, ...]
+    short_chain: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class DatasetInfo:
     """A data set."""
 
@@ -63,6 +77,7 @@ class DatasetInfo:
     answer_kind: AnswerKind = "number"
     members: tuple[str, ...] = ()  # names of the data sets that this one is the union of
     generator: str | None = None  # name under which `laconic data make` generates more rows
+    published_lengths: PublishedLengths | None = None
 
 
 def load_catalog() -> dict[str, DatasetInfo]:

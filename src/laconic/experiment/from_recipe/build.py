@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.batches import DocumentBatch
-from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.config.training import TrainingConfig
@@ -41,7 +39,6 @@ from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 from laconic.training.run import TrainingSetup
 
-NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
 INCIDENT_FILE = "incident.json"
 
 
@@ -68,17 +65,7 @@ def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Op
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that a training run needs.
-
-    Attributes:
-        recipe: The recipe.
-        parts: Decoder, tokenizer and trainable extras.
-        method: The method, on its device.
-        training_data: The training rows.
-        checkpoint: Writes and reads the model's files.
-        fingerprints: Hashes that every step of the run is bound to.
-        notes: Messages about the rows.
-    """
+    """Everything that a training run needs; `fingerprints` are hashes that every step of the run is bound to."""
 
     recipe: Recipe
     parts: ModelParts
@@ -103,13 +90,6 @@ class Experiment:
         )
 
 
-def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
-    shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
-    if shapes != expected:
-        raise UsageError(f"compression: {recipe.model.init_from_run} has other sizes; copy its table [compression]")
-    target.load_state_dict(source.state_dict())
-
-
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn | None = None) -> Experiment:
     """Build a run from its recipe.
 
@@ -128,7 +108,12 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
     build_nested.check_levels_trainable(recipe, data.max_length)
     parts = build_model.build_parts(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
     if recipe.reads_documents and earlier is not None and parts.summary_parameters is not None:
-        copy_summary_parameters(earlier, parts.summary_parameters, recipe)
+        shapes, expected = (
+            {name: p.shape for name, p in m.state_dict().items()} for m in (earlier, parts.summary_parameters)
+        )
+        if shapes != expected:
+            raise UsageError(f"compression: {recipe.model.init_from_run} has other sizes; copy its table [compression]")
+        parts.summary_parameters.load_state_dict(earlier.state_dict())
     method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(data)), data.max_length).to(device)
     fingerprints = {
         "recipe": recipe_fingerprint(recipe),
@@ -137,16 +122,8 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,
     }
-    checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
-    if recipe.model.name is not None and parts.summary_parameters is not None:
-        batch = data.batch([0], 0, 0).to(device)
-        if isinstance(batch, DocumentBatch):
-            input_ids = batch.input_ids
-        else:
-            input_ids = batch.question_ids if batch.document_ids is None else batch.document_ids
-        config = parts.summary_parameters.config
-        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids[:, :NOTE_TOKENS]))
-    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)
+    checkpoint = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
+    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, rows.notes)
 
 
 def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -68,7 +68,11 @@ def load_training_rows(
     file = reasoning_load.load_training_examples(data, recipe.reads_documents)
     rows = encode_examples(recipe, tokenizer, file.examples, context, recipe.train.batch_size, progress)
     check_chains(recipe, rows)
-    check_documents(recipe, rows)
+    if recipe.reads_documents and not rows.counts.num_documents:
+        raise InputError(
+            "no row has a document, which the table [compression] is for; add a field document (a string), name yours: "
+            'data.columns = { document = "FIELD" }, or remove the table'
+        )
     protocol = choose_default_protocol(data)
     notes = [*file.notes, *rows.counts.describe(recipe.num_latents), *describe_answers(protocol, rows.examples)]
     if rows.counts.num_documents and not recipe.reads_documents:
@@ -117,14 +121,6 @@ def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
     )
 
 
-def check_documents(recipe: Recipe, rows: ReasoningDataset) -> None:
-    if recipe.reads_documents and not rows.counts.num_documents:
-        raise InputError(
-            "no row has a document, which the table [compression] is for; add a field document (a string), name yours: "
-            'data.columns = { document = "FIELD" }, or remove the table'
-        )
-
-
 def memory_counter(recipe: Recipe) -> Callable[[int], int] | None:
     """Return the map from a document's tokens to the positions of its memory; None if documents are not read."""
     config, segment_tokens = recipe.compression, recipe.data.segment_tokens
@@ -165,16 +161,16 @@ def load_documents_split(
 ) -> RowSet:
     """Load the documents of a split; held-out documents have fixed segment lengths."""
     data, is_train = recipe.data, part == "train"
+    seed = recipe.seed if is_train else HELD_OUT_SEED
     if data.source != "text":
-        return RowSet(
-            build_synthetic(data, tokenizer, recipe.seed if is_train else HELD_OUT_SEED, part, max_rows), (), None
-        )
+        dataset, name = SYNTHETIC_TASKS[data.source]
+        check_synthetic_tokenizer(tokenizer, dataset.build_tokenizer(), name)
+        return RowSet(dataset(seed, getattr(data, data.source), part, max_rows), (), None)
     documents, ids, notes = encode_documents(recipe, tokenizer, part, progress)
     if recipe.train.stateful:
         lanes = recipe.train.batch_size
         if not is_train:
             lanes = min(recipe.validation.batch_size if recipe.validation else lanes, len(documents))
-        seed = recipe.seed if is_train else HELD_OUT_SEED
         rows = StatefulBatches(documents, ids, data.text.row_tokens, lanes, seed, max_rows)
     else:
         rows = DocumentDataset(
@@ -215,22 +211,8 @@ def segment_config(recipe: Recipe) -> TextConfig:
     text = recipe.data.text
     if recipe.method != "hope":
         return text
-    return text.model_copy(
-        update={
-            "segment_lengths": "fixed",
-            "segment_tokens": text.row_tokens,
-            "min_segment_tokens": None,
-            "max_segment_tokens": None,
-        }
-    )
-
-
-def build_synthetic(
-    data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, max_rows: int | None
-) -> SyntheticData:
-    dataset, rows = SYNTHETIC_TASKS[data.source]
-    check_synthetic_tokenizer(tokenizer, dataset.build_tokenizer(), rows)
-    return dataset(seed, getattr(data, data.source), part, max_rows)
+    limits = {"min_segment_tokens": None, "max_segment_tokens": None}
+    return text.model_copy(update={"segment_lengths": "fixed", "segment_tokens": text.row_tokens, **limits})
 
 
 def max_segment_tokens(recipe: Recipe, context: int) -> int:

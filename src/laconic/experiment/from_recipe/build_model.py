@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from laconic.compression.memory_policy import check_fits
 from laconic.compression.summary_tokens import SummaryParameters
@@ -44,14 +43,9 @@ TOKENIZERS_BY_NAME = dict(zip(BUILT_IN_TOKENIZERS, TOKENIZER_FACTORIES, strict=T
 
 @dataclass
 class ModelParts:
-    """The modules that are trained and saved.
+    """The modules that are trained and saved; an adapter wraps the decoder in place.
 
-    Attributes:
-        decoder: The decoder, wrapped in place if there is an adapter.
-        latents: Control vectors and projection of a latent reasoning method.
-        adapter: LoRA by peft.
-        base: Fingerprint of the decoder before training.
-        method_parameters: Parameters of a method outside laconic.
+    `base` is the fingerprint of the decoder before training.
     """
 
     decoder: Decoder
@@ -102,13 +96,10 @@ def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:
 
 def build_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
     """Build a decoder with random weights from the model's seed, by default the run's."""
-    model = recipe.model
-    seed = recipe.seed if model.init_seed is None else model.init_seed
-    if recipe.method == "hope":
-        return build_nested.build_nested_model(recipe, config, seed)
-    decoder = Decoder(config, seed=seed)
-    if model.init == "fan_in":
-        build_nested.init_fan_in(decoder, model, seed)
+    seed = recipe.seed if recipe.model.init_seed is None else recipe.model.init_seed
+    decoder = build_nested.create_decoder(recipe, config, seed)
+    if recipe.model.init == "fan_in":
+        build_nested.init_fan_in(decoder, recipe.model, seed)
     return decoder
 
 
@@ -180,21 +171,6 @@ def resolve_summary_init(config: CompressionConfig, model: ModelConfig) -> Compr
         return config
     copies = model.name is not None and config.can_copy_last_tokens
     return config.model_copy(update={"summary_init": "last_tokens" if copies else "eos"})
-
-
-@torch.no_grad()
-def describe_untrained_vectors(decoder: Decoder, config: CompressionConfig, input_ids: Int[Tensor, "B T"]) -> str:
-    """Return a note on what a decoder reads in place of a segment before training, measured on `input_ids`."""
-    if config.summary_init == "last_tokens":
-        return f"untrained summary vectors are the last {config.fixed_length} tokens of a segment, which do no harm"
-    if config.resolved_summary_map != "none":
-        return "untrained summary vectors are hidden states scaled to the norm of token embeddings; they may do harm"
-    embeds = decoder.embed(input_ids)
-    ratio = decoder(embeds).hidden_states.norm(dim=-1).mean() / embeds.norm(dim=-1).mean()
-    return (
-        f"untrained summary vectors are hidden states, {float(ratio):.0f} times as long as token embeddings; they may "
-        'do harm: compression.summary_init = "last_tokens" does none'
-    )
 
 
 def resolve_bos(config: CompressionConfig, tokenizer: Tokenizer) -> CompressionConfig:
@@ -272,10 +248,3 @@ def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig) -> None:
     special = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.special_token_id(name)) is not None]
     if (needed := max(base, *special, 0)) > config.vocab_size:
         raise InputError(f"the tokenizer has {needed} tokens, the model {config.vocab_size}; use the model's own")
-
-
-def load_decoder_config(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
-    if folder is not None:
-        return build_nested.read_decoder_config(folder)
-    config = build_config(recipe.model, tokenizer.vocab_size)
-    return build_nested.adapt_config(recipe, config) if recipe.method == "hope" else config

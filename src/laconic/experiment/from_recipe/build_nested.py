@@ -64,13 +64,12 @@ def model_class(shape: HopeConfig) -> type[Hope]:
     return HopeAttention if shape.memory is None else Hope
 
 
-def build_nested_model(recipe: Recipe, config: DecoderConfig, seed: int) -> Hope:
-    """Build a model with random weights."""
-    shape = build_hope_config(recipe, config, donor=False)
-    model = model_class(shape)(shape, seed)
-    if recipe.model.init == "fan_in":
-        init_fan_in(model, recipe.model, seed)
-    return model
+def create_decoder(recipe: Recipe, config: DecoderConfig, seed: int | None) -> Decoder:
+    """Build the decoder or nested model of a recipe with random weights; seed None is for `torch.device("meta")`."""
+    if recipe.method != "hope":
+        return Decoder(config, seed=seed)
+    shape = build_hope_config(recipe, config, donor=recipe.model.family is None)
+    return model_class(shape)(shape, seed)
 
 
 @torch.no_grad()
@@ -185,11 +184,3 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
     for p in decoder.parameters():
         p.data = p.data.clone()
     return decoder
-
-
-def build_meta_model(recipe: Recipe, config: DecoderConfig) -> Decoder:
-    """Build the model of a recipe without weights; call it under `torch.device("meta")`."""
-    if recipe.method != "hope":
-        return Decoder(config, seed=None)
-    shape = build_hope_config(recipe, config, donor=recipe.model.family is None)
-    return model_class(shape)(shape, seed=None)

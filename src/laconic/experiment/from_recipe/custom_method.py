@@ -60,44 +60,31 @@ def import_method_class(name: str) -> type[nn.Module]:
 def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str, Any]:
     """Return the options of a recipe's method, checked against the keyword-only parameters of its class."""
     hints = typing.get_type_hints(method_class.__init__)
-    parameters = inspect.signature(method_class.__init__).parameters
     fields: dict[str, Any] = {
         name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in parameters.items()
+        for name, parameter in inspect.signature(method_class.__init__).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     options_class = create_model(f"{method_class.__name__}Options", __base__=ConfigModel, **fields)
     try:  # through JSON, as recipes are validated
         options = options_class.model_validate_json(json.dumps(recipe.method_options or {}))
     except ValidationError as error:
-        lines: list[str] = []
-        for fault in error.errors(include_url=False):
-            problem = f"{abbreviate(fault['input'])}: {fault['msg'].removeprefix('Input ')}"
-            if fault["type"] == "missing":
-                problem = "missing"
-            elif fault["type"] == "extra_forbidden":
-                problem = f"no such option; {recipe.method} has {', '.join(fields) or 'none'}"
-                if fault["loc"][0] in parameters:
-                    problem = "not a keyword-only parameter; put it after * in __init__(self, decoder, tokenizer, *, …)"
-            lines.append(f"{'.'.join(map(str, ('method_options', *fault['loc'])))}: {problem}")
-        raise UsageError("\n".join(lines)) from None
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, ("method_options", *first["loc"])))
+        known = f"the keyword-only parameters of {recipe.method} are {', '.join(fields) or 'none'}"
+        raise UsageError(f"{key}: {abbreviate(first['input'])}: {first['msg']}; {known}") from None
     values = {name: getattr(options, name) for name in fields}
-    for function in SIGNATURES:
-        check_signature(method_class, function, values if function == "__init__" else {})
+    for function, expected in SIGNATURES.items():
+        implementation = getattr(method_class, function)
+        name, expected = f"method {recipe.method}", f"expected {function}(self, {expected}); change the class"
+        if implementation is getattr(nn.Module, function):
+            raise UsageError(f"{name} has no {function}; {expected}")
+        signature = inspect.signature(implementation)
+        try:
+            signature.bind(None, None, None, **(values if function == "__init__" else {}))
+        except TypeError:
+            raise UsageError(f"{name} has {function}{signature}, {expected}") from None
     return values
-
-
-def check_signature(method_class: type[nn.Module], function: str, options: Mapping[str, Any]) -> None:
-    """Raise UsageError if a function of a method's class is missing, or cannot be called as laconic calls it."""
-    implementation, name = getattr(method_class, function), f"{method_class.__module__}:{method_class.__name__}"
-    signature = inspect.signature(implementation)
-    expected = f"expected {function}(self, {SIGNATURES[function]}); change the class"
-    if implementation is getattr(nn.Module, function):
-        raise UsageError(f"method {name} has no {function}; {expected}")
-    try:
-        signature.bind(None, None, None, **options)
-    except TypeError:
-        raise UsageError(f"method {name} has {function}{signature}, {expected}") from None
 
 
 def build_custom_method(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer) -> nn.Module:

@@ -18,44 +18,41 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 
 
-class MetaLora(nn.Module):
-    """A linear layer with LoRA as peft applies it; importing peft takes longer than a whole plan may."""
-
-    def __init__(self, base: nn.Linear, config: LoraConfig) -> None:
-        super().__init__()
-        self.base, self.dropout = base, config.dropout
-        self.A = nn.Parameter(torch.empty(config.rank, base.in_features, device="meta"))
-        self.B = nn.Parameter(torch.empty(base.out_features, config.rank, device="meta"))
-        self.is_enabled = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.is_enabled:
-            return self.base(x)
-        update = F.linear(F.linear(F.dropout(x.to(self.A.dtype), self.dropout, self.training), self.A), self.B)
-        return self.base(x) + update.to(x.dtype)
-
-
 class MetaAdapter:
-    """The `MetaLora` layers of a decoder, with the one method of peft's model that methods call."""
+    """LoRA on the linear layers of a decoder, with the one method of peft's model that methods call."""
 
     def __init__(self, decoder: Decoder, config: LoraConfig) -> None:
-        names = build_model.attention_projection_names(decoder) if config.target_modules == "attention" else None
-        self.layers = list[MetaLora]()
+        self.is_enabled, names = True, None
+        if config.target_modules == "attention":
+            names = build_model.attention_projection_names(decoder)
         for name, module in list(decoder.layers.named_modules()):
             parent, _, end = name.rpartition(".")
             if isinstance(module, nn.Linear) and (names is None or any(name.endswith(f".{n}") for n in names)):
-                self.layers.append(MetaLora(module, config))
-                decoder.layers.get_submodule(parent).add_module(end, self.layers[-1])
+                decoder.layers.get_submodule(parent).add_module(end, MetaLora(module, config, self))
 
     @contextmanager
     def disable_adapter(self) -> Generator[None]:
-        for layer in self.layers:
-            layer.is_enabled = False
+        self.is_enabled = False
         try:
             yield
         finally:
-            for layer in self.layers:
-                layer.is_enabled = True
+            self.is_enabled = True
+
+
+class MetaLora(nn.Module):
+    """A linear layer with LoRA as peft applies it; importing peft takes longer than a whole plan may."""
+
+    def __init__(self, base: nn.Linear, config: LoraConfig, adapter: MetaAdapter) -> None:
+        super().__init__()
+        self.base, self.dropout, self.adapter = base, config.dropout, adapter
+        self.A = nn.Parameter(torch.empty(config.rank, base.in_features, device="meta"))
+        self.B = nn.Parameter(torch.empty(base.out_features, config.rank, device="meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.adapter.is_enabled:
+            return self.base(x)
+        update = F.linear(F.linear(F.dropout(x.to(self.A.dtype), self.dropout, self.training), self.A), self.B)
+        return self.base(x) + update.to(x.dtype)
 
 
 def build_meta_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> nn.Module:
@@ -65,7 +62,7 @@ def build_meta_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenize
     """
     recipe = _without_data_dependence(recipe)
     with torch.device("meta"):
-        decoder = build_nested.build_meta_model(recipe, config).to(getattr(torch, recipe.model.dtype))
+        decoder = build_nested.create_decoder(recipe, config, None).to(getattr(torch, recipe.model.dtype))
     decoder.activation_checkpointing = recipe.train.activation_checkpointing
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summary_parameters = build_model.build_summary_parameters(decoder, tokenizer, recipe)

@@ -1,8 +1,8 @@
 """Build the method of a recipe, and answer questions with it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import TypeVar, cast
 
 from torch import nn
 
@@ -37,26 +37,10 @@ T = TypeVar("T")
 Question = str | Sequence[Message]  # messages, of which the last is the user's, need a recipe with data.format = "chat"
 
 
-class ScheduleSizes(NamedTuple):
-    """Updates per epoch and in all, and the longest chain in tokens if known."""
-
-    updates_per_epoch: int
-    total_updates: int
-    max_chain_tokens: int | None
-
-
 def require(value: T | None) -> T:
     """Return a value that the recipe's validation guarantees to be present."""
     assert value is not None
     return value
-
-
-def stop_training(recipe: Recipe, sizes: ScheduleSizes) -> StopTraining | None:
-    """Return when and how the stop head of the latents is trained; None if they have none."""
-    config = recipe.latents
-    if config is None or config.length_policy != "stop_head":
-        return None
-    return StopTraining(math.ceil(config.head_only_after * sizes.total_updates), config.length_cost)
 
 
 def build_autocompressor(parts: ModelParts, recipe: Recipe, total_steps: int) -> AutoCompressor:
@@ -73,48 +57,58 @@ def build_autocompressor(parts: ModelParts, recipe: Recipe, total_steps: int) ->
     )
 
 
-MethodFactory = Callable[[ModelParts, Recipe, ScheduleSizes], nn.Module]
-
-METHOD_FACTORIES: Mapping[str, MethodFactory] = {
-    "cot": lambda parts, recipe, sizes: Cot(parts.decoder),
-    "nocot": lambda parts, recipe, sizes: NoCot(parts.decoder),
-    "icot": lambda parts, recipe, sizes: Icot(
-        parts.decoder,
-        require(recipe.icot),
-        steps_per_epoch=sizes.updates_per_epoch,
-        max_chain_length=sizes.max_chain_tokens,
-        seed=recipe.seed,
-    ),
-    "coconut": lambda parts, recipe, sizes: Coconut(
-        parts.decoder,
-        require(parts.latents),
-        require(recipe.coconut),
-        steps_per_epoch=sizes.updates_per_epoch,
-        seed=recipe.seed,
-    ),
-    "codi": lambda parts, recipe, sizes: Codi(parts.decoder, require(parts.latents), require(recipe.distillation)),
-    "pccot": lambda parts, recipe, sizes: Pccot(
-        parts.decoder, require(parts.latents), require(recipe.distillation), stop_training(recipe, sizes)
-    ),
-    "kava": lambda parts, recipe, sizes: Kava(
-        parts.decoder,
-        require(parts.latents),
-        require(recipe.distillation),
-        require(recipe.kv_selection),
-        require(recipe.kv_distillation),
-        recipe.seed,
-        stop_training(recipe, sizes),
-    ),
-    "autocompressor": lambda parts, recipe, sizes: build_autocompressor(parts, recipe, sizes.total_updates),
-    "lm": lambda parts, recipe, sizes: LanguageModelBaseline(parts.decoder),
-    "hope": lambda parts, recipe, sizes: NestedLanguageModel(cast(Hope, parts.decoder), require(recipe.inner_loop)),
-}
-
-
 def set_stage(method: nn.Module, epoch: int) -> None:
     """Let Coconut answer as in the stage of an epoch; other methods have no stages."""
     if isinstance(method, Coconut):
         method.eval_stage = method.get_stage(epoch)
+
+
+def build_builtin_method(
+    parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None
+) -> nn.Module:
+    """Build the method of a recipe without documents."""
+    decoder, seed, total_steps = parts.decoder, recipe.seed, recipe.train.num_updates(steps_per_epoch)
+    config, stop_training = recipe.latents, None
+    if config is not None and config.length_policy == "stop_head":
+        stop_training = StopTraining(math.ceil(config.head_only_after * total_steps), config.length_cost)
+    match recipe.method:
+        case "cot":
+            return Cot(decoder)
+        case "nocot":
+            return NoCot(decoder)
+        case "icot":
+            return Icot(
+                decoder,
+                require(recipe.icot),
+                steps_per_epoch=steps_per_epoch,
+                max_chain_length=max_chain_tokens,
+                seed=seed,
+            )
+        case "coconut":
+            options = require(parts.latents), require(recipe.coconut)
+            return Coconut(decoder, *options, steps_per_epoch=steps_per_epoch, seed=seed)
+        case "codi":
+            return Codi(decoder, require(parts.latents), require(recipe.distillation))
+        case "pccot":
+            return Pccot(decoder, require(parts.latents), require(recipe.distillation), stop_training)
+        case "kava":
+            return Kava(
+                decoder,
+                require(parts.latents),
+                require(recipe.distillation),
+                require(recipe.kv_selection),
+                require(recipe.kv_distillation),
+                seed,
+                stop_training,
+            )
+        case "autocompressor":
+            return build_autocompressor(parts, recipe, total_steps)
+        case "lm":
+            return LanguageModelBaseline(decoder)
+        case "hope":
+            return NestedLanguageModel(cast(Hope, decoder), require(recipe.inner_loop))
+        case method:
+            raise UsageError(f"method {method} is unknown")
 
 
 def build_method(
@@ -127,7 +121,7 @@ def build_method(
         parts.method_parameters = parameters if parameters.state_dict() else None
         return method
     steps = recipe.train.num_updates(steps_per_epoch)
-    method = METHOD_FACTORIES[recipe.method](parts, recipe, ScheduleSizes(steps_per_epoch, steps, max_chain_tokens))
+    method = build_builtin_method(parts, recipe, steps_per_epoch, max_chain_tokens)
     if recipe.reads_documents:
         assert isinstance(method, Cot | NoCot | Codi)
         method = add_documents(method, build_autocompressor(parts, recipe, steps), recipe.data.segment_tokens)

@@ -15,7 +15,7 @@ from laconic.config.recipe import DOCUMENT_SOURCES, Recipe
 from laconic.data.documents.load import load_documents
 from laconic.data.documents.segments import SegmentBoundaries
 from laconic.data.reasoning import load as reasoning_load
-from laconic.data.reasoning.catalog import find_dataset, split_name
+from laconic.data.reasoning.catalog import PublishedLengths, find_dataset, split_name
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
 from laconic.data.reasoning.encode import EncodedExample
 from laconic.data.strict_jsonl import check_data_file
@@ -33,38 +33,8 @@ MAX_ROWS = 2000  # rows that are tokenized
 MAX_CHARACTERS = 400_000  # characters of documents that are tokenized
 STEP_TOKENS = 9  # tokens of a chain step in a batch without text
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
-REASONING_PARTS, DOCUMENT_PARTS = ("question", "chain", "answer"), ("document",)
+PARTS = ("question", "chain", "answer", "document")
 Lengths = NDArray[np.int64]  # [rows, parts]
-
-
-class PublishedLengths(NamedTuple):
-    """Rows of a published data set, and quantiles of lengths in GPT-2 tokens; short chains lack the last step."""
-
-    rows: int
-    question: tuple[int, ...]
-    chain: tuple[int, ...]
-    short_chain: tuple[int, ...]
-    answer: tuple[int, ...]
-
-
-# Counted on 10,432 rows of GSM8K-Aug, on GSM8K's solutions for -nl, and on the generated validation rows of the others.
-_AUG = PublishedLengths(385_620, (14, 40, 60, 86, 143), (0, 18, 33, 51, 93), (0, 9, 25, 42, 78), (6, 6, 7, 8, 13))
-_AUG_NL = PublishedLengths(
-    385_620, (10, 51, 83, 121, 213), (16, 58, 108, 172, 269), (7, 40, 87, 144, 238), (6, 6, 6, 7, 8)
-)
-PUBLISHED: dict[str, PublishedLengths] = {
-    **dict.fromkeys(("gsm8k-aug", "zen-E/GSM8k-Aug"), _AUG),
-    **dict.fromkeys(("gsm8k-aug-nl", "zen-E/GSM8k-Aug-NL"), _AUG_NL),
-}
-GENERATED: dict[str, PublishedLengths] = {  # by `laconic data make`
-    "prosqa": PublishedLengths(
-        17_886, (210, 362, 432, 495, 525), (28, 41, 52, 66, 68), (18, 31, 42, 56, 58), (8, 9, 10, 11, 11)
-    ),
-    **{
-        f"mult-{n}": PublishedLengths(808_000, (2 * n + 3,) * 5, (chain,) * 5, (0,) * 5, (2 * n + 5,) * 5)
-        for n, chain in ((4, 47), (5, 75), (7, 149), (9, 247))
-    },
-}
 
 
 class RowLengths(NamedTuple):
@@ -78,7 +48,7 @@ class RowLengths(NamedTuple):
 
     def parts(self) -> tuple[str, ...]:
         n = self.lengths.shape[1]
-        return DOCUMENT_PARTS if n == 1 else (*REASONING_PARTS, *DOCUMENT_PARTS)[:n]
+        return PARTS[3:] if n == 1 else PARTS[:n]
 
 
 def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:
@@ -100,11 +70,9 @@ def _find_published(data: DataConfig) -> PublishedLengths | None:
     """Return what is known of a single set; a file that does not exist yet is like its validation set."""
     if data.name is None or len(data.name) != 1:
         return None
-    name = data.name[0]
-    if is_row_file(name):
-        return GENERATED.get(split_name(data.valid or "")[0])
-    info = find_dataset(name)
-    return (PUBLISHED | GENERATED).get(info.name) if info else None
+    is_file = is_row_file(data.name[0])
+    info = find_dataset(split_name(data.valid or "")[0] if is_file else data.name[0])
+    return None if info is None or (is_file and info.generator is None) else info.published_lengths
 
 
 def _count_reasoning_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:

@@ -48,43 +48,24 @@ def read_untrained_levels(path: str | Path) -> CMSConfig | None:
         raise CorruptArtifactError(f"state: {path} has levels that this version does not know: {error}") from None
 
 
-def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: UntrainedLevels | None) -> None:
-    """Raise `CorruptArtifactError` for a state of another plain checkpoint, or with other levels on it."""
-    theirs, expected = about.get("checkpoint"), None if ours is None else ours.checkpoint
-    if theirs != expected:
-        names = [
-            f"plain checkpoint {str(x)[:HASH_PREFIX]}…" if x else "a trained nested model" for x in (theirs, expected)
-        ]
-        raise CorruptArtifactError(f"state: {path} belongs to {names[0]}, this is {names[1]}; use that model")
-    if ours is None:
-        return
-    differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), drop_former_options(about.get("levels")))
+def check_writer(path: str | Path, about: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise `CorruptArtifactError` for a state of a model with another checkpoint, tokenizer, dtype or other levels."""
+    for name in ("checkpoint", "weights_dtype", "tokenizer"):
+        pair = about.get(name, None if name == "checkpoint" else ours[name]), ours.get(name)
+        if pair[0] != pair[1]:
+            kind = {"checkpoint": "plain checkpoint", "weights_dtype": "weights in"}.get(name, name)
+            theirs, expected = (f"{kind} {str(x)[:HASH_PREFIX]}" if x else "a trained nested model" for x in pair)
+            raise CorruptArtifactError(f"state: {path} belongs to {theirs}, this is {expected}; use that model")
+    differences = atomic.diff_settings(ours.get("levels", {}), drop_former_options(about.get("levels", {})))
     if differences:
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
 
 
-def check_weights_dtype(path: str | Path, about: Mapping[str, Any], ours: str) -> None:
-    """Raise `CorruptArtifactError` for a state that was read with weights in another dtype, which are other numbers."""
-    theirs = str(about.get("weights_dtype", ours))
-    if theirs != ours:
-        raise CorruptArtifactError(
-            f"state: {path} was read with weights in {theirs}, this model has {ours}; load the model with "
-            f'dtype="{theirs}" (on the command line --dtype {theirs})'
-        )
-
-
 def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
-    """Return levels with some options. Raises `UsageError` naming an option that is unknown or out of range."""
+    """Return levels with some options. Raises `UsageError` naming an option that is out of range."""
     try:
         return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}, default=list))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        if not first["loc"]:  # of several options together
-            raise UsageError(first["msg"].removeprefix("Value error, ")) from None
-        key, rule = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ")
-        field = CMSConfig.model_fields.get(str(first["loc"][0]))
-        if field is None:
-            raise UsageError(f"{key}: no such option; there are {', '.join(CMSConfig.model_fields)}") from None
-        raise UsageError(
-            f"{key}={str(first['input'])[:40]}: {rule}; it is: {' '.join(str(field.description).split())}"
-        ) from None
+        place = f"{first['loc'][0]}={str(first['input'])[:40]}: " if first["loc"] else ""  # else several together
+        raise UsageError(place + first["msg"].removeprefix("Input ").removeprefix("Value error, ")) from None

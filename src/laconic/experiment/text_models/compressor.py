@@ -22,8 +22,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.compress import CompressionJob, SummaryLength
-from laconic.experiment.load_autocompressor import is_published, load_published
-from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
+from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.resumable_stream import TokenStream
 from laconic.experiment.text_models.document_reasoning import DocumentReasoning
 from laconic.experiment.text_models.text_model import (
@@ -290,26 +289,6 @@ class TextCompressor:
 
     def __repr__(self) -> str:
         return f"TextCompressor({describe_decoder(self.decoder)}, up to {self.method.config.max_vectors} vectors)"
-
-
-def load_compressor(
-    path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> TextCompressor:
-    """Load an AutoCompressor: a run at its latest checkpoint or another, or a published checkpoint in some dtype."""
-    target = weights.resolve_device(device)
-    run = find_run(path)
-    if run is not None:
-        return as_compressor(load_run(run.folder, target, run.step))
-    if not is_published(path):
-        return as_compressor(load_run(path, target))
-    method, tokenizer, segment_tokens = load_published(path, target, dtype)
-    reader, writer = method.decoder.fingerprint, compute_writer_fingerprint(method)
-    return TextCompressor(method, tokenizer, segment_tokens, reader, writer)
-
-
-def is_compressor(path: str | Path) -> bool:
-    method = read_run_method(path)
-    return is_published(path) if method is None else method == "autocompressor"
 
 
 def compute_writer_fingerprint(method: AutoCompressor) -> str:

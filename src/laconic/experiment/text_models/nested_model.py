@@ -5,27 +5,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from laconic.config.nested import CMSConfig
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
-from laconic.errors import CorruptArtifactError, UsageError
+from laconic.errors import UsageError
 from laconic.experiment.from_recipe import build_nested
 from laconic.experiment.from_recipe.untrained_levels import (
     UNTRAINED_CHUNK_SIZES,
     UNTRAINED_INNER_LR,
     UNTRAINED_UPDATE_RATIO,
     UntrainedLevels,
-    check_checkpoint,
-    check_weights_dtype,
+    check_writer,
     parse_level_options,
     read_writer_metadata,
 )
 from laconic.experiment.load_run import LoadedRun, read_run_method
-from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.resumable_stream import TokenStream, pad_segments
 from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, make_room
 from laconic.experiment.text_models.text_model import (
     check_memory_type,
@@ -44,7 +43,6 @@ from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from laconic.nested.state_check import check_cache_dtype, check_model_key, check_waiting_tokens
-from laconic.nested.state_file import HASH_PREFIX
 
 NESTED_METHOD = "hope"
 READING_CHUNK = 512  # tokens of a segment; the result does not depend on it
@@ -189,6 +187,16 @@ class NestedTextModel:
         levels = self.model.hope_config.chunk_sizes if self.untrained is None else self.untrained.levels
         return sha256(f"{self.model.fingerprint} {self.tokenizer.fingerprint} {levels}".encode()).hexdigest()
 
+    @property
+    def source(self) -> dict[str, Any]:
+        """What a state's file says of the model that wrote it, beside the hash of the weights."""
+        weight = cast(torch.Tensor, self.model.token_embedding.weight)
+        dtype = str(weight.dtype).removeprefix("torch.")
+        source: dict[str, Any] = {"tokenizer": self.tokenizer.fingerprint, "weights_dtype": dtype}
+        if self.untrained is not None:
+            source |= {"checkpoint": self.untrained.checkpoint, "levels": self.untrained.levels.model_dump(mode="json")}
+        return source
+
     def sign(self, state: FastWeightState) -> FastWeightState:
         """Return a state that says that this model has read it."""
         return replace(state, model_key=self.key)
@@ -287,12 +295,14 @@ class NestedTextModel:
         on_reading: OnReading | None = None,
     ) -> FastWeightState:
         """Read ids into fast weights, one row each, on a state of as many rows; see `generate_from_ids`."""
-        job, total = StateReadingJob(self.model, window or self.attention_window, state), max(map(len, rows))
+        job = StateReadingJob(self.model, window or self.attention_window, state)
+        n, total = self.segment_tokens, max(map(len, rows))
         if on_reading is not None:
             on_reading(0, total, 0.0)
-        for done in job.read_ids(rows, self.segment_tokens):
+        for start in range(0, total, n):
+            job.current = job.advance(pad_segments([row[start : start + n] for row in rows], job.device))
             if on_reading is not None:
-                on_reading(done, total, job.loss.mean)
+                on_reading(min(total, start + n), total, job.loss.mean)
         assert job.current is not None
         return job.current
 
@@ -319,14 +329,11 @@ class NestedTextModel:
         check_type("state", state, FastWeightState, "a state and then its path, save(state, path)")
         check_model_key(state, self.key)
         source = {
-            "tokenizer": self.tokenizer.fingerprint,
+            **self.source,
             "created": current_time(),
-            "weights_dtype": get_weights_dtype(self.model),
             "documents": [[document._asdict() for document in row] for row in documents],
             "chunks": self.model.hope_config.chunk_sizes,
         }
-        if self.untrained is not None:
-            source |= {"checkpoint": self.untrained.checkpoint, "levels": self.untrained.levels.model_dump(mode="json")}
         stored = values.to(values.detach(state), dtype=dtype)
         state_file.save_state(stored, path, model_fingerprint=self.model.weights_fingerprint, source=source)
 
@@ -336,26 +343,14 @@ class NestedTextModel:
         Raises:
             CorruptArtifactError: If the file is damaged, or belongs to other weights or another tokenizer.
         """
-        about = read_writer_metadata(path)
-        check_checkpoint(path, about, self.untrained)
-        check_weights_dtype(path, about, get_weights_dtype(self.model))
+        check_writer(path, read_writer_metadata(path), self.source)
         state = self.model.load_state(path)
-        theirs, ours = str(about.get("tokenizer", "")), self.tokenizer.fingerprint
-        if theirs and theirs != ours:
-            raise CorruptArtifactError(
-                f"state: {path} was read with tokenizer {theirs[:HASH_PREFIX]}…, not {ours[:HASH_PREFIX]}…; "
-                "use that one"
-            )
         embedding = cast(torch.Tensor, self.model.token_embedding.weight)
         return self.sign(values.to(state_file.restore_dtypes(state, embedding.dtype), embedding.device))
 
     def __repr__(self) -> str:
         sizes = ", ".join(map(str, sorted({size for layer in self.model.hope_config.chunk_sizes for size in layer})))
         return f"NestedTextModel({describe_decoder(self.model)}, levels of {sizes} tokens)"
-
-
-def get_weights_dtype(model: Hope) -> str:
-    return str(cast(torch.Tensor, model.token_embedding.weight).dtype).removeprefix("torch.")
 
 
 def match_rows(

@@ -1,7 +1,7 @@
 """Read texts of any length into fast weights in parallel, with save and resume."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from laconic.batches import next_token_targets
 from laconic.batches.padding import PaddedIds
 from laconic.errors import UsageError
-from laconic.experiment.resumable_stream import ResumableReading, pad_segments
+from laconic.experiment.resumable_stream import ResumableReading
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested import nan_check, state_file
 from laconic.nested import state as values
@@ -75,13 +75,8 @@ class ReadingLoss:
 class StateReadingJob(ResumableReading[FastWeightState]):
     """Job that reads texts into fast weights; `run` raises NonFiniteError if one is not finite.
 
-    Args:
-        window: Largest number of tokens that attention sees; when a row has as many, its cache is emptied and its fast
-            weights stay, however the text is cut into segments.
-        initial_state: State of one row that every text continues, or of one row per text.
-
-    Attributes:
-        loss: Loss of the tokens that were read, before a resumption too.
+    When a row has as many tokens as attention sees (`window`), its cache is emptied and its fast weights stay, however
+    the text is cut into segments. Texts continue `initial_state`, which has one row for all of them or one for each.
     """
 
     kind = "state-reading-job"
@@ -123,14 +118,6 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         self.loss.add(piece, output.hidden_states, state)
         self.tokens += int(piece.attention_mask.sum())
         return output.state
-
-    def read_ids(self, rows: Sequence[Sequence[int]], segment_tokens: int) -> Iterator[int]:
-        """Read ids, one row each, and yield how many of the longest row are read; the state is in `current`."""
-        T = max(map(len, rows))
-        for start in range(0, T, segment_tokens):
-            piece = pad_segments([row[start : start + segment_tokens] for row in rows], self.device)
-            self.current = self.advance(piece)
-            yield min(T, start + segment_tokens)
 
     def append_rows(self, before: FastWeightState | None, done: FastWeightState) -> FastWeightState:
         return done if before is None else values.concat_rows(before, done)

@@ -266,24 +266,18 @@ class Reasoner:
         if is_kv_memory(memory):
             cache = load_kv_memories(cast(MemorySource, memory), self.decoder, self.tokenizer).to_cache()
         else:
-            cache = self.read_summaries(memory)
+            compressor = self.compressor
+            summaries: Any = compressor.load_memory(memory) if isinstance(memory, str | Path) else memory
+            check_memory_type(summaries, SummaryMemory)
+            if summaries.metadata is not None:
+                summaries.metadata.check_reader("the one given", compressor.metadata)
+            with eval_no_grad(self.method):
+                cache = compressor.method.segment_model.prefill_memory(summaries)
+            if cache is None:
+                raise UsageError("the memory is empty; compress a text")
         if cache.B not in (1, num_questions):
             raise UsageError(f"a memory of {cache.B} texts needs {cache.B} questions, one each, not {num_questions}")
         return cache if num_questions == cache.B else cache.repeat_rows(num_questions)
-
-    def read_summaries(self, memory: Any) -> KVCache:
-        """Return the cache of summary vectors, which the decoder reads in one pass."""
-        compressor = self.compressor
-        if isinstance(memory, str | Path):
-            memory = compressor.load_memory(memory)
-        check_memory_type(memory, SummaryMemory)
-        if memory.metadata is not None:
-            memory.metadata.check_reader("the one given", compressor.metadata)
-        with eval_no_grad(self.method):
-            cache = compressor.method.segment_model.prefill_memory(memory)
-        if cache is None:
-            raise UsageError("the memory is empty; compress a text")
-        return cache
 
     @torch.no_grad()
     def think(self, question: str, *, memory: Memory | str | Path | None = None) -> Thoughts:
