@@ -17,14 +17,15 @@ from laconic.evaluation.inspection.dataset_summary import DatasetSummary
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
-from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection, SelectionScores
+from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection
 from laconic.evaluation.inspection.question_summary import QuestionSummary
 from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit
+from laconic.evaluation.reasoning.evaluate import AnswerRecord
 from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.report import plots
 from laconic.evaluation.results_store import EvalItem
 from tests.conftest import needs
-from tests.evaluation.answers import predicted
+from tests.evaluation.answers import PASSES
 from tests.evaluation.pages import ParsedPage, check_page, leave_out_images
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
@@ -44,7 +45,6 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
     ]
     selected = np.zeros((layers, heads, N), dtype=bool)
     selected[:, :, :M] = True
-    scores = (tuple(i / N for i in range(N)),) * (layers * heads)
     return QuestionInspection(
         name,
         "kava",
@@ -54,7 +54,6 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         tuple(maps),
         tuple(ChainSelection(options, selected) for options in SELECTORS),
         ("operand",) * N,
-        SelectionScores(scores, scores, scores),
         "rkv",
         tuple(range(layers)),
         True,
@@ -70,14 +69,14 @@ def survey(
     name: str, right: list[int], zeroed: list[int], reads: list[list[float]], gold: str = "1123"
 ) -> DatasetInspection:
     """Four questions; digits as predictions: 1 counts as correct."""
-    answered = predicted([str(x) for x in right], [x == 1 for x in right], gold)
     items: list[EvalItem] = []
-    for i, (record, x) in enumerate(zip(answered.records, zeroed, strict=True)):
-        changed = {"prediction": str(x), "is_correct": x == 1, "donor": str((i + 1) % 4)}
-        conditions = {**record.to_item(AS_TRAINED).conditions, "zero vectors": changed}
-        items.append(EvalItem(str(i), conditions | {"swap vectors": changed, "swap cache": changed}))
-    audit = ThoughtAudit(ReasoningRow("gsm", name, "", (0,), (answered,)), [items])
-    return DatasetInspection(name, "kava", audit, {2: audit.row.accuracy}, 2, np.array(reads))
+    for i, (x, y, answer) in enumerate(zip(right, zeroed, gold, strict=True)):
+        trained = AnswerRecord("", answer, "", str(x), x == 1, PASSES._asdict(), (50, 60))._asdict()
+        changed = {"prediction": str(y), "is_correct": y == 1, "donor": str((i + 1) % 4)}
+        names = ("zero vectors", "swap vectors", "swap cache")
+        items.append(EvalItem(str(i), {AS_TRAINED: trained, **dict.fromkeys(names, changed)}))
+    audit = ThoughtAudit(ReasoningRow("gsm", name, "", (0,), [items], "digit"))
+    return DatasetInspection(name, "kava", audit, np.array(reads))
 
 
 READS = [[0.5, 0.1, 0.2], [0.7, 0.3, 0.4], [np.nan] * 3, [0.1, 0.1, 0.1]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laconic.evaluation.inspection import kv_selection
-from laconic.evaluation.inspection.inspected_run import SelectorChoice, TeacherChain
+from laconic.evaluation.inspection.inspected_run import TeacherChain
 from laconic.evaluation.inspection.kv_selection import classify_tokens
 from laconic.latent.rkv import SelectedColumns
 
@@ -29,13 +29,13 @@ def test_classify_tokens(words: str, results: str, kinds: str) -> None:
 def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = (0,)) -> TeacherChain:
     """Columns kept by each head of the one layer, or of two layers that are alike."""
 
-    def choice(heads: list[list[int]]) -> SelectorChoice:
+    def choice(heads: list[list[int]]) -> tuple[SelectedColumns, ...]:
         index = torch.tensor([[head + [0] * (M - len(head)) for head in heads]])
         live = torch.tensor([[[m < len(head) for m in range(M)] for head in heads]])
-        return SelectorChoice((SelectedColumns(index, live),) * 2, ())
+        return (SelectedColumns(index, live),) * 2
 
     built: Any = {name: choice(heads) for name, heads in chosen.items()}
-    return TeacherChain((), (), (), (), (), built, "rkv", matched, True)
+    return TeacherChain(built, built, "rkv", matched, True)
 
 
 def test_chain_selections_are_of_the_matched_layers() -> None:

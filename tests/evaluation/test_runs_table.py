@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 
 from laconic.batches import PassCounts
-from laconic.evaluation.inspection.kv_selection import ChainSelection
-from laconic.evaluation.inspection.kv_similarity import SimilarityMap
-from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
-from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.reasoning.latency import Latency
 from laconic.evaluation.report import runs_table
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.tables import format_count
 from tests.conftest import needs
 from tests.evaluation.answers import row
-from tests.evaluation.pages import ParsedPage, check_page, find_requests, leave_out_images
+from tests.evaluation.pages import check_page, find_requests, leave_out_images
 
-N, M, NC = 200, 3, 6
+N = 200
 
 
 def right(share: float, seeds: int) -> np.ndarray:
@@ -42,21 +38,6 @@ def built(seeds: int = 1) -> ComparisonReport:
         return MethodResult(answers, title, f"how {title}", **more)  # pyright: ignore
 
     curve = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds
-    guesses = (TokenGuess("3", 0.9), TokenGuess("<<", 0.1))
-    mask = np.zeros((2, 2, NC), dtype=bool)
-    mask[..., [0, 2, 4]] = True
-    build_inspection = QuestionInspection(
-        "kava",
-        "kava",
-        2,
-        "7",
-        LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), ((guesses,) * (M + 1),) * 3),
-        (SimilarityMap("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
-        (ChainSelection("rkv", mask),),
-        policy="rkv",
-        matched_layers=(0, 1),
-        best_tokens=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
-    )
     return ComparisonReport(
         title="Thoughts & chains",
         lead="What is shown.",
@@ -85,9 +66,7 @@ def built(seeds: int = 1) -> ComparisonReport:
         cot_baseline="chain",
         caveats=["A limit <of> mine."],
         recipe_differences=[("chain", "all", "a quickstart")],
-        facts=[("versions", "laconic 0")],
-        command="laconic demo --num-seeds 1",
-        inspection=build_inspection,
+        facts=[("command", "laconic demo --num-seeds 1")],
     )
 
 
@@ -123,8 +102,6 @@ def test_render_report_shows_results_and_comparisons() -> None:
         "50 → 52",
         "12.3",
         "in 20.0 %",
-        "The first test problem",
-        "100.0 % of the latents name a token",
         "A limit <of> mine.",
         "laconic demo --num-seeds 1",
         "a quickstart",
@@ -181,19 +158,9 @@ def test_render_report_works_without_matplotlib(monkeypatch: pytest.MonkeyPatch)
 
 def test_render_report_leaves_out_empty_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_images(monkeypatch)
-    page = replace(built(), inspection=None, results=built().results[:1], recipe_differences=[], caveats=[])
+    page = replace(built(), results=built().results[:1], recipe_differences=[], caveats=[])
     html = runs_table.render_report(page)
-    assert "One question inspected" not in html
     assert "Differences" not in html
-
-
-def test_render_report_says_where_all_tokens_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out_images(monkeypatch)
-    page = built()
-    assert page.inspection is not None
-    whole = replace(page.inspection, selections=(ChainSelection("rkv", np.ones((2, 2, NC), dtype=bool)),))
-    text = ParsedPage(runs_table.render_report(replace(page, inspection=whole))).words
-    assert "as many latents as chain tokens" in text
 
 
 def test_format_count_and_passes() -> None:

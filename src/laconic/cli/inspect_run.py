@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from laconic.cli.arguments import command_line, parse_ints
+from laconic.cli.arguments import command_line
 from laconic.cli.commands.evaluate import print_report
 from laconic.cli.commands.inspect import InspectCommand
 from laconic.cli.files import write_file
@@ -30,7 +30,7 @@ from laconic.evaluation.inspection.question import (
 )
 from laconic.evaluation.inspection.question_summary import QuestionSummary, format_inspection, question_to_json
 from laconic.evaluation.reasoning.question_sets import QuestionSet, load_question_set, single_question
-from laconic.evaluation.reasoning.run import choose_protocol, decoding_for, find_latents
+from laconic.evaluation.reasoning.run import choose_protocol, decoding_for
 from laconic.evaluation.runs import short_run_names
 from laconic.evaluation.suite import EvalReport
 from laconic.experiment.load_run import LoadedRun, load_run, read_run_method
@@ -106,31 +106,19 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetS
     if any(other != ids[0] for other in ids):
         raise UsageError("--baseline: the runs drop different rows of the task (data.on_too_long)")
     inspections: list[DatasetInspection] = []
-    inspected = build_inspected_runs(runs, question_sets)
     with progress("inspecting") as show:
-        for run, inspected_run, questions in zip(runs, inspected, question_sets, strict=True):
+        for run, questions in zip(build_inspected_runs(runs, question_sets), question_sets, strict=True):
             inspections.append(
                 inspect_dataset(
-                    inspected_run,
+                    run,
                     questions,
                     limit=num_questions,
-                    iterations=iteration_counts(command.jacobi_iterations, run),
                     seed=command.seed,
                     batch_size=command.batch_size or DEFAULT_BATCH_SIZE,
                     progress=show,
                 )
             )
     return DatasetSummary(inspections, [*question_sets[0].notes, *list_notes(runs, None)], describe_runs(runs))
-
-
-def iteration_counts(text: str | None, run: LoadedRun) -> Sequence[int]:
-    """Return the numbers of Jacobi iterations to try; none for sequential latents."""
-    latents = find_latents(run)
-    if latents is None or latents.num_iterations is None:
-        return []
-    if text is not None:
-        return parse_ints("--jacobi-iterations", text)
-    return sorted({*range(latents.num_iterations + 3), latents.num_latents})
 
 
 def check_comparable(runs: Sequence[LoadedRun]) -> None:

@@ -112,9 +112,7 @@ def answer_under_conditions(
     def answer_after(rollout: LatentRollout) -> list[AnswerRecord]:
         return match_answers(run.answer(batch, rollout), examples, questions.protocol)
 
-    answers: list[dict[str, Mapping[str, Any]]] = [
-        dict(record.to_item(AS_TRAINED).conditions) for record in answer_after(rollout)
-    ]
+    answers: list[dict[str, Mapping[str, Any]]] = [{AS_TRAINED: record._asdict()} for record in answer_after(rollout)]
     for n, condition in enumerate(conditions, 1):
         if report is not None:
             report(n / (len(conditions) + 1))

@@ -8,11 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from laconic.console import ProgressFn
-from laconic.evaluation import statistics
 from laconic.evaluation.inspection.conditions import (
     answer_under_conditions,
     count_latents,
-    limit_iterations,
     load_batch,
     reference_means_of,
     replace_thoughts,
@@ -20,12 +18,10 @@ from laconic.evaluation.inspection.conditions import (
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import choose_donors, list_interventions
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
-from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit
-from laconic.evaluation.reasoning.evaluate import ReasoningResult
+from laconic.evaluation.inspection.verdict import ThoughtAudit
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.statistics import Estimate
 
 TokenIds = Sequence[int]
 
@@ -39,8 +35,6 @@ class DatasetInspection:
     name: str
     method: str
     audit: ThoughtAudit
-    by_iterations: dict[int, Estimate]
-    trained_iterations: int | None
     chain_word_rates: NDArray[np.float64]
 
 
@@ -49,21 +43,18 @@ def inspect_dataset(
     questions: QuestionSet,
     *,
     limit: int | None = None,
-    iterations: Sequence[int] = (),
     seed: int = 0,
     batch_size: int = 64,
     progress: ProgressFn | None = None,
 ) -> DatasetInspection:
-    """Ask `limit` questions as trained, under each intervention, and with other numbers of Jacobi iterations.
+    """Ask `limit` questions as trained and under each intervention.
 
     The first `NUM_REFERENCE_QUESTIONS` questions of the set are the reference of "mean".
     """
     source, questions = questions.source, replace(questions, examples=questions.examples[:limit])
     num_questions = len(questions.examples)
     means = reference_means_of(run, source, batch_size)
-    interventions = list(map(replace_thoughts, list_interventions(count_latents(run, source))))
-    limits = {n: limit_iterations(n) for n in iterations}
-    conditions = [*interventions, *limits.values()]
+    conditions = list(map(replace_thoughts, list_interventions(count_latents(run, source))))
     items, top_ids, chain_ids = list[EvalItem](), list[TokenIds](), list[TokenIds]()
     for start in range(0, num_questions, batch_size):
         indices = np.arange(start, min(start + batch_size, num_questions))
@@ -74,16 +65,9 @@ def inspect_dataset(
         chain_ids += [ids[mask].tolist() for ids, mask in zip(batch.chain_ids, batch.chain_mask, strict=True)]
         if progress:
             progress(run.name, int(indices[-1]) + 1, num_questions)
-    names = [AS_TRAINED, *(condition.name for condition in interventions)]
-    intervened = [EvalItem(item.id, {name: item.conditions[name] for name in names}) for item in items]
-    result = ReasoningResult.from_items(items, {"protocol": questions.protocol.name, "bytes_per_position": 0})
-    audit = ThoughtAudit(ReasoningRow(questions.name, run.name, "", (0,), (result,)), [intervened])
-    by_iterations = {
-        n: statistics.estimate_proportion([item.conditions[condition.name]["is_correct"] for item in items])
-        for n, condition in limits.items()
-    }
+    row = ReasoningRow(questions.name, run.name, "", (0,), [items], questions.protocol.name)
     rates = compute_chain_word_rates(top_ids, chain_ids, seed)
-    return DatasetInspection(run.name, run.method, audit, by_iterations, run.num_iterations, rates)
+    return DatasetInspection(run.name, run.method, ThoughtAudit(row), rates)
 
 
 def compute_chain_word_rates(

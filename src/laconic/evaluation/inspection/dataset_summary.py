@@ -10,8 +10,8 @@ import numpy as np
 from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.verdict import build_audit_table, explain_columns
 from laconic.evaluation.reasoning.table import ReasoningRow
-from laconic.evaluation.statistics import Difference, Estimate, format_difference, paired_difference
-from laconic.evaluation.tables import Table, figures_to_json, format_interval, format_percent
+from laconic.evaluation.statistics import Difference, format_difference, paired_difference
+from laconic.evaluation.tables import Table, figures_to_json, format_percent
 
 CHAIN_WORDS_NOTE = (
     "Latents whose most likely token after the last pass occurs in the question's chain; in the chain of another "
@@ -34,10 +34,10 @@ class DatasetSummary:
 
 
 def describe_set(summary: DatasetSummary) -> str:
-    row, result = summary.first_row, summary.first_row.results[0]
-    answer, floor = result.majority_baseline
+    row = summary.first_row
+    answer, floor = row.majority_baseline
     return (
-        f"{row.accuracy.num_items:,} questions of {row.dataset}, protocol {result.protocol}; majority baseline "
+        f"{row.accuracy.num_items:,} questions of {row.dataset}, protocol {row.protocol}; majority baseline "
         f"{format_percent(floor)} % (always “{answer}”)"
     )
 
@@ -46,7 +46,6 @@ def dataset_tables(summary: DatasetSummary) -> list[tuple[str, Table, str]]:
     """Return titles and tables, without empty ones, and what to know to read each."""
     tables = [
         ("Accuracy under interventions", effects_table(summary), ". ".join(explain_columns(summary.runs[0].audit))),
-        ("Jacobi iterations at test time", iterations_table(summary), ""),
         ("Tokens named by latents", chain_words_table(summary), CHAIN_WORDS_NOTE),
     ]
     return [(title, table, note) for title, table, note in tables if table.rows]
@@ -72,15 +71,6 @@ def effects_table(summary: DatasetSummary) -> Table:
     return Table(header, [row[: len(header)] for row in rows], num_text_columns=1 + tables[0].num_text_columns)
 
 
-def iterations_table(summary: DatasetSummary) -> Table:
-    rows: list[list[str]] = []
-    for n in sorted({n for run in summary.runs for n in run.by_iterations}):
-        cells = [format_estimate(run.by_iterations[n]) if n in run.by_iterations else "" for run in summary.runs]
-        trained = [" as trained" if n == run.trained_iterations else "" for run in summary.runs]
-        rows.append([str(n), *map(str.__add__, cells, trained)])
-    return Table(["iterations", *(f"{run.name}, correct, %" for run in summary.runs)], rows)
-
-
 def chain_words_table(summary: DatasetSummary) -> Table:
     rows = [
         [
@@ -94,10 +84,6 @@ def chain_words_table(summary: DatasetSummary) -> Table:
     ]
     header = ["run", "answers", "questions", "own chain, %", "another's, %", "in order, %"]
     return Table(header, rows, num_text_columns=2)
-
-
-def format_estimate(estimate: Estimate) -> str:
-    return f"{format_percent(estimate.mean)} ({format_interval(estimate)})"
 
 
 def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]]:
@@ -114,7 +100,7 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]
 
 def list_caveats(summary: DatasetSummary) -> list[str]:
     """Return which conclusions the accuracy does not support, then the notes on the set."""
-    floor = summary.first_row.results[0].majority_baseline.share
+    floor = summary.first_row.majority_baseline.share
     accuracies = [(run.name, run.audit.row.accuracy) for run in summary.runs]
     caveats = [
         f"{name} is not shown to be above the majority baseline ({format_percent(accuracy.mean)} % correct, baseline "
@@ -128,11 +114,11 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
     first, row = summary.runs[0], summary.first_row
     data = {
-        "schema": 4,
+        "schema": 5,
         "dataset": row.dataset,
         "questions": row.accuracy.num_items,
-        "protocol": row.results[0].protocol,
-        "majority_baseline": row.results[0].majority_baseline,
+        "protocol": row.protocol,
+        "majority_baseline": row.majority_baseline,
         "runs": [
             {
                 "run": run.name,
@@ -140,8 +126,6 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
                 "accuracy": run.audit.row.accuracy,
                 "conditions": run.audit.effects,
                 "differences_to_first": [] if run is first else subtract_effects(run, first),
-                "iterations": {str(n): accuracy for n, accuracy in run.by_iterations.items()},
-                "trained_iterations": run.trained_iterations,
                 "chain_words": chain_word_rates(run),
             }
             for run in summary.runs

@@ -4,7 +4,6 @@ Shapes: L matched layers, G KV heads, N tokens of one chain.
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from laconic.evaluation.inspection.inspected_run import TeacherChain
 
-NO_TOKEN = "–"
 BRACKET, OPERATOR, NUMBER = re.compile(r"[<>()\[\]{}]"), re.compile(r"[-+*/×÷·%=−]"), re.compile(r"\d")
 SelectionMask = NDArray[np.bool_]
 
@@ -40,21 +38,10 @@ def chain_selections(teacher: TeacherChain, n: int) -> tuple[ChainSelection, ...
     """Return what each policy selects of the `n` tokens of the first chain."""
     selections: list[ChainSelection] = []
     for policy, choice in teacher.choices.items():
-        layers = [choice.tokens[l] for l in teacher.matched_layers]
+        layers = [choice[l] for l in teacher.matched_layers]
         mask = np.zeros((len(layers), layers[0].index.shape[1], n), dtype=np.bool_)
         for l, layer in enumerate(layers):
             for g, (index, valid) in enumerate(zip(layer.index[0], layer.valid[0], strict=True)):
                 mask[l, g, index[valid].cpu().numpy()] = True
         selections.append(ChainSelection(policy, mask))
     return tuple(selections)
-
-
-def best_token_per_slot(teacher: TeacherChain, tokens: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """Return for each slot the token of the first chain that most matched layers and heads choose, and their share."""
-    layers = [teacher.choices[teacher.policy].tokens[l] for l in teacher.matched_layers]
-    best: list[tuple[str, float]] = []
-    for m in range(layers[0].index.shape[2]):
-        columns = [i for layer in layers for i in layer.index[0, :, m][layer.valid[0, :, m]].tolist()]
-        column, count = Counter(columns).most_common(1)[0] if columns else (0, 0)
-        best.append((tokens[column], count / len(columns)) if columns else (NO_TOKEN, 0.0))
-    return tuple(best)

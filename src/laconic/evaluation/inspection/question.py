@@ -17,7 +17,7 @@ from laconic.evaluation.inspection.conditions import load_batch
 from laconic.evaluation.inspection.inspected_run import InspectedRun, latent_keys_values
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionKind, InterventionTarget
 from laconic.evaluation.inspection.kv_selection import ChainSelection
-from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
+from laconic.evaluation.inspection.kv_similarity import SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import decoding_for
@@ -93,20 +93,12 @@ class ChangedAnswer(NamedTuple):
     donor_answer: str | None = None
 
 
-class SelectionScores(NamedTuple):
-    """Importance, redundancy and the score of the run's policy: a row for each matched layer and head."""
-
-    I: MapRows
-    R: MapRows
-    S: MapRows
-
-
 @dataclass(frozen=True)
 class QuestionInspection:
-    """A run on one question. Without a teacher or a chain there are no maps, selections and scores.
+    """A run on one question. Without a teacher or a chain there are no maps and selections.
 
-    `num_iterations` is that of training, None for sequential latents. The scores are those of the run's own policy;
-    matched layers are distilled, or would be; `best_tokens` are the chain tokens that most heads assign to each latent.
+    `num_iterations` is that of training, None for sequential latents. The policy is the run's own; matched layers are
+    distilled, or would be.
     """
 
     name: str
@@ -117,11 +109,9 @@ class QuestionInspection:
     maps: tuple[SimilarityMap, ...] = ()
     selections: tuple[ChainSelection, ...] = ()
     token_classes: tuple[str, ...] = ()
-    scores: SelectionScores | None = None
     policy: str = ""
     matched_layers: tuple[int, ...] = ()
     is_distilled: bool = False
-    best_tokens: tuple[tuple[str, float], ...] = ()
     effects: tuple[ChangedAnswer, ...] = ()
 
 
@@ -176,23 +166,17 @@ def with_chain(
     inspection: QuestionInspection, run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout
 ) -> QuestionInspection:
     """Add the comparison with the chain."""
-    teacher, mask, tokens = run.teacher_chain(batch), batch.chain_mask, inspection.lens.chain
+    teacher, mask = run.teacher_chain(batch), batch.chain_mask
     is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask
     n = int(mask.sum())
-    I, R, S = (
-        to_rows(torch.cat([scores[l][0, :, :n] for l in teacher.matched_layers]).float())
-        for scores in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
-    )
     return replace(
         inspection,
         maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
         selections=kv_selection.chain_selections(teacher, n),
-        token_classes=kv_selection.classify_tokens(tokens, is_result[mask].tolist()),
-        scores=SelectionScores(I, R, S),
+        token_classes=kv_selection.classify_tokens(inspection.lens.chain, is_result[mask].tolist()),
         policy=teacher.policy,
         matched_layers=teacher.matched_layers,
         is_distilled=teacher.is_distilled,
-        best_tokens=kv_selection.best_token_per_slot(teacher, tokens),
     )
 
 

@@ -9,16 +9,12 @@ import numpy as np
 from laconic.batches import PassCounts
 from laconic.console import pluralize
 from laconic.evaluation import tables
-from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
-from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.paired_proportions import describe_test
 from laconic.evaluation.reasoning.table import ReasoningRow, RowComparison, compare_costs, compare_rows
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import NO_PLOTS, PagePlot, PageSection, render_facts, render_table
 from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_accuracies, plot_lines
 from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count, format_percent
-
-INSPECTED_SPACES = ("keys", "values")
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class ComparisonReport:
     """Methods on one task: what a page shows of them.
 
     `focus` names the method that the others are compared with, `cot_baseline` the one that writes the chain. Recipe
-    differences are keys, values and reasons where recipes differ from the papers; facts and runs are names and values.
+    differences are keys, values and reasons where recipes differ from the papers; facts are names and values.
     """
 
     title: str
@@ -62,9 +58,6 @@ class ComparisonReport:
     caveats: Sequence[str] = ()
     recipe_differences: Sequence[tuple[str, str, str]] = ()
     facts: Sequence[tuple[str, str]] = ()
-    runs: Sequence[tuple[str, str]] = ()
-    command: str = ""
-    inspection: QuestionInspection | None = None
 
     def find_result(self, name: str) -> MethodResult | None:
         return next((result for result in self.results if result.name == name), None)
@@ -130,7 +123,7 @@ def build_terminal_table(report: ComparisonReport) -> Table:
 
 
 def format_footnotes(report: ComparisonReport) -> str:
-    answer, share = report.first_row.results[0].majority_baseline
+    answer, share = report.first_row.majority_baseline
     lines = [
         f'majority baseline {format_percent(share)} % (always "{answer}"); {report.first_row.accuracy.num_items:,} '
         f"unseen problems, {pluralize(len(report.seeds), 'seed')}",
@@ -158,12 +151,12 @@ def report_to_json(report: ComparisonReport) -> dict[str, Any]:
         for result in report.results
     ]
     comparisons = [{"other": other.name, **c.to_json()} for other, c in compare_to_focus(report)]
-    first = report.first_row.results[0]
+    first = report.first_row
     data = {
         "schema": 2,
         "protocol": first.protocol,
         "seeds": report.seeds,
-        "questions": len(first.records),
+        "questions": first.accuracy.num_items,
         "majority_baseline": first.majority_baseline,
         "rows": rows,
         "comparisons": comparisons,
@@ -199,27 +192,22 @@ def render_report(report: ComparisonReport) -> str:
         )
         table = render_facts([(f"over {other.title}", c.text) for other, c in compared])
         sections.append(PageSection(f"Differences from {focus.title}", [about, table]))
-    if report.inspection:
-        sections.append(PageSection("One question inspected", inspection_blocks(report.inspection)))
     caveats, differences = list_caveats(report), report.recipe_differences
     table = Table(("key", "here", "why"), differences, num_text_columns=3)
-    facts = [("command", report.command)] if report.command else []
-    facts += [("seeds", ", ".join(map(str, report.seeds))), *report.facts]
-    runs = [page.render_details(f"Runs ({len(report.runs)})", [render_facts(report.runs)])] if report.runs else []
     sections += [
         PageSection("What this does not show", [page.render_list(caveats)] if caveats else []),
         PageSection("Where the recipes differ from the papers", [render_table(table)] if differences else []),
-        PageSection("Runs", [render_facts(facts), *runs]),
+        PageSection("Runs", [render_facts(report.facts)] if report.facts else []),
     ]
     return page.render_page(report.title, sections, [report.lead])
 
 
 def results_blocks(report: ComparisonReport) -> list[str]:
     first = report.first_row
-    answer, floor = first.results[0].majority_baseline
+    answer, floor = first.majority_baseline
     n = "" if len(report.seeds) >= MIN_SEEDS else f" {pluralize(len(report.seeds), 'seed')}."
     about = (
-        f"{first.accuracy.num_items:,} unseen problems, judged by the {first.results[0].protocol}.{n} The majority "
+        f"{first.accuracy.num_items:,} unseen problems, judged by the {first.protocol}.{n} The majority "
         f"baseline, always “{answer}”, is correct in {format_percent(floor)} %. Positions: when the answer begins → at "
         "its end. Milliseconds: batch size 1, greedy, median. A control is the same training with one part removed or "
         "replaced."
@@ -258,14 +246,3 @@ def mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[floa
     by_seed = [dict(curve) for curve in curves if curve]
     common = sorted(set.intersection(*map(set, by_seed)))
     return [(step, 100 * float(np.mean([curve[step] for curve in by_seed]))) for step in common]
-
-
-def inspection_blocks(inspection: QuestionInspection) -> list[str]:
-    lens = inspection.lens
-    blocks = [f"The first test problem: {' '.join(lens.question)}", f"Its chain: {' '.join(lens.chain)}"]
-    if inspection.best_tokens:
-        tokens = ", ".join(f"{m + 1} {token} {100 * x:.0f} %" for m, (token, x) in enumerate(inspection.best_tokens))
-        blocks.append(f"Each latent is distilled towards, with the share of layers and heads that chose it: {tokens}.")
-    blocks += lens_blocks([inspection])
-    blocks += [block for space in INSPECTED_SPACES for block in map_blocks([inspection], space, "chain")]
-    return [*blocks, *(selection_blocks(inspection) if inspection.selections else [])]
