@@ -78,7 +78,7 @@ def test_finetuned_learner_forgets() -> None:
     learner = FinetunedLearner(
         CacheAsState(streamed.decoder(width=32)), stream, FinetuneConfig(learning_rate=3e-3, batch_size=4)
     )
-    metrics = compute_metrics(run_stream(learner, stream).matrix)
+    metrics = compute_metrics(run_stream(learner, stream))
     assert metrics.plasticity is not None
     assert metrics.plasticity > 0.8
     assert metrics.forgetting is not None
