@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from laconic.cli.commands.demo import TABLE_ORDER, DemoEntry
+from laconic.cli.commands.demo import DemoEntry
 from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY
 from laconic.config.recipe_keys import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
@@ -15,7 +15,7 @@ from laconic.evaluation.reasoning.latency import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import EvalCondition, answer_function, decoding_for
 from laconic.evaluation.reasoning.suite import ReasoningSuite
-from laconic.evaluation.reasoning.table import ReasoningRow, build_rows
+from laconic.evaluation.reasoning.table import build_rows
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.suite import load_seed_results
 from laconic.experiment.from_recipe.build_data import load_held_out_rows
@@ -61,27 +61,19 @@ def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], late
     latents = run.recipe.latents
     M, T = (latents.num_latents, latents.jacobi_iterations) if latents else (0, 0)
     sweep = {n: rows.get(EvalCondition(iterations=n).name) for n in range(T + EXTRA_ITERATIONS + 1 if T else 0)}
-    cot = rows.get(EvalCondition(with_cot=True).name)
-    metrics = [load_metrics(folder) for folder in folders]
     return MethodResult(
         rows[""],
         entry.title,
         entry.description.format(M=M, T=T),
         is_control=entry.is_control,
-        color_index=TABLE_ORDER.index(entry.name) if entry.name in TABLE_ORDER else 0,
         learning_curves=[
-            [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
-            for lines in metrics
+            [(line["step"], line["validation"]["accuracy"]) for line in load_metrics(folder) if "validation" in line]
+            for folder in folders
         ],
-        iteration_sweep={n: seed_accuracies(row) for n, row in sweep.items() if row and len(row.seeds) == len(folders)},
-        trained_iterations=T or None,
-        cot_accuracy=seed_accuracies(cot) if cot else [],
-        training_seconds=[sum(line.get("seconds", 0.0) for line in lines) for lines in metrics],
+        iteration_sweep={
+            n: row.correct.mean(1).tolist() for n, row in sweep.items() if row and len(row.seeds) == len(folders)
+        },
     )
-
-
-def seed_accuracies(row: ReasoningRow) -> list[float]:
-    return row.correct.mean(1).tolist()
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
