@@ -80,8 +80,7 @@ def test_every_question_is_counted_once_whatever_the_batches(
     whole, parts = requested(subject, 5, monkeypatch), requested(subject, 2, monkeypatch)
     assert whole.audit.row.items_by_seed == parts.audit.row.items_by_seed
     assert np.array_equal(whole.chain_word_rates, parts.chain_word_rates, equal_nan=True)
-    names = [conditions.replace_thoughts(spec).name for spec in interventions.list_interventions(4)]
-    assert whole.audit.conditions == names
+    assert whole.audit.conditions == list(conditions.list_replacements(4))
 
 
 def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +92,7 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
         theirs = subject.think(Rows().batch([int(donors[i])], 0, 0), record_passes=True)
         build_inputs = interventions.InterventionInputs(rollout, np.array([i]), donor_rollout=theirs)
         plain = subject.answer(batch, rollout).texts[0]
-        swapped = interventions.run_intervention(subject, batch, InterventionSpec("swap"), build_inputs)
+        swapped = interventions.run_intervention(subject, batch, build_inputs, InterventionSpec("swap"))
         assert item.shared["prediction"] == plain
         assert item.conditions["swap vectors"]["prediction"] == subject.answer(batch, swapped).texts[0]
         assert item.conditions["swap vectors"]["donor"] == str(donors[i])

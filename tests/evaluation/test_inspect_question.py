@@ -23,8 +23,7 @@ def test_a_question_is_thought_about_once(subject: InspectedRun, monkeypatch: py
     result = inspect_question(subject, Rows().batch([0], 0, 0))
     assert calls == [True, *[False] * 3]  # interventions on vectors think again
     assert len(result.lens.passes) == 3
-    (selection,) = (selection for selection in result.selections if selection.policy == result.policy)
-    assert selection.mask.sum(-1).tolist() == [[4, 4]] * 2
+    assert result.selections[result.policy].sum(-1).tolist() == [[4, 4]] * 2
 
 
 @pytest.mark.parametrize("has_others", [True, False])

@@ -134,15 +134,12 @@ def test_append_generated_chain_cuts_before_the_answer_prompt(tmp_path: Path) ->
 
 
 def test_with_given_chain_drops_the_last_step_as_in_training(tmp_path: Path) -> None:
-    result: list[inspection_run.QuestionWithChain] = []
-    for keys in ((), ("data.chain_steps=drop_last",)):
+    steps = ("< < 7 > >", "< < 4 > >")
+    for keys, num_tokens, source in (
+        ((), 10, "as given"),
+        (("data.chain_steps=drop_last",), 5, "as given, without its last step, which training leaves out"),
+    ):
         run = new_run(tmp_path, *keys)
-        result.append(
-            inspection_run.with_dataset_chain(
-                run, single_question(run, QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4", DIGIT)
-            )
-        )
-    whole, short = result
-    assert (whole.batch.chain_ids.shape[1], short.batch.chain_ids.shape[1]) == (10, 5)
-    assert whole.chain_source == "as given"
-    assert short.chain_source == "as given, without its last step, which training leaves out"
+        batch: Any = single_question(run, QUESTIONS[0], steps, "4", DIGIT).source.batch([0], 0, 0)
+        assert batch.chain_ids.shape[1] == num_tokens
+        assert inspection_run.describe_given_chain(run, steps) == source

@@ -14,7 +14,6 @@ from laconic.evaluation.inspection import dataset_summary, question_summary
 from laconic.evaluation.inspection import page as inspection_page
 from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.dataset_summary import DatasetSummary
-from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
 from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection
@@ -52,7 +51,7 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         "7",
         words,
         tuple(maps),
-        tuple(ChainSelection(options, selected) for options in SELECTORS),
+        dict.fromkeys(SELECTORS, selected),
         ("operand",) * N,
         "rkv",
         tuple(range(layers)),

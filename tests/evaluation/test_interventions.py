@@ -48,7 +48,7 @@ def same_cache(a: KVCache, b: KVCache) -> bool:
 
 def test_zeros_are_read_in_every_round_as_by_hand() -> None:
     run, batch = subject(), reasoning_batch()
-    result = interventions.run_intervention(run, batch, InterventionSpec("zero"), build_inputs(run, batch))
+    result = interventions.run_intervention(run, batch, build_inputs(run, batch), InterventionSpec("zero"))
     decoder, thoughts = run.decoder, run.thoughts
     with torch.no_grad():
         requested = decoder(decoder.embed(batch.question_ids), attention_mask=batch.question_mask).cache
@@ -63,11 +63,11 @@ def test_zeros_are_read_in_every_round_as_by_hand() -> None:
 def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
     built = build_inputs(run, batch, donors=batch)
-    same = interventions.run_intervention(run, batch, InterventionSpec("swap"), built)
+    same = interventions.run_intervention(run, batch, built, InterventionSpec("swap"))
     assert same.cache.is_equal(built.rollout.cache)
     assert torch.equal(same.hidden_states, built.rollout.hidden_states)
     assert same_cache(
-        interventions.run_intervention(run, batch, InterventionSpec("swap", "cache"), built).cache, built.rollout.cache
+        interventions.run_intervention(run, batch, built, InterventionSpec("swap", "cache")).cache, built.rollout.cache
     )
 
 
@@ -76,7 +76,7 @@ def test_a_swap_reads_the_donors_vectors(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
     built = build_inputs(run, batch, donors=reasoning_batch(((2, 1, 3), (7, 3, 3), (4, 4, 4)), seed=3))
     assert built.donor_rollout is not None
-    read = interventions.run_intervention(run, batch, InterventionSpec("swap"), built).latents
+    read = interventions.run_intervention(run, batch, built, InterventionSpec("swap")).latents
     assert torch.equal(read, built.donor_rollout.latents)
 
 
@@ -86,9 +86,8 @@ def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) ->
     run, batch = subject(rounds=rounds), reasoning_batch(((4, 2, 3),))
     built = build_inputs(run, batch)
     means = interventions.compute_reference_means(run, [batch, batch])
-    same = interventions.run_intervention(
-        run, batch, InterventionSpec("mean", where), InterventionInputs(built.rollout, built.row_index, means=means)
-    )
+    inputs = InterventionInputs(built.rollout, built.row_index, means=means)
+    same = interventions.run_intervention(run, batch, inputs, InterventionSpec("mean", where))
     assert same_cache(same.cache, built.rollout.cache)
 
 
@@ -149,7 +148,7 @@ def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
         latent_keys_values(run.decoder, built.rollout),
         interventions.shuffle_order(built),
     )
-    result = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), built).cache
+    result = interventions.run_intervention(run, batch, built, InterventionSpec("shuffle", "cache")).cache
     assert torch.equal(result.positions, rollout.cache.positions)
     for l in range(len(result.keys)):
         assert torch.equal(result.keys[l][:, :, :-M], rollout.cache.keys[l][:, :, :-M])
@@ -167,7 +166,7 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     """GPT-2: attention over the same keys and values in another order is the same."""
     run, batch = subject("gpt2"), reasoning_batch()
     built = build_inputs(run, batch)
-    moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), built).cache
+    moved = interventions.run_intervention(run, batch, built, InterventionSpec("shuffle", "cache")).cache
     assert not moved.is_equal(built.rollout.cache)
     eot = run.thoughts.end.expand(batch.B, 1, -1)
     with torch.no_grad():
@@ -180,7 +179,7 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
 def test_cache_edits_touch_the_latents_alone(kind: Any) -> None:
     run, batch = subject(), reasoning_batch()
     built = build_inputs(run, batch)
-    result = interventions.run_intervention(run, batch, InterventionSpec(kind, "cache"), built).cache
+    result = interventions.run_intervention(run, batch, built, InterventionSpec(kind, "cache")).cache
     for mine, theirs in zip(
         (*result.keys, *result.values), (*built.rollout.cache.keys, *built.rollout.cache.values), strict=True
     ):

@@ -39,8 +39,6 @@ def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = 
 
 
 def test_chain_selections_are_of_the_matched_layers() -> None:
-    (result,) = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 4)
-    assert result.policy == "rkv"
-    assert result.mask.tolist() == [[[True, False, True, False], [False, True, False, False]]]
-    assert result.token_shares == (0.5, 0.5, 0.5, 0.0)
-    assert kv_selection.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 2)[0].mask.shape == (2, 1, 2)
+    result = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 4)
+    assert result["rkv"].tolist() == [[[True, False, True, False], [False, True, False, False]]]
+    assert kv_selection.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 2)["rkv"].shape == (2, 1, 2)

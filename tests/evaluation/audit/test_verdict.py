@@ -14,7 +14,7 @@ from laconic.evaluation.results_store import EvalItem
 from tests.evaluation.answers import row
 
 N = 200
-NAMES = [condition.name for condition in list_conditions(4, 3)]
+NAMES = list(list_conditions(4, 3))
 
 
 def is_right(share: float) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Answer questions as trained and with changed thoughts, for `laconic audit` and `laconic inspect --task`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple, cast
+from functools import cache, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from laconic.batches import ReasoningBatch
 from laconic.errors import InputError
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.inspected_run import InspectedRun
-from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
+from laconic.evaluation.inspection.interventions import InterventionInputs, ReferenceMeans
 from laconic.evaluation.inspection.verdict import AS_TRAINED
 from laconic.evaluation.paired_proportions import min_questions
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, match_answers
@@ -28,42 +28,33 @@ from laconic.latent.rollout import LatentRollout
 NUM_REFERENCE_QUESTIONS = 256  # for the mean of a latent
 
 
-class ThoughtCondition(NamedTuple):
-    """A change of the thoughts: its key in stored results, and what returns the rollout before the answers."""
-
-    name: str
-    apply: Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
+# Returns the rollout before the answers, with changed thoughts.
+ThoughtChange = Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
 
 
-def replace_thoughts(spec: InterventionSpec) -> ThoughtCondition:
-    """Replace the thoughts by an intervention: as vectors, or as keys and values in the cache."""
-    return ThoughtCondition(
-        f"{spec.kind} {spec.target}",
-        lambda run, batch, inputs: interventions.run_intervention(run, batch, spec, inputs),
-    )
+def list_replacements(num_latents: int) -> dict[str, ThoughtChange]:
+    """Return every intervention by its key in stored results."""
+    specs = interventions.list_interventions(num_latents)
+    return {" ".join(spec): partial(interventions.run_intervention, spec=spec) for spec in specs}
 
 
-def cut_thoughts(n: int) -> ThoughtCondition:
-    """Cut all thoughts but the first `n` off the cache."""
-
-    def apply(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
-        rollout = inputs.rollout
-        return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
-
-    return ThoughtCondition(f"first {n}", apply)
-
-
-def limit_iterations(n: int) -> ThoughtCondition:
-    """Think with another number of Jacobi iterations than in training; after 0, the thoughts are the placeholders."""
-    return ThoughtCondition(f"{n} iterations", lambda run, batch, inputs: run.think(batch, iterations=n))
-
-
-def list_conditions(num_latents: int, num_iterations: int | None) -> list[ThoughtCondition]:
+def list_conditions(num_latents: int, num_iterations: int | None) -> dict[str, ThoughtChange]:
     """Return the conditions of an audit, for M thoughts and T Jacobi iterations of training, if there are any."""
-    replaced = map(replace_thoughts, interventions.list_interventions(num_latents))
-    lengths = dict.fromkeys((num_latents // 2, 0))
-    iterations = dict.fromkeys((num_iterations // 2, 0)) if num_iterations else ()
-    return [*replaced, *map(cut_thoughts, lengths), *map(limit_iterations, iterations)]
+    shortened = {f"first {n}": partial(cut_thoughts, n=n) for n in (num_latents // 2, 0)}
+    numbers = (num_iterations // 2, 0) if num_iterations else ()
+    fewer = {f"{n} iterations": partial(limit_iterations, n=n) for n in numbers}
+    return {**list_replacements(num_latents), **shortened, **fewer}
+
+
+def cut_thoughts(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs, n: int) -> LatentRollout:
+    """Cut all thoughts but the first `n` off the cache."""
+    rollout = inputs.rollout
+    return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
+
+
+def limit_iterations(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs, n: int) -> LatentRollout:
+    """Think with another number of Jacobi iterations than in training; after 0, the thoughts are the placeholders."""
+    return run.think(batch, iterations=n)
 
 
 @torch.no_grad()
@@ -89,7 +80,7 @@ def reference_means_of(run: InspectedRun, source: TrainingData, batch_size: int)
 def answer_under_conditions(
     run: InspectedRun,
     questions: QuestionSet,
-    conditions: Sequence[ThoughtCondition],
+    conditions: Mapping[str, ThoughtChange],
     rows: Sequence[int],
     means: ReferenceMeans,
     seed: int = 0,
@@ -113,14 +104,14 @@ def answer_under_conditions(
         return match_answers(run.answer(batch, rollout), examples, questions.protocol)
 
     answers: list[dict[str, Mapping[str, Any]]] = [{AS_TRAINED: record._asdict()} for record in answer_after(rollout)]
-    for n, condition in enumerate(conditions, 1):
+    for n, (name, change) in enumerate(conditions.items(), 1):
         if report is not None:
             report(n / (len(conditions) + 1))
-        changed = answer_after(condition.apply(run, batch, inputs))
+        changed = answer_after(change(run, batch, inputs))
         for by_condition, record, donor in zip(answers, changed, donors.tolist(), strict=True):
             metrics = {"output": record.output, "prediction": record.prediction, "is_correct": record.is_correct}
-            donor_id = {"donor": questions.examples[donor].id} if condition.name.startswith("swap") else {}
-            by_condition[condition.name] = metrics | donor_id
+            donor_id = {"donor": questions.examples[donor].id} if name.startswith("swap") else {}
+            by_condition[name] = metrics | donor_id
     return [EvalItem(example.id, by_condition) for example, by_condition in zip(examples, answers, strict=True)]
 
 
@@ -149,7 +140,7 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         "data": questions.source.fingerprint,
         "gold": gold_hash(questions),
         "max_tokens": str(decoding.max_tokens),
-        "conditions": ", ".join(condition.name for condition in conditions),
+        "conditions": ", ".join(conditions),
     }
     variant = {"protocol": questions.protocol.name}
     return EvalJob(

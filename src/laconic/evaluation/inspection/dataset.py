@@ -11,12 +11,12 @@ from laconic.console import ProgressFn
 from laconic.evaluation.inspection.conditions import (
     answer_under_conditions,
     count_latents,
+    list_replacements,
     load_batch,
     reference_means_of,
-    replace_thoughts,
 )
 from laconic.evaluation.inspection.inspected_run import InspectedRun
-from laconic.evaluation.inspection.interventions import choose_donors, list_interventions
+from laconic.evaluation.inspection.interventions import choose_donors
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
 from laconic.evaluation.inspection.verdict import ThoughtAudit
 from laconic.evaluation.reasoning.question_sets import QuestionSet
@@ -54,7 +54,7 @@ def inspect_dataset(
     source, questions = questions.source, replace(questions, examples=questions.examples[:limit])
     num_questions = len(questions.examples)
     means = reference_means_of(run, source, batch_size)
-    conditions = list(map(replace_thoughts, list_interventions(count_latents(run, source))))
+    conditions = list_replacements(count_latents(run, source))
     items, top_ids, chain_ids = list[EvalItem](), list[TokenIds](), list[TokenIds]()
     for start in range(0, num_questions, batch_size):
         indices = np.arange(start, min(start + batch_size, num_questions))

@@ -180,7 +180,7 @@ def replacement_kv(
 
 
 def run_intervention(
-    run: InspectedRun, batch: ReasoningBatch, spec: InterventionSpec, inputs: InterventionInputs
+    run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs, spec: InterventionSpec
 ) -> LatentRollout:
     """Return the rollout of a batch under an intervention; answers continue its cache."""
     if spec.target == "cache":

@@ -57,7 +57,7 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
                 "maps": run.maps,
                 "token_classes": run.token_classes,
                 "policy": run.policy,
-                "selections": {selection.policy: selection.mask.astype(int).tolist() for selection in run.selections},
+                "selections": {policy: mask.astype(int).tolist() for policy, mask in run.selections.items()},
                 "effects": run.effects,
             }
             for run in summary.runs
