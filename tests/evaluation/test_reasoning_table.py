@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from laconic.batches import PassCounts
-from laconic.errors import InputError, UsageError
+from laconic.errors import InputError
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.latency import Latency
 from laconic.evaluation.reasoning.suite import ReasoningSuite
@@ -136,10 +136,7 @@ def test_reasoning_table_shows_the_first_questions_with_every_answer() -> None:
     assert data[0]["answers"][1] == {"title": "codi", "text": "no", "is_correct": False}
 
 
-def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
-    other = row("a", "y", B, protocol="pccot")
-    with pytest.raises(UsageError, match="codi and pccot"):
-        table.format_footnotes(ReasoningTable([row("a", "x", A), other]))
+def test_reasoning_table_refuses_other_questions() -> None:
     with pytest.raises(InputError, match="x and y answered different questions"):
         ReasoningTable([row("a", "x", A), row("a", "y", B[:100])])
 

@@ -13,7 +13,7 @@ from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.tables import format_count
 from tests.conftest import needs
 from tests.evaluation.answers import row
-from tests.evaluation.pages import check_page, find_requests, leave_out_images
+from tests.evaluation.pages import check_page, leave_out_images
 
 N = 200
 
@@ -80,14 +80,6 @@ def test_render_report_is_one_self_contained_file() -> None:
     assert len(images) >= 3
     assert all("KaVa" in str(attributes["alt"]) for attributes in images[:3])
     assert runs_table.render_report(built(3)) == html
-
-
-def test_find_requests_sees_them() -> None:
-    for bad in (
-        "<img src=a.png>", "<p style='background: url(a.png)'>", "<script>1</script>", "<style>@import 'a';</style>",
-        "<link href=a.css>", "<a href=https://a.b>c</a>",
-    ):  # fmt: skip
-        assert find_requests(bad), bad
 
 
 @pytest.mark.medium

@@ -13,12 +13,13 @@ from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
 from laconic.evaluation.inspection.conditions import NUM_REFERENCE_QUESTIONS
-from laconic.evaluation.inspection.dataset import DatasetInspection, inspect_dataset
-from laconic.evaluation.inspection.dataset_summary import (
+from laconic.evaluation.inspection.dataset import (
+    DatasetInspection,
     DatasetSummary,
     dataset_tables,
     dataset_to_json,
     describe_set,
+    inspect_dataset,
     list_caveats,
 )
 from laconic.evaluation.inspection.inspected_run import InspectedRun

@@ -147,7 +147,7 @@ def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         ("abc", r"^intents: 3 classes; give at least four, for two tasks of two classes$"),
-        ("a", r"^intents\.jsonl: fewer than two classes"),
+        ("a", r"^intents: 1 classes; give at least four"),
         ("abc!", r"^intents\.jsonl: the label '!' has no words, or those of another label; rename it$"),
     ],
 )

@@ -103,7 +103,7 @@ def plan_class_incremental(
     name = task if file is None else file.stem
     context = model.config.max_position_embeddings
     drop = partial(intent_data.drop_long_texts, tokenizer=tokenizer, max_tokens=context, name=name)
-    intents = intent_data.load_intents(task, path, drop) if file is None else intent_data.load_class_file(file, drop)
+    intents = intent_data.load_intents(task, path, drop)
     config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
         intent_data.build_stream(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from laconic.evaluation.inspection.dataset_summary import DatasetSummary, dataset_tables, describe_set, list_caveats
+from laconic.evaluation.inspection.dataset import DatasetSummary, dataset_tables, describe_set, list_caveats
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection

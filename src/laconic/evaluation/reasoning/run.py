@@ -13,7 +13,7 @@ from laconic.config.recipe import FULL_CHAIN_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.data.reasoning.dataset import ReasoningDataset
-from laconic.errors import InputError, UsageError
+from laconic.errors import UsageError
 from laconic.evaluation import results_store
 from laconic.evaluation.checkpoints import STOP_STRINGS, read_prompt
 from laconic.evaluation.reasoning.evaluate import AnswerFunction, match_answers
@@ -141,8 +141,6 @@ def build_question_job(
     examples, source, protocol = questions.examples, questions.source, questions.protocol
     if writes_chain(run, condition.with_cot):
         protocol = protocol.for_chain()
-    if not examples or len(source) < len(examples):
-        raise InputError(f"{len(examples)} questions, {len(source)} rows; give at least one question, a row for each")
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
     figures: dict[str, Any] = {
         "protocol": protocol.name,

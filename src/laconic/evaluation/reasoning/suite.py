@@ -113,8 +113,7 @@ class ReasoningSuite:
             protocol = outcome.protocol
             header = [column.title for column in table.list_columns(outcome)]
             for title, cells in table.rows_by_dataset(outcome):
-                full = [[*row, *[""] * (len(header) - len(row))] for row in cells]
-                sections.append(PageSection(f"{title} ({protocol})", [render_table(Table(header, full))]))
+                sections.append(PageSection(f"{title} ({protocol})", [render_table(Table(header, cells))]))
             if outcome.examples:
                 examples = render_table(build_examples_table(outcome.examples))
                 sections.append(PageSection(f"Examples ({protocol})", [EXAMPLES_NOTE, examples]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from laconic.batches import PassCounts
 from laconic.console import pluralize
-from laconic.data.reasoning.answer_matching import describe_protocol, require_one_protocol
+from laconic.data.reasoning.answer_matching import describe_protocol
 from laconic.errors import InputError
 from laconic.evaluation import statistics, tables
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
@@ -114,7 +114,7 @@ class RowComparison(NamedTuple):
 
 @dataclass(frozen=True)
 class ReasoningTable:
-    """Runs on question sets; `baseline` names the run that the others are compared with.
+    """Runs on question sets, with one protocol; `baseline` names the run that the others are compared with.
 
     Raises `InputError` if rows of one set are not about the same questions.
     """
@@ -124,10 +124,9 @@ class ReasoningTable:
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = field(default_factory=tuple[str, ...])
 
-    @cached_property
+    @property
     def protocol(self) -> str:
-        """The protocol of every figure; `UsageError` if there are several."""
-        return require_one_protocol([row.protocol for row in self.rows])
+        return self.rows[0].protocol
 
     @property
     def datasets(self) -> list[str]:
