@@ -6,12 +6,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from laconic.evaluation.paired_proportions import POWER, compare_answers, detectable_loss, min_questions
 from laconic.evaluation.statistics import (
+    POWER,
     Difference,
+    compare_answers,
     describe_difference,
+    detectable_loss,
     find_significant,
     holm_adjust,
+    min_questions,
     paired_difference,
 )
 from tests.conftest import needs

@@ -19,9 +19,9 @@ def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
     n = len(indices)
     texts = tuple("none" if i % 5 == 0 else f"ans {(i + 1) % 10}" for i in indices)
     batch = AnswerBatch(texts, ((1,),) * n, (PassCounts(0, 1, 3, 2),) * n, ((9, 11),) * n)
-    asked = [EXAMPLES[i] for i in indices]
-    records = match_answers(batch, asked, DIGIT)
-    return [[EvalItem(x.id, {"with CoT": r._asdict()})] for x, r in zip(asked, records, strict=True)]
+    chosen = [EXAMPLES[i] for i in indices]
+    records = match_answers(batch, chosen, DIGIT)
+    return [[EvalItem(x.id, {"with CoT": r._asdict()})] for x, r in zip(chosen, records, strict=True)]
 
 
 def test_match_answers_gives_records_and_figures(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from laconic.batches import PassCounts
 from laconic.errors import InputError
 from laconic.evaluation.reasoning import table
-from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.reasoning.evaluate import Latency
 from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.reasoning.table import (
     COT_CONDITION,

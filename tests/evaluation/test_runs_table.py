@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from laconic.batches import PassCounts
-from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.reasoning.evaluate import Latency
 from laconic.evaluation.report import runs_table
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.tables import format_count

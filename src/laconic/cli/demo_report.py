@@ -11,7 +11,7 @@ from laconic.cli.commands.demo import DemoEntry
 from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY
 from laconic.config.recipe_keys import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
-from laconic.evaluation.reasoning.latency import Latency, measure_latencies
+from laconic.evaluation.reasoning.evaluate import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import EvalCondition, answer_function, decoding_for
 from laconic.evaluation.reasoning.suite import ReasoningSuite

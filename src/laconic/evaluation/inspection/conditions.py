@@ -1,6 +1,7 @@
 """Answer questions as trained and with changed thoughts, for `laconic audit` and `laconic inspect --task`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, cast
 
@@ -14,13 +15,12 @@ from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import InterventionInputs, ReferenceMeans
 from laconic.evaluation.inspection.verdict import AS_TRAINED
-from laconic.evaluation.paired_proportions import min_questions
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.reasoning.run import budget_warnings, decoding_for, gold_hash
+from laconic.evaluation.reasoning.run import build_question_job, decoding_for
 from laconic.evaluation.results_store import EvalItem, EvalJob, ReportFraction
-from laconic.evaluation.suite import describe_evaluation, run_name
-from laconic.experiment.from_recipe.cost import count_cache_bytes
+from laconic.evaluation.statistics import min_questions
+from laconic.evaluation.suite import run_name
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.latent.rollout import LatentRollout
@@ -117,8 +117,7 @@ def answer_under_conditions(
 
 def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
     """Return the audit of a run on a question set that was loaded with `limit`."""
-    decoding = decoding_for(run, questions)
-    inspected = InspectedRun(run, run_name(run.folder), decoding)
+    inspected = InspectedRun(run, run_name(run.folder), decoding_for(run, questions))
     conditions = list_conditions(count_latents(inspected, questions.source), inspected.num_iterations)
     fewest = min_questions(len(conditions))
     if len(questions.examples) < fewest:
@@ -126,7 +125,6 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
             f"{questions.name}: {len(questions.examples)} questions; with {len(conditions)} tests no effect could "
             f"be significant on fewer than {fewest}; raise --limit or use a larger --task, best with 200 or more"
         )
-    figures = {"protocol": questions.protocol.name, "bytes_per_position": count_cache_bytes(run.parts.decoder, 1)}
 
     @cache
     def means() -> ReferenceMeans:
@@ -136,21 +134,6 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         items = answer_under_conditions(inspected, questions, conditions, indices, means(), report=report)
         return [[item] for item in items]
 
-    key = {
-        "data": questions.source.fingerprint,
-        "gold": gold_hash(questions),
-        "max_tokens": str(decoding.max_tokens),
-        "conditions": ", ".join(conditions),
-    }
-    variant = {"protocol": questions.protocol.name}
-    return EvalJob(
-        describe_evaluation(run, "audit", questions.name, limit=limit, variant=variant, key=key),
-        len(questions.examples),
-        evaluate,
-        batch_size,
-        questions.order,
-        lambda _: figures,
-        (*questions.notes, *budget_warnings(run, questions)),
-        questions,
-        reports_fraction=True,
-    )
+    job = build_question_job(run, questions, limit=limit, batch_size=batch_size)
+    key = {**job.metadata.key, "conditions": ", ".join(conditions)}
+    return replace(job, metadata=replace(job.metadata, kind="audit", key=key), evaluate=evaluate)

@@ -8,14 +8,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from laconic.evaluation import statistics
-from laconic.evaluation.paired_proportions import (
+from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
+from laconic.evaluation.statistics import (
+    Difference,
+    Estimate,
+    ScoreMatrix,
     compare_answers,
     describe_test,
     detectable_loss,
     detectable_loss_over_seeds,
+    format_difference,
 )
-from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix, format_difference
 from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_interval, format_percent
 
 AS_TRAINED = "as trained"  # name of the condition without a change

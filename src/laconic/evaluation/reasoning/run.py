@@ -153,9 +153,9 @@ def build_question_job(
     def evaluate(indices: Sequence[int], report: ReportFraction) -> list[list[EvalItem]]:
         num_finished = count(1)
         answer = answer_function(run, decoding, condition, lambda *_: report(next(num_finished) / len(indices)))
-        asked = [examples[i] for i in indices]
-        answers = match_answers(answer(source.batch(indices, 0, 0)), asked, protocol)
-        return [[EvalItem(x.id, {condition.name: a._asdict()})] for x, a in zip(asked, answers, strict=True)]
+        chosen = [examples[i] for i in indices]
+        answers = match_answers(answer(source.batch(indices, 0, 0)), chosen, protocol)
+        return [[EvalItem(x.id, {condition.name: a._asdict()})] for x, a in zip(chosen, answers, strict=True)]
 
     return EvalJob(
         describe_evaluation(run, "reasoning", questions.name, limit=limit, variant=variant, key=key),

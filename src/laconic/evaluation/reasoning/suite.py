@@ -17,8 +17,7 @@ from laconic.data.reasoning import answer_matching
 from laconic.errors import PreemptedError, UsageError
 from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_table
 from laconic.evaluation.reasoning import table
-from laconic.evaluation.reasoning.evaluate import AnswerFunction
-from laconic.evaluation.reasoning.latency import Latency, measure_latencies
+from laconic.evaluation.reasoning.evaluate import AnswerFunction, Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import QuestionSet, check_tasks, load_question_set
 from laconic.evaluation.reasoning.run import (
     COT_CONDITION,

@@ -15,12 +15,11 @@ from laconic.data.reasoning.answer_matching import describe_protocol
 from laconic.errors import InputError
 from laconic.evaluation import statistics, tables
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
-from laconic.evaluation.paired_proportions import compare_answers, describe_test
-from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.reasoning.evaluate import Latency
 from laconic.evaluation.reasoning.run import COT_CONDITION
 from laconic.evaluation.report.papers import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
+from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix, compare_answers, describe_test
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count
 
@@ -128,19 +127,18 @@ class ReasoningTable:
     def protocol(self) -> str:
         return self.rows[0].protocol
 
-    @property
-    def datasets(self) -> list[str]:
-        return list(dict.fromkeys(row.dataset for row in self.rows))
-
-    def rows_of(self, dataset: str) -> list[ReasoningRow]:
-        return [row for row in self.rows if row.dataset == dataset]
+    @cached_property
+    def by_dataset(self) -> dict[str, list[ReasoningRow]]:
+        names = dict.fromkeys(row.dataset for row in self.rows)
+        return {name: [row for row in self.rows if row.dataset == name] for name in names}
 
     @property
     def examples(self) -> list[ExampleQuestion]:
         """The first questions of each set, with the answers of every run; of several seeds, the first."""
         examples: list[ExampleQuestion] = []
-        for name in (name for name in self.datasets if not self.rows_of(name)[0].is_subset):
-            rows = self.rows_of(name)
+        for name, rows in self.by_dataset.items():
+            if rows[0].is_subset:
+                continue
             for items in islice(zip(*(row.items_by_seed[0] for row in rows), strict=True), NUM_EXAMPLES):
                 answers = [item.shared for item in items]
                 titled = [
@@ -151,8 +149,7 @@ class ReasoningTable:
         return examples
 
     def __post_init__(self) -> None:
-        for name in self.datasets:
-            rows = self.rows_of(name)
+        for name, rows in self.by_dataset.items():
             questions = {
                 tuple((item.shared["question"], item.shared["gold"]) for item in items)
                 for row in rows
@@ -195,7 +192,7 @@ def compare_to_baseline(table: ReasoningTable) -> list[RowComparison]:
         [
             (trained[name, run], trained[name, str(table.baseline)])
             for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
-            for name in table.datasets
+            for name in table.by_dataset
             if {(name, run), (name, table.baseline)} <= trained.keys()
         ]
     )
@@ -246,8 +243,7 @@ def list_columns(table: ReasoningTable) -> tuple[Column, ...]:
 def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     """Return title and cells of each question set, the majority baseline first."""
     columns, blocks = list_columns(table), list[tuple[str, list[list[str]]]]()
-    for name in table.datasets:
-        rows = table.rows_of(name)
+    for name, rows in table.by_dataset.items():
         answer, share = rows[0].majority_baseline
         cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %"]]
         cells += [[column.format(row) for column in columns] for row in rows]
@@ -286,8 +282,7 @@ def list_caveats(table: ReasoningTable) -> list[str]:
     for row in table.rows:
         if row.may_overlap:
             caveats.append(f"{row.run}: may have trained on these questions: its recipe sets data.allow_contamination")
-        rows = table.rows_of(row.dataset)
-        cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
+        cot = next((x for x in table.by_dataset[row.dataset] if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
         if not (row.condition or row.is_subset or cot is None):
             caveats += [f"{row.dataset}: {text}" for text in compare_costs(row, cot, row.run)]
     return list(dict.fromkeys(caveats))
@@ -309,12 +304,12 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
     datasets = [
         {
             "dataset": name,
-            "questions": (rows := table.rows_of(name))[0].accuracy.num_items,
+            "questions": rows[0].accuracy.num_items,
             "majority_baseline": rows[0].majority_baseline,
             "is_subset": rows[0].is_subset,
             "runs": list(map(row_to_json, rows)),
         }
-        for name in table.datasets
+        for name, rows in table.by_dataset.items()
     ]
     comparisons = [
         {"dataset": c.row.dataset, "run": c.row.run, "baseline": c.other.run, **c.to_json()}

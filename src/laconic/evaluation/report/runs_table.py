@@ -8,11 +8,11 @@ import numpy as np
 
 from laconic.console import pluralize
 from laconic.evaluation import tables
-from laconic.evaluation.paired_proportions import describe_test
 from laconic.evaluation.reasoning.table import ReasoningRow, RowComparison, compare_costs, compare_rows
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import NO_PLOTS, PagePlot, PageSection, render_facts, render_table
 from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_accuracies, plot_lines
+from laconic.evaluation.statistics import describe_test
 from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count, format_percent
 
 CONTROL_COLOR = 2
