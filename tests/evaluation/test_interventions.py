@@ -36,10 +36,8 @@ def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
 
 
 def build_inputs(run: InspectedRun, batch: Any, seed: int = 0, donors: Any = None) -> InterventionInputs:
-    rollout = run.think(batch, record_passes=True)
-    return InterventionInputs(
-        rollout, np.arange(batch.B), seed, None if donors is None else run.think(donors, record_passes=True)
-    )
+    donor_rollout = None if donors is None else run.think(donors, record_passes=True)
+    return InterventionInputs(run.think(batch, record_passes=True), np.arange(batch.B), seed, donor_rollout)
 
 
 def same_cache(a: KVCache, b: KVCache) -> bool:
@@ -66,9 +64,8 @@ def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
     same = interventions.run_intervention(run, batch, built, InterventionSpec("swap"))
     assert same.cache.is_equal(built.rollout.cache)
     assert torch.equal(same.hidden_states, built.rollout.hidden_states)
-    assert same_cache(
-        interventions.run_intervention(run, batch, built, InterventionSpec("swap", "cache")).cache, built.rollout.cache
-    )
+    in_cache = interventions.run_intervention(run, batch, built, InterventionSpec("swap", "cache"))
+    assert same_cache(in_cache.cache, built.rollout.cache)
 
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
@@ -109,16 +106,8 @@ def test_a_shuffle_moves_every_slot_it_may() -> None:
     order = interventions.shuffle_order(built)
     assert (order.sort(1).values == torch.arange(M)).all()
     assert (order != torch.arange(M)).all()
-    assert (
-        len(
-            {
-                tuple(row)
-                for seed in range(9)
-                for row in interventions.shuffle_order(build_inputs(run, batch, seed)).tolist()
-            }
-        )
-        > 3
-    )
+    orders = [interventions.shuffle_order(build_inputs(run, batch, seed)).tolist() for seed in range(9)]
+    assert len({tuple(row) for order in orders for row in order}) > 3
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, None])
@@ -143,11 +132,8 @@ def turned(x: np.ndarray, position: int) -> np.ndarray:
 def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
     run, batch = subject(), reasoning_batch()
     built = build_inputs(run, batch)
-    rollout, mine, order = (
-        built.rollout,
-        latent_keys_values(run.decoder, built.rollout),
-        interventions.shuffle_order(built),
-    )
+    rollout, order = built.rollout, interventions.shuffle_order(built)
+    mine = latent_keys_values(run.decoder, rollout)
     result = interventions.run_intervention(run, batch, built, InterventionSpec("shuffle", "cache")).cache
     assert torch.equal(result.positions, rollout.cache.positions)
     for l in range(len(result.keys)):
@@ -156,9 +142,8 @@ def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
             for m, source in enumerate(row):
                 assert torch.equal(result.values[l][b, :, m - M], rollout.cache.values[l][b, :, source - M])
                 for g in range(result.keys[l].shape[1]):
-                    requested = turned(
-                        mine.keys_before_rope[l][b, g, source].numpy(), int(rollout.cache.positions[b, m - M])
-                    )
+                    position = int(rollout.cache.positions[b, m - M])
+                    requested = turned(mine.keys_before_rope[l][b, g, source].numpy(), position)
                     assert largest(result.keys[l][b, g, m - M], torch.from_numpy(requested)) < FLOAT32
 
 
@@ -170,9 +155,8 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     assert not moved.is_equal(built.rollout.cache)
     eot = run.thoughts.end.expand(batch.B, 1, -1)
     with torch.no_grad():
-        assert (
-            error(run.decoder(eot, moved).hidden_states, run.decoder(eot, built.rollout.cache).hidden_states) < ORACLE
-        )
+        before, after = (run.decoder(eot, cache).hidden_states for cache in (built.rollout.cache, moved))
+    assert error(after, before) < ORACLE
 
 
 @pytest.mark.parametrize("kind", ["zero", "noise"])
@@ -201,12 +185,10 @@ def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:
     alone = interventions.norm_matched_noise(like[1:2], InterventionInputs(built.rollout, np.array([1])), 1)
     assert torch.equal(alone[0], whole[1])
     assert not torch.allclose(interventions.norm_matched_noise(like, built, 2), whole)
-    assert not torch.allclose(
-        interventions.norm_matched_noise(like, InterventionInputs(built.rollout, built.row_index, 1), 1), whole
-    )
-    many = interventions.norm_matched_noise(
-        torch.ones(1, 1, 4000, dtype=torch.float64), InterventionInputs(built.rollout, np.array([0])), 1
-    )
+    other_seed = InterventionInputs(built.rollout, built.row_index, 1)
+    assert not torch.allclose(interventions.norm_matched_noise(like, other_seed, 1), whole)
+    one_row, ones = InterventionInputs(built.rollout, np.array([0])), torch.ones(1, 1, 4000, dtype=torch.float64)
+    many = interventions.norm_matched_noise(ones, one_row, 1)
     assert abs(float(many.mean())) < 0.1
     assert 2.5 < float((many**4).mean() / (many**2).mean() ** 2) < 3.5  # the kurtosis of a Gaussian is 3
 

@@ -38,9 +38,8 @@ def test_diagonal_contrast_and_look_ahead_by_hand() -> None:
     map = torch.tensor([[0.5, 0.9, 0.1], [0.2, 0.4, 0.3]])
     assert kv_similarity.diagonal_contrast(map) == pytest.approx((0.5 + 0.4) / 2 - (0.9 + 0.1 + 0.2 + 0.3) / 4)
     assert kv_similarity.look_ahead_share(map) == 0.5  # slot 1 is likest to column 2, slot 2 to its own
-    assert (
-        kv_similarity.look_ahead_share(map.T) == 0.0
-    )  # of three slots two have a column, and slot 3 cannot look ahead
+    # of three slots two have a column, and slot 3 cannot look ahead
+    assert kv_similarity.look_ahead_share(map.T) == 0.0
     assert kv_similarity.diagonal_contrast(torch.ones(1, 1)) == 0.0
     shifted = torch.eye(4).roll(1, 1)  # each slot the next column, the last one the first
     assert kv_similarity.look_ahead_share(shifted) == 0.75

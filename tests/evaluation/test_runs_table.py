@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,42 +25,22 @@ def right(share: float, seeds: int) -> np.ndarray:
 
 
 def built(seeds: int = 1) -> ComparisonReport:
-    def line(name: str, title: str, share: float, passes: PassCounts, **more: object) -> MethodResult:
-        latency = more.pop("latency", None)
-        answers = row(
-            "test",
-            name,
-            right(share, seeds),
-            seeds=tuple(range(seeds)),
-            passes=passes,
-            end=50 + passes.answer,
-            latency=latency,
-        )
-        return MethodResult(answers, title, f"how {title}", **more)  # pyright: ignore
+    def line(name: str, title: str, share: float, passes: PassCounts, latency: Any = None, **more: Any) -> MethodResult:
+        end = 50 + passes.answer
+        answers = row("test", name, right(share, seeds), "", range(seeds), passes, end, latency=latency)
+        return MethodResult(answers, title, f"how {title}", **more)
 
-    curve = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds
+    curve, latents = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds, PassCounts(0, 1, 2, 2)
+    few, many = {0: [0.2] * seeds, 1: [0.3] * seeds}, {0: [0.2], 1: [0.9], 2: [0.95]}
+    chain = line("chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), Latency(12.34, 50), learning_curves=curve)
     return ComparisonReport(
         title="Thoughts & chains",
         lead="What is shown.",
         results=[
-            line("chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 50)),
-            line(
-                "pccot",
-                "PCCoT",
-                0.30,
-                PassCounts(0, 1, 2, 2),
-                learning_curves=curve,
-                iteration_sweep={0: [0.2] * seeds, 1: [0.3] * seeds},
-            ),
-            line(
-                "kava",
-                "KaVa",
-                0.95,
-                PassCounts(0, 1, 2, 2),
-                learning_curves=curve,
-                iteration_sweep={0: [0.2], 1: [0.9], 2: [0.95]},
-            ),
-            line("random", "random", 0.95, PassCounts(0, 1, 2, 2), is_control=True),
+            chain,
+            line("pccot", "PCCoT", 0.30, latents, learning_curves=curve, iteration_sweep=few),
+            line("kava", "KaVa", 0.95, latents, learning_curves=curve, iteration_sweep=many),
+            line("random", "random", 0.95, latents, is_control=True),
         ],
         focus="kava",
         cot_baseline="chain",
