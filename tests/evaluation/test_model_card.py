@@ -39,8 +39,8 @@ def test_find_datasets_looks_up_every_name() -> None:
     names = ["aggregate", "gsm8k-aug:train", "zen-E/GSM8k-Aug-NL", "folder/own.jsonl"]
     datasets = find_datasets(build_recipe(source="catalog", name=names))
     assert list(datasets) == ["aggregate", "gsm8k-aug:train", "zen-E/GSM8k-Aug-NL", "own.jsonl"]
-    found = [info.name if info else None for info in datasets.values()]
-    assert found == ["aggregate", "gsm8k-aug", "zen-E/GSM8k-Aug-NL", None]
+    info_names = [info.name if info else None for info in datasets.values()]
+    assert info_names == ["aggregate", "gsm8k-aug", "zen-E/GSM8k-Aug-NL", None]
     hub_names = list_hub_names(datasets)
     assert "whynlp/gsm8k-aug" in hub_names
     assert len(hub_names) == len(set(hub_names)) == 2
