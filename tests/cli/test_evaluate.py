@@ -105,7 +105,8 @@ def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: py
     }  # fmt: skip
     result = reasoning_run.load_result(runs / "digits", "test")
     assert result is not None
-    assert float(result.correct.mean()) == ways["as trained"]["accuracy"]["mean"]
+    correct = [item.shared["is_correct"] for item in result]
+    assert sum(correct) / len(correct) == ways["as trained"]["accuracy"]["mean"]
     folder = runs / "digits/evaluations/reasoning-test-last-digit-step-4"
     assert (folder / "recipe.toml").read_text() == (runs / "digits/recipe.toml").read_text()
     monkeypatch.setattr(reasoning_run, "answer_questions", None)  # whoever asks again fails

@@ -66,13 +66,11 @@ def evaluate_stream(
     bytes_per_token: torch.Tensor | None = None,
     conditions: Sequence[StreamCondition] | None = None,
     folder: Path | None = None,
-    key: str = "",
 ) -> list[EvalItem]:
     """Return the items of a stream, as `laconic evaluate` computes, stores and resumes them."""
     request = StreamRequest(stream, stream, source, batch_size, bytes_per_token)
     conditions = list_conditions(model, stream) if conditions is None else conditions
-    metadata = EvalMetadata("streams", stream, key={"run": key})
-    job = build_stream_job(metadata, request, conditions, torch.device("cpu"))
+    job = build_stream_job(EvalMetadata("streams", stream), request, conditions, torch.device("cpu"))
     with TemporaryDirectory() as empty:
         return run_resumable(job, folder or Path(empty))
 

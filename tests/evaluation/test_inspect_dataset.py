@@ -13,7 +13,7 @@ from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation.inspection import conditions, interventions
 from laconic.evaluation.inspection.dataset import DatasetInspection, compute_chain_word_rates, inspect_dataset
-from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice, TeacherChain
+from laconic.evaluation.inspection.inspected_run import InspectedRun, KeysValues, TeacherChain
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.evaluation.reasoning.question_sets import QuestionSet
@@ -51,9 +51,8 @@ class KavaSubject(InspectedRun):
 
     def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
         layers = select_in_all_layers(cast(Any, self.run.method).eval(), batch)
-        k_t, v_t, columns, I, R, S = zip(*layers, strict=True)
-        chosen = {name: SelectorChoice(columns, S) for name in ("rkv", "random")}
-        return TeacherChain(k_t, k_t, v_t, I, R, chosen, "rkv", (0, 1), True)
+        k_t, v_t, columns, *_ = zip(*layers, strict=True)
+        return TeacherChain(KeysValues(k_t, k_t, v_t), {"rkv": columns, "random": columns}, "rkv", (0, 1), True)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ QUESTIONS = QuestionSet("five", Rows(), EXAMPLES, DIGIT, range(len(SIZES)), 6, h
 
 def requested(subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch) -> DatasetInspection:
     monkeypatch.setattr(conditions, "NUM_REFERENCE_QUESTIONS", 4)
-    return inspect_dataset(subject, QUESTIONS, iterations=(0, 2), batch_size=batch)
+    return inspect_dataset(subject, QUESTIONS, batch_size=batch)
 
 
 @pytest.mark.medium
@@ -79,24 +78,21 @@ def test_every_question_is_counted_once_whatever_the_batches(
     subject: InspectedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = requested(subject, 5, monkeypatch), requested(subject, 2, monkeypatch)
-    assert whole.audit.items_by_seed == parts.audit.items_by_seed
-    assert whole.by_iterations == parts.by_iterations
-    assert whole.by_iterations[2] == whole.audit.row.accuracy
+    assert whole.audit.row.items_by_seed == parts.audit.row.items_by_seed
     assert np.array_equal(whole.chain_word_rates, parts.chain_word_rates, equal_nan=True)
-    names = [conditions.replace_thoughts(spec).name for spec in interventions.list_interventions(4)]
-    assert whole.audit.conditions == names
+    assert whole.audit.conditions == list(conditions.list_replacements(4))
 
 
 def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     result = requested(subject, 5, monkeypatch)
     donors = interventions.choose_donors(len(SIZES), 0)
-    for i, item in enumerate(result.audit.items_by_seed[0]):
+    for i, item in enumerate(result.audit.row.items_by_seed[0]):
         batch = Rows().batch([i], 0, 0)
         rollout = subject.think(batch, record_passes=True)
         theirs = subject.think(Rows().batch([int(donors[i])], 0, 0), record_passes=True)
         build_inputs = interventions.InterventionInputs(rollout, np.array([i]), donor_rollout=theirs)
         plain = subject.answer(batch, rollout).texts[0]
-        swapped = interventions.run_intervention(subject, batch, InterventionSpec("swap"), build_inputs)
+        swapped = interventions.run_intervention(subject, batch, build_inputs, InterventionSpec("swap"))
         assert item.shared["prediction"] == plain
         assert item.conditions["swap vectors"]["prediction"] == subject.answer(batch, swapped).texts[0]
         assert item.conditions["swap vectors"]["donor"] == str(donors[i])

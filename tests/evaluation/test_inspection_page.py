@@ -10,21 +10,20 @@ import pytest
 from markupsafe import Markup
 
 from laconic.data.reasoning.answer_matching import CODI, DIGIT
-from laconic.evaluation.inspection import dataset_summary, question_summary
+from laconic.evaluation.inspection import dataset, question_summary
 from laconic.evaluation.inspection import page as inspection_page
-from laconic.evaluation.inspection.dataset import DatasetInspection
-from laconic.evaluation.inspection.dataset_summary import DatasetSummary
-from laconic.evaluation.inspection.kv_selection import ChainSelection
+from laconic.evaluation.inspection.dataset import DatasetInspection, DatasetSummary
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
-from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection, SelectionScores
+from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection
 from laconic.evaluation.inspection.question_summary import QuestionSummary
 from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit
+from laconic.evaluation.reasoning.evaluate import AnswerRecord
 from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.report import plots
 from laconic.evaluation.results_store import EvalItem
 from tests.conftest import needs
-from tests.evaluation.answers import predicted
+from tests.evaluation.answers import PASSES
 from tests.evaluation.pages import ParsedPage, check_page, leave_out_images
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
@@ -44,7 +43,6 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
     ]
     selected = np.zeros((layers, heads, N), dtype=bool)
     selected[:, :, :M] = True
-    scores = (tuple(i / N for i in range(N)),) * (layers * heads)
     return QuestionInspection(
         name,
         "kava",
@@ -52,9 +50,8 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         "7",
         words,
         tuple(maps),
-        tuple(ChainSelection(options, selected) for options in SELECTORS),
+        dict.fromkeys(SELECTORS, selected),
         ("operand",) * N,
-        SelectionScores(scores, scores, scores),
         "rkv",
         tuple(range(layers)),
         True,
@@ -70,14 +67,14 @@ def survey(
     name: str, right: list[int], zeroed: list[int], reads: list[list[float]], gold: str = "1123"
 ) -> DatasetInspection:
     """Four questions; digits as predictions: 1 counts as correct."""
-    answered = predicted([str(x) for x in right], [x == 1 for x in right], gold)
     items: list[EvalItem] = []
-    for i, (record, x) in enumerate(zip(answered.records, zeroed, strict=True)):
-        changed = {"prediction": str(x), "is_correct": x == 1, "donor": str((i + 1) % 4)}
-        conditions = {**record.to_item(AS_TRAINED).conditions, "zero vectors": changed}
-        items.append(EvalItem(str(i), conditions | {"swap vectors": changed, "swap cache": changed}))
-    audit = ThoughtAudit(ReasoningRow("gsm", name, "", (0,), (answered,)), [items])
-    return DatasetInspection(name, "kava", audit, {2: audit.row.accuracy}, 2, np.array(reads))
+    for i, (x, y, answer) in enumerate(zip(right, zeroed, gold, strict=True)):
+        trained = AnswerRecord("", answer, "", str(x), x == 1, PASSES._asdict(), (50, 60))._asdict()
+        changed = {"prediction": str(y), "is_correct": y == 1, "donor": str((i + 1) % 4)}
+        names = ("zero vectors", "swap vectors", "swap cache")
+        items.append(EvalItem(str(i), {AS_TRAINED: trained, **dict.fromkeys(names, changed)}))
+    audit = ThoughtAudit(ReasoningRow("gsm", name, "", (0,), [items], "digit"))
+    return DatasetInspection(name, "kava", audit, np.array(reads))
 
 
 READS = [[0.5, 0.1, 0.2], [0.7, 0.3, 0.4], [np.nan] * 3, [0.1, 0.1, 0.1]]
@@ -90,14 +87,14 @@ def test_effects_by_hand() -> None:
     zero, swap, _ = FIRST.audit.effects
     assert (zero.accuracy.mean, zero.change.mean, zero.is_significant, zero.donor_share) == (0.5, 0.0, False, None)
     assert swap.donor_share == pytest.approx(1 / 3)  # question 1 has its donor's answer anyway; 2 is answered 2 now
-    assert [x.mean for x in dataset_summary.subtract_effects(SECOND, FIRST)] == [0.0] * 3
-    rows = dataset_summary.effects_table(SET).rows
+    assert [x.mean for x in dataset.subtract_effects(SECOND, FIRST)] == [0.0] * 3
+    rows = dataset.effects_table(SET).rows
     assert [row[-1] for row in rows[:4]] == [""] * 4
     assert rows[5][-1].startswith("+0.0 (")
 
 
 def test_chain_word_rates_of_correct_and_wrong_answers() -> None:
-    result = dataset_summary.chain_word_rates(FIRST)
+    result = dataset.chain_word_rates(FIRST)
     assert result["correct"] == {
         "questions": 2, "share_in_chain": 0.6, "share_in_other_chain": 0.2, "lcs_ratio": pytest.approx(0.3)
     }  # fmt: skip
@@ -105,16 +102,16 @@ def test_chain_word_rates_of_correct_and_wrong_answers() -> None:
         "questions": 1, "share_in_chain": 0.1, "share_in_other_chain": 0.1, "lcs_ratio": 0.1
     }  # fmt: skip
     assert result["all"]["questions"] == 3
-    assert dataset_summary.chain_word_rates(SECOND) == {}
+    assert dataset.chain_word_rates(SECOND) == {}
 
 
 def test_list_caveats_names_runs_at_the_majority_baseline() -> None:
-    low, note = dataset_summary.list_caveats(SET)[0], dataset_summary.list_caveats(SET)[-1]
+    low, note = dataset.list_caveats(SET)[0], dataset.list_caveats(SET)[-1]
     assert low.startswith("a is not shown to be above the majority baseline (50.0 %")
     assert note == "a note"
     assert "not shown to be above the majority baseline" in inspection_page.render_inspection_page(SET)
     good = survey("c", [1, 1, 1, 1], [1, 1, 1, 1], READS, gold="1234")
-    assert dataset_summary.list_caveats(replace(SET, runs=(good,))) == ["a note"]
+    assert dataset.list_caveats(replace(SET, runs=(good,))) == ["a note"]
 
 
 def test_correctness_suffix() -> None:
@@ -138,7 +135,7 @@ def test_render_inspection_page_text_and_json_agree(
     if isinstance(result, QuestionSummary):
         data, both = question_summary.question_to_json(result), question_summary.format_inspection(result)
     else:
-        data, both = dataset_summary.dataset_to_json(result), str(dataset_summary.dataset_tables(result))
+        data, both = dataset.dataset_to_json(result), str(dataset.dataset_tables(result))
     assert json.loads(json.dumps(data, allow_nan=False))["notes"][-1] == "a note"
     for name in ("run", "other") if isinstance(result, QuestionSummary) else ("a", "b"):
         assert name in text

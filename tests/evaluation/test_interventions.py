@@ -36,10 +36,8 @@ def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
 
 
 def build_inputs(run: InspectedRun, batch: Any, seed: int = 0, donors: Any = None) -> InterventionInputs:
-    rollout = run.think(batch, record_passes=True)
-    return InterventionInputs(
-        rollout, np.arange(batch.B), seed, None if donors is None else run.think(donors, record_passes=True)
-    )
+    donor_rollout = None if donors is None else run.think(donors, record_passes=True)
+    return InterventionInputs(run.think(batch, record_passes=True), np.arange(batch.B), seed, donor_rollout)
 
 
 def same_cache(a: KVCache, b: KVCache) -> bool:
@@ -48,7 +46,7 @@ def same_cache(a: KVCache, b: KVCache) -> bool:
 
 def test_zeros_are_read_in_every_round_as_by_hand() -> None:
     run, batch = subject(), reasoning_batch()
-    result = interventions.run_intervention(run, batch, InterventionSpec("zero"), build_inputs(run, batch))
+    result = interventions.run_intervention(run, batch, build_inputs(run, batch), InterventionSpec("zero"))
     decoder, thoughts = run.decoder, run.thoughts
     with torch.no_grad():
         requested = decoder(decoder.embed(batch.question_ids), attention_mask=batch.question_mask).cache
@@ -63,12 +61,11 @@ def test_zeros_are_read_in_every_round_as_by_hand() -> None:
 def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
     built = build_inputs(run, batch, donors=batch)
-    same = interventions.run_intervention(run, batch, InterventionSpec("swap"), built)
+    same = interventions.run_intervention(run, batch, built, InterventionSpec("swap"))
     assert same.cache.is_equal(built.rollout.cache)
     assert torch.equal(same.hidden_states, built.rollout.hidden_states)
-    assert same_cache(
-        interventions.run_intervention(run, batch, InterventionSpec("swap", "cache"), built).cache, built.rollout.cache
-    )
+    in_cache = interventions.run_intervention(run, batch, built, InterventionSpec("swap", "cache"))
+    assert same_cache(in_cache.cache, built.rollout.cache)
 
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
@@ -76,7 +73,7 @@ def test_a_swap_reads_the_donors_vectors(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
     built = build_inputs(run, batch, donors=reasoning_batch(((2, 1, 3), (7, 3, 3), (4, 4, 4)), seed=3))
     assert built.donor_rollout is not None
-    read = interventions.run_intervention(run, batch, InterventionSpec("swap"), built).latents
+    read = interventions.run_intervention(run, batch, built, InterventionSpec("swap")).latents
     assert torch.equal(read, built.donor_rollout.latents)
 
 
@@ -86,9 +83,8 @@ def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) ->
     run, batch = subject(rounds=rounds), reasoning_batch(((4, 2, 3),))
     built = build_inputs(run, batch)
     means = interventions.compute_reference_means(run, [batch, batch])
-    same = interventions.run_intervention(
-        run, batch, InterventionSpec("mean", where), InterventionInputs(built.rollout, built.row_index, means=means)
-    )
+    inputs = InterventionInputs(built.rollout, built.row_index, means=means)
+    same = interventions.run_intervention(run, batch, inputs, InterventionSpec("mean", where))
     assert same_cache(same.cache, built.rollout.cache)
 
 
@@ -110,16 +106,8 @@ def test_a_shuffle_moves_every_slot_it_may() -> None:
     order = interventions.shuffle_order(built)
     assert (order.sort(1).values == torch.arange(M)).all()
     assert (order != torch.arange(M)).all()
-    assert (
-        len(
-            {
-                tuple(row)
-                for seed in range(9)
-                for row in interventions.shuffle_order(build_inputs(run, batch, seed)).tolist()
-            }
-        )
-        > 3
-    )
+    orders = [interventions.shuffle_order(build_inputs(run, batch, seed)).tolist() for seed in range(9)]
+    assert len({tuple(row) for order in orders for row in order}) > 3
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, None])
@@ -144,12 +132,9 @@ def turned(x: np.ndarray, position: int) -> np.ndarray:
 def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
     run, batch = subject(), reasoning_batch()
     built = build_inputs(run, batch)
-    rollout, mine, order = (
-        built.rollout,
-        latent_keys_values(run.decoder, built.rollout),
-        interventions.shuffle_order(built),
-    )
-    result = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), built).cache
+    rollout, order = built.rollout, interventions.shuffle_order(built)
+    mine = latent_keys_values(run.decoder, rollout)
+    result = interventions.run_intervention(run, batch, built, InterventionSpec("shuffle", "cache")).cache
     assert torch.equal(result.positions, rollout.cache.positions)
     for l in range(len(result.keys)):
         assert torch.equal(result.keys[l][:, :, :-M], rollout.cache.keys[l][:, :, :-M])
@@ -157,9 +142,8 @@ def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
             for m, source in enumerate(row):
                 assert torch.equal(result.values[l][b, :, m - M], rollout.cache.values[l][b, :, source - M])
                 for g in range(result.keys[l].shape[1]):
-                    requested = turned(
-                        mine.keys_before_rope[l][b, g, source].numpy(), int(rollout.cache.positions[b, m - M])
-                    )
+                    position = int(rollout.cache.positions[b, m - M])
+                    requested = turned(mine.keys_before_rope[l][b, g, source].numpy(), position)
                     assert largest(result.keys[l][b, g, m - M], torch.from_numpy(requested)) < FLOAT32
 
 
@@ -167,20 +151,19 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     """GPT-2: attention over the same keys and values in another order is the same."""
     run, batch = subject("gpt2"), reasoning_batch()
     built = build_inputs(run, batch)
-    moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), built).cache
+    moved = interventions.run_intervention(run, batch, built, InterventionSpec("shuffle", "cache")).cache
     assert not moved.is_equal(built.rollout.cache)
     eot = run.thoughts.end.expand(batch.B, 1, -1)
     with torch.no_grad():
-        assert (
-            error(run.decoder(eot, moved).hidden_states, run.decoder(eot, built.rollout.cache).hidden_states) < ORACLE
-        )
+        before, after = (run.decoder(eot, cache).hidden_states for cache in (built.rollout.cache, moved))
+    assert error(after, before) < ORACLE
 
 
 @pytest.mark.parametrize("kind", ["zero", "noise"])
 def test_cache_edits_touch_the_latents_alone(kind: Any) -> None:
     run, batch = subject(), reasoning_batch()
     built = build_inputs(run, batch)
-    result = interventions.run_intervention(run, batch, InterventionSpec(kind, "cache"), built).cache
+    result = interventions.run_intervention(run, batch, built, InterventionSpec(kind, "cache")).cache
     for mine, theirs in zip(
         (*result.keys, *result.values), (*built.rollout.cache.keys, *built.rollout.cache.values), strict=True
     ):
@@ -202,12 +185,10 @@ def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:
     alone = interventions.norm_matched_noise(like[1:2], InterventionInputs(built.rollout, np.array([1])), 1)
     assert torch.equal(alone[0], whole[1])
     assert not torch.allclose(interventions.norm_matched_noise(like, built, 2), whole)
-    assert not torch.allclose(
-        interventions.norm_matched_noise(like, InterventionInputs(built.rollout, built.row_index, 1), 1), whole
-    )
-    many = interventions.norm_matched_noise(
-        torch.ones(1, 1, 4000, dtype=torch.float64), InterventionInputs(built.rollout, np.array([0])), 1
-    )
+    other_seed = InterventionInputs(built.rollout, built.row_index, 1)
+    assert not torch.allclose(interventions.norm_matched_noise(like, other_seed, 1), whole)
+    one_row, ones = InterventionInputs(built.rollout, np.array([0])), torch.ones(1, 1, 4000, dtype=torch.float64)
+    many = interventions.norm_matched_noise(ones, one_row, 1)
     assert abs(float(many.mean())) < 0.1
     assert 2.5 < float((many**4).mean() / (many**2).mean() ** 2) < 3.5  # the kurtosis of a Gaussian is 3
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laconic.evaluation.inspection import kv_selection
-from laconic.evaluation.inspection.inspected_run import SelectorChoice, TeacherChain
+from laconic.evaluation.inspection.inspected_run import TeacherChain
 from laconic.evaluation.inspection.kv_selection import classify_tokens
 from laconic.latent.rkv import SelectedColumns
 
@@ -29,18 +29,16 @@ def test_classify_tokens(words: str, results: str, kinds: str) -> None:
 def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = (0,)) -> TeacherChain:
     """Columns kept by each head of the one layer, or of two layers that are alike."""
 
-    def choice(heads: list[list[int]]) -> SelectorChoice:
+    def choice(heads: list[list[int]]) -> tuple[SelectedColumns, ...]:
         index = torch.tensor([[head + [0] * (M - len(head)) for head in heads]])
         live = torch.tensor([[[m < len(head) for m in range(M)] for head in heads]])
-        return SelectorChoice((SelectedColumns(index, live),) * 2, ())
+        return (SelectedColumns(index, live),) * 2
 
     built: Any = {name: choice(heads) for name, heads in chosen.items()}
-    return TeacherChain((), (), (), (), (), built, "rkv", matched, True)
+    return TeacherChain(built, built, "rkv", matched, True)
 
 
 def test_chain_selections_are_of_the_matched_layers() -> None:
-    (result,) = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 4)
-    assert result.policy == "rkv"
-    assert result.mask.tolist() == [[[True, False, True, False], [False, True, False, False]]]
-    assert result.token_shares == (0.5, 0.5, 0.5, 0.0)
-    assert kv_selection.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 2)[0].mask.shape == (2, 1, 2)
+    result = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 4)
+    assert result["rkv"].tolist() == [[[True, False, True, False], [False, True, False, False]]]
+    assert kv_selection.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 2)["rkv"].shape == (2, 1, 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laconic.evaluation.inspection import kv_similarity
-from laconic.evaluation.inspection.inspected_run import LatentKeysValues, SelectorChoice, TeacherChain
+from laconic.evaluation.inspection.inspected_run import KeysValues, TeacherChain
 from laconic.latent.rkv import SelectedColumns
 from tests.tolerances import ORACLE
 
@@ -38,33 +38,24 @@ def test_diagonal_contrast_and_look_ahead_by_hand() -> None:
     map = torch.tensor([[0.5, 0.9, 0.1], [0.2, 0.4, 0.3]])
     assert kv_similarity.diagonal_contrast(map) == pytest.approx((0.5 + 0.4) / 2 - (0.9 + 0.1 + 0.2 + 0.3) / 4)
     assert kv_similarity.look_ahead_share(map) == 0.5  # slot 1 is likest to column 2, slot 2 to its own
-    assert (
-        kv_similarity.look_ahead_share(map.T) == 0.0
-    )  # of three slots two have a column, and slot 3 cannot look ahead
+    # of three slots two have a column, and slot 3 cannot look ahead
+    assert kv_similarity.look_ahead_share(map.T) == 0.0
     assert kv_similarity.diagonal_contrast(torch.ones(1, 1)) == 0.0
     shifted = torch.eye(4).roll(1, 1)  # each slot the next column, the last one the first
     assert kv_similarity.look_ahead_share(shifted) == 0.75
-
-
-def left(index: torch.Tensor, live: torch.Tensor, **more: object) -> TeacherChain:
-    selected = SelectedColumns(index, live)
-    keys = tuple(random_tensor(1, G, N, E) for _ in range(L))
-    scores = tuple(random_tensor(1, G, N) for _ in range(L))
-    return TeacherChain(keys, tuple(2 * k for k in keys), tuple(-k for k in keys), scores, scores,
-                {"rkv": SelectorChoice((selected,) * L, scores)}, "rkv", (1,), True)._replace(**more)  # fmt: skip
 
 
 def test_similarity_maps_with_the_chain_and_with_each_heads_selection() -> None:
     """Two of three slots hold a token, other ones in each head; the mean is of layer 1 alone, which is matched."""
     index = torch.tensor([[[0, 2, 0], [1, 3, 0], [2, 4, 0]]])
     live = torch.tensor([True, True, False]).expand(1, G, 3)
-    built = left(index, live)
-    slots = LatentKeysValues(*(tuple(random_tensor(1, G, 3, E) for _ in range(L)) for _ in range(3)))
+    keys = tuple(random_tensor(1, G, N, E) for _ in range(L))
+    chain_kv = KeysValues(keys, tuple(2 * k for k in keys), tuple(-k for k in keys))
+    built = TeacherChain(chain_kv, {"rkv": (SelectedColumns(index, live),) * L}, "rkv", (1,), True)
+    slots = KeysValues(*(tuple(random_tensor(1, G, 3, E) for _ in range(L)) for _ in range(3)))
     maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, built, 5)}
     assert set(maps) == {(what, against) for what in kv_similarity.KV_SPACES for against in ("chain", "selected")}
-    for latents, theirs, what in zip(
-        slots, (built.keys, built.keys_before_rope, built.values), kv_similarity.KV_SPACES, strict=True
-    ):
+    for latents, theirs, what in zip(slots, chain_kv, kv_similarity.KV_SPACES, strict=True):
         chain, selected = maps[what, "chain"], maps[what, "selected"]
         assert (len(chain.mean), len(chain.mean[0])) == (3, 5)  # the sixth column is padding
         assert (len(selected.mean), len(selected.mean[0])) == (3, 2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from laconic.evaluation.reasoning import latency
+from laconic.evaluation.reasoning import evaluate
 
 
 class Source:
@@ -27,7 +27,7 @@ class Source:
 def test_one_at_a_time_after_ten_others_in_turn(count: int, total: int, warm: list[int]) -> None:
     requested = list[tuple[str, int]]()
     puts: Any = [(lambda batch, name=name: requested.append((name, *batch)), Source()) for name in "ab"]
-    result = latency.measure_latencies(puts, count, total)
+    result = evaluate.measure_latencies(puts, count, total)
     assert requested == [(name, i) for i in (*warm, *range(min(count, total))) for name in "ab"]
     assert [item.num_questions for item in result] == [min(count, total)] * 2
     assert all(item.median > 0 for item in result)

@@ -2,39 +2,25 @@
 
 import math
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from laconic.batches import PassCounts, ReasoningBatch
+from laconic.batches import PassCounts
 from laconic.evaluation.inspection.logit_lens import apply_logit_lens, lcs_ratio, share_in_chain, top_token_ids
 from laconic.latent.rollout import LatentRollout, PassRecord
 
 WORDS = "abcdefgh"
-B, Nq, Nc, Na, M, D = 1, 3, 4, 2, 2, 8
+M, D = 2, 8
 
 
-def batch(rows: int = 1) -> ReasoningBatch:
-    def ids(n: int) -> torch.Tensor:
-        return torch.arange(n).expand(rows, n)
-
-    chain_live = torch.ones(rows, Nc, dtype=torch.bool)
-    chain_live[:, -1] = False
-    return ReasoningBatch(
-        question_ids=ids(Nq),
-        question_mask=torch.tensor([[False, True, True]]).expand(rows, -1),
-        chain_ids=ids(Nc),
-        chain_mask=chain_live,
-        chain_step_index=ids(Nc),
-        answer_ids=ids(Na),
-        answer_mask=torch.ones(rows, Na, dtype=torch.bool),
-        question_target=ids(1)[:, 0].repeat(rows)[:rows],
-        chain_targets=ids(Nc),
-        answer_targets=ids(Na),
-        distill_column=torch.zeros(rows, dtype=torch.long),
-        answer_number_mask=torch.tensor([[False, True]]).expand(rows, -1),
-        row_index=torch.arange(rows),
-    )
+def batch() -> Any:
+    """Return a question with a padded column on the left, and a chain with one on the right."""
+    ids, chain_mask = torch.arange(4)[None], torch.tensor([[True, True, True, False]])
+    question_mask = torch.tensor([[False, True, True]])
+    return SimpleNamespace(question_ids=ids[:, :3], question_mask=question_mask, chain_ids=ids, chain_mask=chain_mask)
 
 
 def thought() -> LatentRollout:

@@ -15,13 +15,12 @@ from laconic.evaluation.model_card import (
     list_data_files,
     list_hub_names,
 )
-from laconic.evaluation.reasoning.run import EvalCondition
+from laconic.evaluation.reasoning.run import AS_TRAINED, EvalCondition
 from laconic.evaluation.repeat_commands import (
     describe_options,
     list_evaluation_commands,
     list_held_out,
     name_task,
-    parse_condition,
 )
 from laconic.evaluation.results_store import EvalMetadata
 from laconic.experiment.from_recipe.build_data import choose_default_protocol
@@ -40,12 +39,8 @@ def test_find_datasets_looks_up_every_name() -> None:
     names = ["aggregate", "gsm8k-aug:train", "zen-E/GSM8k-Aug-NL", "folder/own.jsonl"]
     datasets = find_datasets(build_recipe(source="catalog", name=names))
     assert list(datasets) == ["aggregate", "gsm8k-aug:train", "zen-E/GSM8k-Aug-NL", "own.jsonl"]
-    assert [info.name if info else None for info in datasets.values()] == [
-        "aggregate",
-        "gsm8k-aug",
-        "zen-E/GSM8k-Aug-NL",
-        None,
-    ]
+    info_names = [info.name if info else None for info in datasets.values()]
+    assert info_names == ["aggregate", "gsm8k-aug", "zen-E/GSM8k-Aug-NL", None]
     hub_names = list_hub_names(datasets)
     assert "whynlp/gsm8k-aug" in hub_names
     assert len(hub_names) == len(set(hub_names)) == 2
@@ -93,20 +88,18 @@ def test_name_task_of_stored_results(metadata: EvalMetadata, task: str) -> None:
 def test_describe_options_of_other_protocols_and_limits() -> None:
     recipe = build_recipe(source="file", path="rows.jsonl")
 
-    def describe(protocol: str, limit: int | None = None) -> str:
-        metadata = EvalMetadata("reasoning", "svamp", limit=limit, variant={"protocol": protocol})
-        return describe_options(metadata, recipe)
+    def describe(protocol: str, limit: int | None = None, condition: EvalCondition = AS_TRAINED) -> str:
+        variant = {"protocol": protocol, "condition": condition.name}
+        return describe_options(EvalMetadata("reasoning", "svamp", limit=limit, variant=variant), recipe)
 
-    assert describe(choose_default_protocol(recipe.data).name) == ""
+    default = choose_default_protocol(recipe.data).name
+    assert describe(default) == ""
     assert describe("decimal, tolerance 0.01", 8) == " --protocol decimal --tolerance 0.01 --limit 8"
+    assert describe(default, condition=EvalCondition(with_cot=True)) == " --with-cot"
+    assert describe(default, condition=EvalCondition(iterations=2)) == " --jacobi-iterations 2"
+    assert describe(default, condition=EvalCondition(tolerance=0.1)) == " --jacobi-tolerance 0.1"
     memories = EvalMetadata("memories", "memories", variant={"data": "books", "tokens": "300", "keep": "0.1"})
     assert describe_options(memories, recipe) == " --keep 0.1 --tokens 300  # with --documents or --questions: books"
-
-
-def test_parse_condition_of_every_kind() -> None:
-    conditions = [EvalCondition(), EvalCondition(True), EvalCondition(iterations=2), EvalCondition(tolerance=0.1)]
-    flags = [list(parse_condition(condition.name)) for condition in conditions]
-    assert flags == [[], [("--with-cot", "")], [("--jacobi-iterations", "2")], [("--jacobi-tolerance", "0.1")]]
 
 
 def test_list_held_out_names_what_the_recipe_has() -> None:
@@ -125,12 +118,9 @@ def test_model_card_commands_repeat_the_stored_results(tmp_path: Path, run_cli: 
     assert run_cli("audit", run, "--task", "valid", "--limit", 12).code == 0
     card = build_model_card(run, "me/tiny")
     commands = [line for line in card.splitlines() if line.startswith(("laconic evaluate", "laconic audit"))]
-    assert commands == [
-        "laconic evaluate runs/reproduced --tasks valid --protocol codi --limit 3",
-        "laconic evaluate runs/reproduced --tasks valid --jacobi-iterations 0,2 --with-cot --limit 3",
-        "laconic audit runs/reproduced --task valid --limit 12",
-    ]
-    assert "- measured with --limit 3: valid" in card
+    flags = ("", " --protocol codi", " --jacobi-iterations 0", " --jacobi-iterations 2", " --with-cot")
+    evaluations = {f"laconic evaluate runs/reproduced --tasks valid{x} --limit 3" for x in flags}
+    assert set(commands) == evaluations | {"laconic audit runs/reproduced --task valid --limit 12"}
     recipe = load_recipe(run / "recipe.toml")[0]
     for command in list_evaluation_commands(run, recipe, str(run)):
         assert run_cli(*command.split()[1:]).code == 0, command
@@ -149,5 +139,4 @@ def test_model_card_of_an_autocompressor_is_in_order_and_has_its_limit(tmp_path:
     assert lengths == sorted(lengths)
     assert rows[0][2] == "none"
     assert {row[3] for row in rows} == {"2"}
-    assert f"- measured with --limit 2: {', '.join(evaluated)}" in card
     assert "laconic evaluate runs/reproduced --tasks test --limit 2" in card

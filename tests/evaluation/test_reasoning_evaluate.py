@@ -7,7 +7,7 @@ import pytest
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT, extract_last_digit
-from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
+from laconic.evaluation.reasoning.evaluate import match_answers
 from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata, run_resumable
 
@@ -19,19 +19,19 @@ def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
     n = len(indices)
     texts = tuple("none" if i % 5 == 0 else f"ans {(i + 1) % 10}" for i in indices)
     batch = AnswerBatch(texts, ((1,),) * n, (PassCounts(0, 1, 3, 2),) * n, ((9, 11),) * n)
-    return [[record.to_item("with CoT")] for record in match_answers(batch, [EXAMPLES[i] for i in indices], DIGIT)]
+    chosen = [EXAMPLES[i] for i in indices]
+    records = match_answers(batch, chosen, DIGIT)
+    return [[EvalItem(x.id, {"with CoT": r._asdict()})] for x, r in zip(chosen, records, strict=True)]
 
 
 def test_match_answers_gives_records_and_figures(tmp_path: Path) -> None:
     items = run_resumable(EvalJob(EvalMetadata("reasoning", "digits"), 23, evaluate, 5), tmp_path)
+    assert [item.id for item in items] == [f"q{i}" for i in range(23)]
     assert {*items[0].conditions} == {"with CoT"}
-    assert AnswerRecord.from_item(items[1]).to_item("with CoT") == evaluate([1])[0][0]
-    result = ReasoningResult.from_items(items, {"protocol": "last digit", "bytes_per_position": 100})
-    assert [record.id for record in result.records] == [f"q{i}" for i in range(23)]
-    assert result.correct.sum() == 18
-    assert sum(record.prediction is None for record in result.records) == 5
-    assert result.majority_baseline == ("1", pytest.approx(3 / 23))
-    row = ReasoningRow("digits", "run", "", (0,), (result,))
+    row = ReasoningRow("digits", "run", "", (0,), [items], "last digit", 100)
+    assert row.correct.sum() == 18
+    assert sum(item.shared["prediction"] is None for item in items) == 5
+    assert row.majority_baseline == ("1", pytest.approx(3 / 23))
     assert row.accuracy.low < 18 / 23 < row.accuracy.high
     assert row.mean_passes == (0, 1, 3, 2)
     assert (row.mean_cache_positions, row.cache_bytes) == ((9, 11), 1100)

@@ -5,28 +5,25 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from laconic.batches import PassCounts, ReasoningExample
-from laconic.errors import InputError, UsageError
+from laconic.batches import PassCounts
+from laconic.errors import InputError
 from laconic.evaluation.reasoning import table
-from laconic.evaluation.reasoning.latency import Latency
-from laconic.evaluation.reasoning.run import UNCHANGED_FLAG
+from laconic.evaluation.reasoning.evaluate import Latency
 from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.reasoning.table import (
     COT_CONDITION,
-    ReasoningRow,
     ReasoningTable,
     compare_to_baseline,
 )
 from laconic.evaluation.report.papers import PaperFigure
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import to_rich
-from tests.evaluation.answers import result, row
+from tests.evaluation.answers import answers, row
 
 A, B = np.arange(200) < 120, np.arange(200) < 90
 THREE = np.stack([A, np.arange(200) < 124, np.arange(200) < 116])
@@ -35,11 +32,9 @@ THREE = np.stack([A, np.arange(200) < 124, np.arange(200) < 116])
 def stored_result(
     run: str, right: np.ndarray, task: str = "test", condition: str = "", unchanged: Sequence[str] = ()
 ) -> RunResult:
-    answers = result(right)
     info = {"paper_table": None, "table_row": None, "allow_contamination": False, "differences": []}
     variant = {"protocol": "codi"} | ({"condition": condition} if condition else {})
-    items = [record.to_item("") for record in answers.records]
-    figures = ({"protocol": "codi", "bytes_per_position": answers.bytes_per_position, "unchanged": unchanged},)
+    items, figures = answers(right), ({"protocol": "codi", "bytes_per_position": 2048, "unchanged": unchanged},)
     return RunResult(run, task, (0,), (items,), info, variant, None if len(right) == 200 else len(right), (), figures)
 
 
@@ -91,8 +86,7 @@ def test_compare_to_baseline_claims_what_its_p_value_shows() -> None:
     assert (outcome.is_significant, outcome.text[:19]) == (False, "no difference shown")
     text = printed(ReasoningTable([row("a", "x", a), row("a", "y", b)], "y"))
     assert "differences: 95 % interval; p: McNemar's binomial test, Holm's correction over all" in text
-    seeds = {"seeds": (0, 1, 2)}
-    several = ReasoningTable([row("a", "x", THREE, **seeds), row("a", "y", THREE[::-1], **seeds)], "y")
+    several = ReasoningTable([row("a", "x", THREE, seeds=range(3)), row("a", "y", THREE[::-1], seeds=range(3))], "y")
     assert "p: bootstrap over seeds and questions, Holm's" in printed(several)
 
 
@@ -114,29 +108,17 @@ def test_build_rows_of_a_stored_result_has_the_changed_questions_apart(num_uncha
         assert (rows[1].dataset, rows[1].is_subset, rows[1].accuracy.mean) == ("gsm-hard, changed", True, 70 / 150)
 
 
-def test_build_rows_of_a_result_of_before_finds_the_changed_questions_in_the_data() -> None:
-    stored = stored_result("x", A, "gsm-hard")
-    figures = {key: value for key, value in stored.figures[0].items() if key != "unchanged"}
-    examples = [
-        ReasoningExample(item.id, "?", (), "1", {UNCHANGED_FLAG: i < 50}) for i, item in enumerate(stored.pooled_items)
-    ]
-    rows = table.build_rows(replace(stored, figures=(figures,), source=SimpleNamespace(examples=examples)))
-    assert [row.accuracy.num_items for row in rows] == [200, 150]
-
-
 def test_list_caveats_says_where_neither_cache_nor_passes_are_saved() -> None:
-    chain = ReasoningRow("a", "x", COT_CONDITION, (0,), (result(A, PassCounts(1, 0, 0, 4), end=55),))
+    chain = row("a", "x", A, COT_CONDITION, passes=PassCounts(1, 0, 0, 4), end=55)
     text = printed(ReasoningTable([row("a", "x", A), chain]))
     assert "a: the cache of x is not shorter: 60 positions, 55 with CoT\n" in text
     assert "a: x saves no passes: 6 per question, 5 with CoT" in text
-    longer = replace(chain, results=(result(A, PassCounts(1, 0, 0, 30), end=59),))
+    longer = row("a", "x", A, COT_CONDITION, passes=PassCounts(1, 0, 0, 30), end=59)
     assert "is not shorter: 60 positions, 59 with CoT; only passes are saved" in printed(
         ReasoningTable([row("a", "x", A), longer])
     )
-    best = replace(chain, results=(result(A, PassCounts(1, 0, 0, 30), end=90),))
-    assert not table.list_caveats(
-        ReasoningTable([row("a", "x", THREE, seeds=(0, 1, 2)), replace(best, seeds=(0, 1, 2))])
-    )[1:]
+    best = row("a", "x", THREE, COT_CONDITION, range(3), PassCounts(1, 0, 0, 30), 90)
+    assert not table.list_caveats(ReasoningTable([row("a", "x", THREE, seeds=(0, 1, 2)), best]))[1:]
 
 
 def test_reasoning_table_shows_the_first_questions_with_every_answer() -> None:
@@ -154,10 +136,7 @@ def test_reasoning_table_shows_the_first_questions_with_every_answer() -> None:
     assert data[0]["answers"][1] == {"title": "codi", "text": "no", "is_correct": False}
 
 
-def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
-    other = ReasoningRow("a", "y", "", (0,), (result(B, protocol="pccot"),))
-    with pytest.raises(UsageError, match="codi and pccot"):
-        table.format_footnotes(ReasoningTable([row("a", "x", A), other]))
+def test_reasoning_table_refuses_other_questions() -> None:
     with pytest.raises(InputError, match="x and y answered different questions"):
         ReasoningTable([row("a", "x", A), row("a", "y", B[:100])])
 

@@ -2,24 +2,21 @@
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from laconic.batches import PassCounts
-from laconic.evaluation.inspection.kv_selection import ChainSelection
-from laconic.evaluation.inspection.kv_similarity import SimilarityMap
-from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
-from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.reasoning.evaluate import Latency
 from laconic.evaluation.report import runs_table
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.tables import format_count
 from tests.conftest import needs
 from tests.evaluation.answers import row
-from tests.evaluation.pages import ParsedPage, check_page, find_requests, leave_out_images
+from tests.evaluation.pages import check_page, leave_out_images
 
-N, M, NC = 200, 3, 6
+N = 200
 
 
 def right(share: float, seeds: int) -> np.ndarray:
@@ -28,66 +25,28 @@ def right(share: float, seeds: int) -> np.ndarray:
 
 
 def built(seeds: int = 1) -> ComparisonReport:
-    def line(name: str, title: str, share: float, passes: PassCounts, **more: object) -> MethodResult:
-        latency = more.pop("latency", None)
-        answers = row(
-            "test",
-            name,
-            right(share, seeds),
-            seeds=tuple(range(seeds)),
-            passes=passes,
-            end=50 + passes.answer,
-            latency=latency,
-        )
-        return MethodResult(answers, title, f"how {title}", **more)  # pyright: ignore
+    def line(name: str, title: str, share: float, passes: PassCounts, latency: Any = None, **more: Any) -> MethodResult:
+        end = 50 + passes.answer
+        answers = row("test", name, right(share, seeds), "", range(seeds), passes, end, latency=latency)
+        return MethodResult(answers, title, f"how {title}", **more)
 
-    curve = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds
-    guesses = (TokenGuess("3", 0.9), TokenGuess("<<", 0.1))
-    mask = np.zeros((2, 2, NC), dtype=bool)
-    mask[..., [0, 2, 4]] = True
-    build_inspection = QuestionInspection(
-        "kava",
-        "kava",
-        2,
-        "7",
-        LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), ((guesses,) * (M + 1),) * 3),
-        (SimilarityMap("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
-        (ChainSelection("rkv", mask),),
-        policy="rkv",
-        matched_layers=(0, 1),
-        best_tokens=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
-    )
+    curve, latents = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds, PassCounts(0, 1, 2, 2)
+    few, many = {0: [0.2] * seeds, 1: [0.3] * seeds}, {0: [0.2], 1: [0.9], 2: [0.95]}
+    chain = line("chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), Latency(12.34, 50), learning_curves=curve)
     return ComparisonReport(
         title="Thoughts & chains",
         lead="What is shown.",
         results=[
-            line("chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 50)),
-            line(
-                "pccot",
-                "PCCoT",
-                0.30,
-                PassCounts(0, 1, 2, 2),
-                learning_curves=curve,
-                iteration_sweep={0: [0.2] * seeds, 1: [0.3] * seeds},
-            ),
-            line(
-                "kava",
-                "KaVa",
-                0.95,
-                PassCounts(0, 1, 2, 2),
-                learning_curves=curve,
-                iteration_sweep={0: [0.2], 1: [0.9], 2: [0.95]},
-                trained_iterations=2,
-            ),
-            line("random", "random", 0.95, PassCounts(0, 1, 2, 2), is_control=True),
+            chain,
+            line("pccot", "PCCoT", 0.30, latents, learning_curves=curve, iteration_sweep=few),
+            line("kava", "KaVa", 0.95, latents, learning_curves=curve, iteration_sweep=many),
+            line("random", "random", 0.95, latents, is_control=True),
         ],
         focus="kava",
         cot_baseline="chain",
         caveats=["A limit <of> mine."],
         recipe_differences=[("chain", "all", "a quickstart")],
-        facts=[("versions", "laconic 0")],
-        command="laconic demo --num-seeds 1",
-        inspection=build_inspection,
+        facts=[("command", "laconic demo --num-seeds 1")],
     )
 
 
@@ -104,14 +63,6 @@ def test_render_report_is_one_self_contained_file() -> None:
     assert runs_table.render_report(built(3)) == html
 
 
-def test_find_requests_sees_them() -> None:
-    for bad in (
-        "<img src=a.png>", "<p style='background: url(a.png)'>", "<script>1</script>", "<style>@import 'a';</style>",
-        "<link href=a.css>", "<a href=https://a.b>c</a>",
-    ):  # fmt: skip
-        assert find_requests(bad), bad
-
-
 @pytest.mark.medium
 def test_render_report_shows_results_and_comparisons() -> None:
     text = check_page(runs_table.render_report(built())).words
@@ -119,12 +70,10 @@ def test_render_report_shows_results_and_comparisons() -> None:
         "Thoughts & chains",
         "95.0 %",
         "1 seed",
-        "1 latent setup + 2 latent + 2 answer",
+        "5 = 0+1+2+2",
         "50 → 52",
         "12.3",
-        "in 20.0 %",
-        "The first test problem",
-        "100.0 % of the latents name a token",
+        "majority baseline 20.0 %",
         "A limit <of> mine.",
         "laconic demo --num-seeds 1",
         "a quickstart",
@@ -169,7 +118,6 @@ def test_compare_to_focus_uses_common_seeds() -> None:
     fewer = replace(page.results[1], row=row("test", "pccot", right(0.3, 2), seeds=(0, 1)))
     result = runs_table.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
     assert [c.difference.num_seeds for _, c in result] == [3, 2, 3]
-    assert runs_table.compare_to_focus(replace(page, focus="nobody")) == []
 
 
 def test_render_report_works_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,21 +129,10 @@ def test_render_report_works_without_matplotlib(monkeypatch: pytest.MonkeyPatch)
 
 def test_render_report_leaves_out_empty_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_images(monkeypatch)
-    page = replace(built(), inspection=None, results=built().results[:1], recipe_differences=[], caveats=[])
+    page = replace(built(), focus="chain", results=built().results[:1], recipe_differences=[], caveats=[])
     html = runs_table.render_report(page)
-    assert "One question inspected" not in html
     assert "Differences" not in html
 
 
-def test_render_report_says_where_all_tokens_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out_images(monkeypatch)
-    page = built()
-    assert page.inspection is not None
-    whole = replace(page.inspection, selections=(ChainSelection("rkv", np.ones((2, 2, NC), dtype=bool)),))
-    text = ParsedPage(runs_table.render_report(replace(page, inspection=whole))).words
-    assert "as many latents as chain tokens" in text
-
-
-def test_format_count_and_passes() -> None:
+def test_format_count() -> None:
     assert [format_count(x) for x in (3.0, 3.004, 3.25)] == ["3", "3", "3.2"]
-    assert runs_table.format_passes((1, 0, 4, 2)) == "1 prompt + 4 latent + 2 answer"

@@ -62,14 +62,6 @@ def test_estimate_proportion_of_few_right_or_wrong_answers_is_exact(
     assert result.mean == right / n
 
 
-def test_estimate_mean_interval_is_normal() -> None:
-    values = 3 + 2 * np.array([NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)])
-    result = statistics.estimate_mean(values)
-    half = 1.96 * values.std() / 20
-    assert result.low == pytest.approx(3 - half, abs=0.03 * half + 0.005)
-    assert result.high == pytest.approx(3 + half, abs=0.03 * half + 0.005)
-
-
 def test_estimate_mean_over_seeds_only() -> None:
     """Every question alike: what is left are the means of draws of three seeds, listed here one by one."""
     means = np.array([0.2, 0.5, 0.8])

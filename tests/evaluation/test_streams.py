@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.batches import DocumentBatch
-from laconic.errors import BusyError, InputError
+from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams.evaluate import CacheAsState, build_metrics, score_tokens
 from laconic.evaluation.streams.metrics import contiguous_slices, merge_sums, score_mqar
@@ -243,15 +242,6 @@ def test_cache_as_state_scores_like_the_decoder() -> None:
     assert got.correct[:, :-1].equal(logits.argmax(-1) == text[:, 1:])
     assert got.state.position.tolist() == [9, 9]
     assert not bool(reset_rows(got.state, [0]).layers[0].cache.valid[0].any())  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def test_evaluate_stream_stores_and_loads_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = documents([[1, 9, 1, 9]], ["a"], [[3]], num_facts=torch.tensor([1]))
-    rows = evaluate_stream(Remembers(), "mqar", Fixed(result), folder=tmp_path)
-    monkeypatch.setattr(Remembers, "read_tokens", None)  # nothing is read again
-    assert evaluate_stream(Remembers(), "mqar", Fixed(result), folder=tmp_path) == rows
-    with pytest.raises(BusyError, match="other data"):
-        evaluate_stream(Remembers(), "mqar", Fixed(result), folder=tmp_path, key="other")
 
 
 def row(id: str, right: float, long: bool) -> EvalItem:

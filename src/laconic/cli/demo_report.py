@@ -3,22 +3,19 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from laconic.batches import ReasoningBatch
-from laconic.cli.commands.demo import TABLE_ORDER, DemoEntry
+from laconic.cli.commands.demo import DemoEntry
 from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY
 from laconic.config.recipe_keys import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
-from laconic.evaluation.inspection.inspected_run import InspectedRun
-from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
-from laconic.evaluation.reasoning.latency import Latency, measure_latencies
+from laconic.evaluation.reasoning.evaluate import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import EvalCondition, answer_function, decoding_for
 from laconic.evaluation.reasoning.suite import ReasoningSuite
-from laconic.evaluation.reasoning.table import ReasoningRow, build_rows
+from laconic.evaluation.reasoning.table import build_rows
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.suite import load_seed_results
 from laconic.experiment.from_recipe.build_data import load_held_out_rows
@@ -53,14 +50,7 @@ def build_demo_report(
         cot_baseline=CHAIN_ENTRY,
         caveats=describe_caveats(run),
         recipe_differences=[(key, str(values.get(key)), why) for key, why in run.recipe.deviations.items()],
-        facts=collect_run_facts(run, seconds),
-        runs=[
-            (f"{name}, seed {seed}", describe_run(folder))
-            for name in folders
-            for seed, folder in zip(seeds, folders[name], strict=True)
-        ],
-        command=command,
-        inspection=inspect_first_question(run),
+        facts=[("command", command), ("seeds", ", ".join(map(str, seeds))), *collect_run_facts(run, seconds)],
     )
 
 
@@ -71,40 +61,23 @@ def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], late
     latents = run.recipe.latents
     M, T = (latents.num_latents, latents.jacobi_iterations) if latents else (0, 0)
     sweep = {n: rows.get(EvalCondition(iterations=n).name) for n in range(T + EXTRA_ITERATIONS + 1 if T else 0)}
-    cot = rows.get(EvalCondition(with_cot=True).name)
-    metrics = [load_metrics(folder) for folder in folders]
     return MethodResult(
         rows[""],
         entry.title,
         entry.description.format(M=M, T=T),
         is_control=entry.is_control,
-        color_index=TABLE_ORDER.index(entry.name) if entry.name in TABLE_ORDER else 0,
         learning_curves=[
-            [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
-            for lines in metrics
+            [(line["step"], line["validation"]["accuracy"]) for line in load_metrics(folder) if "validation" in line]
+            for folder in folders
         ],
-        iteration_sweep={n: seed_accuracies(row) for n, row in sweep.items() if row and len(row.seeds) == len(folders)},
-        trained_iterations=T or None,
-        cot_accuracy=seed_accuracies(cot) if cot else [],
-        training_seconds=[sum(line.get("seconds", 0.0) for line in lines) for lines in metrics],
+        iteration_sweep={
+            n: row.correct.mean(1).tolist() for n, row in sweep.items() if row and len(row.seeds) == len(folders)
+        },
     )
-
-
-def seed_accuracies(row: ReasoningRow) -> list[float]:
-    return row.correct.mean(1).tolist()
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
-    """Inspect the latents on the first test problem; None for a run without latents."""
-    if run.parts.latents is None:
-        return None
-    questions = load_question_set(run, "test", DIGIT, limit=1)
-    batch = cast(ReasoningBatch, questions.source.batch([0], 0, 0))
-    return inspect_question(InspectedRun(run, run.folder.name, decoding_for(run, questions)), batch)
 
 
 def describe_task(run: LoadedRun) -> str:
@@ -147,15 +120,3 @@ def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
             ", ".join(f"{k} {v}" for k, v in environment["versions"].items()) + f", Python {environment['python']}",
         ),
     ]
-
-
-def describe_run(folder: Path) -> str:
-    """Return the steps, time and hashes of a run."""
-    committed = RunDirectory(folder).latest_valid_step()
-    assert committed is not None
-    weights = committed.manifest.files["model.safetensors"].sha256
-    lines = [line for line in load_metrics(folder) if "seconds" in line]
-    skipped = sum("nonfinite" in line for line in lines)
-    spent = sum(line["seconds"] for line in lines)
-    recipe = committed.manifest.fingerprints["recipe"]
-    return f"{committed.step} steps in {spent:.0f} s, {skipped} skipped; recipe {recipe[:12]}…, weights {weights[:12]}…"

@@ -34,7 +34,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def evaluate_conditions(folder: Path) -> int:
-    """Evaluate a run with and without chain of thought and for several iterations; stored results are reused."""
+    """Evaluate a run as trained and for several iterations; stored results are reused."""
     import torch
 
     from laconic.data.reasoning.answer_matching import DIGIT
@@ -56,12 +56,9 @@ def evaluate_conditions(folder: Path) -> int:
 
 def planned_conditions(recipe: "Recipe") -> "Iterator[EvalCondition]":
     """Yield the conditions that the report of the demo needs."""
-    from laconic.config.recipe import COT_TEACHER_METHODS
     from laconic.evaluation.reasoning.run import EvalCondition
 
     yield EvalCondition()
-    if recipe.method in COT_TEACHER_METHODS:
-        yield EvalCondition(with_cot=True)
     if recipe.latents and recipe.latents.jacobi_iterations:
         for iterations in range(recipe.latents.jacobi_iterations + EXTRA_ITERATIONS + 1):
             yield EvalCondition(iterations=iterations)

@@ -4,7 +4,6 @@ A checkpoint gets a folder for its results in laconic's cache, with a recipe tha
 the evaluation treats this folder as a run at step 0.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +20,13 @@ from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.evaluation.runs import prepare_export
+from laconic.evaluation.runs import create_results_folder, prepare_export
 from laconic.experiment.from_recipe.build_model import build_parts
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export
 from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.models.decoder import Decoder
-from laconic.storage.atomic import write_text_atomically
 from laconic.storage.cache_dir import cache_dir
-from laconic.storage.manifest import hash_json
 from laconic.storage.strict_json import read_json, to_canonical_json
 
 PromptStyle = Literal["chat", "plain"]
@@ -93,18 +90,12 @@ def prepare_checkpoint(
         raise InputError(f"--prompt chat: {name} has no chat template; use --prompt plain")
     prompt = CheckpointPrompt(style or ("chat" if tokenizer.chat_template else "plain"), shots, shots_from, quantize)
     fields = {field: value for field, value in prompt._asdict().items() if field != "quantize" or value}
-    title = re.sub(r"[^\w.-]", "-", Path(name).name)
-    key = hash_json([str(folder.resolve()), *fields.values()])[:8]
-    title = "-".join(filter(None, [title, quantize, prompt.style, f"{shots}-shot"]))
-    results = cache_dir() / "evaluations" / key / title
-    if not (results / RECIPE_FILE).is_file():
-        row_format = "chat" if prompt.style == "chat" else "codi"
-        data = {"path": NO_FILE, "chain_steps": "all", "format": row_format, "on_too_long": "drop"}
-        recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
-        results.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(results / MARKER_FILE, to_canonical_json(fields | {"model": name}))
-        write_text_atomically(results / RECIPE_FILE, tomli_w.dumps(recipe))
-    return results
+    title = "-".join(filter(None, [Path(name).name, quantize, prompt.style, f"{shots}-shot"]))
+    row_format = "chat" if prompt.style == "chat" else "codi"
+    data = {"path": NO_FILE, "chain_steps": "all", "format": row_format, "on_too_long": "drop"}
+    recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
+    files = {MARKER_FILE: to_canonical_json(fields | {"model": name}), RECIPE_FILE: tomli_w.dumps(recipe)}
+    return create_results_folder([str(folder.resolve()), *fields.values()], [title], files)
 
 
 def find_results(path_or_name: str) -> list[Path]:

@@ -2,8 +2,6 @@
 
 import tomllib
 from collections.abc import Mapping
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 import tomli_w
@@ -178,15 +176,7 @@ def describe_results(run: str | Path) -> list[str]:
                     blocks.append(to_markdown(block))
                 else:
                     blocks.append("\n".join(f"- {line.strip()}" for line in block.splitlines() if line.strip()))
-            blocks += describe_limits(results)
     return blocks
-
-
-def describe_limits(results: Results) -> list[str]:
-    """Return which results are of a limited number of items, as lines of Markdown."""
-    limited = {(r.limit, len(r.task), r.task) for same in results.values() for r in same if r.limit is not None}
-    groups = groupby(sorted(limited), key=itemgetter(0))
-    return [f"- measured with --limit {n}: {', '.join(task for *_, task in same)}" for n, same in groups]
 
 
 def split_results(results: Results) -> list[Results]:

@@ -1,7 +1,6 @@
 """The commands that repeat the stored evaluations of a run, for its model card."""
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,30 +16,18 @@ from laconic.experiment.from_recipe.build_data import choose_default_protocol
 
 
 def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str) -> list[str]:
-    """Return the commands that repeat a run's stored evaluations on `target`; tasks of the same options share one.
+    """Return the commands that repeat a run's stored evaluations on `target`.
 
     Files of rows and documents are not in a run; only their names are given. For a run without results, the command
     evaluates it on what its recipe holds out.
     """
-    conditions = dict[tuple[bool, str, str], dict[str, list[str]]]()  # by command, task and options: flags and values
-    evaluations = seed_runs(run)[0] / EVALUATIONS_FOLDER
-    stored = [x.metadata for kind in get_args(EvalKind) for x in latest_evaluations(evaluations, kind).values()]
-    for metadata in stored:
-        key = metadata.kind == "audit", name_task(metadata, recipe), describe_options(metadata, recipe)
-        flags = conditions.setdefault(key, {})
-        for flag, value in parse_condition(metadata.variant.get("condition", "")):
-            flags.setdefault(flag, []).append(value)
-    audits, tasks = list[str](), dict[str, list[str]]()  # tasks by options
-    for (is_audit, task, options), flags in conditions.items():
-        options = "".join(f" {flag} {','.join(x)}".rstrip() for flag, x in sorted(flags.items())) + options
-        if is_audit:
-            audits.append(f"laconic audit {target} --task {shlex.quote(task)}{options}")
-        else:
-            tasks.setdefault(options, []).append(task)
-    commands = [
-        f"laconic evaluate {target} --tasks {shlex.quote(','.join(x))}{options}" for options, x in tasks.items()
-    ]
-    return [*commands, *audits] or [f"laconic evaluate {target}{task}" for task in list_held_out(recipe)]
+    evaluations, commands = seed_runs(run)[0] / EVALUATIONS_FOLDER, list[str]()
+    for metadata in (x.metadata for kind in get_args(EvalKind) for x in latest_evaluations(evaluations, kind).values()):
+        command = f"audit {target} --task" if metadata.kind == "audit" else f"evaluate {target} --tasks"
+        task = shlex.quote(name_task(metadata, recipe))
+        commands.append(f"laconic {command} {task}{describe_options(metadata, recipe)}")
+    held_out = [f"laconic evaluate {target}{task}" for task in list_held_out(recipe)]
+    return list(dict.fromkeys(commands)) or held_out
 
 
 def list_held_out(recipe: Recipe) -> list[str]:
@@ -81,23 +68,19 @@ def name_question_set(title: str, recipe: Recipe) -> str:
 
 
 def describe_options(metadata: EvalMetadata, recipe: Recipe) -> str:
-    """Return the flags of the protocol, and of how much was evaluated; for documents of a file also which."""
+    """Return the flags of condition and protocol, and of how much was evaluated; for documents of a file also which."""
     variant, flags = metadata.variant, list[tuple[str, Any]]()
+    condition = variant.get("condition", "")
+    if condition.endswith(" iterations"):
+        flags.append(("jacobi-iterations", condition.partition(" ")[0]))
+    elif condition and condition != COT_CONDITION:
+        flags.append(("jacobi-tolerance", condition.rpartition(" ")[2]))
     if metadata.kind in ("reasoning", "audit"):
         name, _, tolerance = variant["protocol"].partition(", tolerance ")
         flags.append(("protocol", None if name == choose_default_protocol(recipe.data).name else name))
         flags.append(("tolerance", tolerance or None))
     flags += [(name, variant.get(name)) for name in ("keep", "tokens")]
     flags += [("limit", metadata.limit), ("shots", metadata.shots)]
-    text = "".join(f" --{name} {value}" for name, value in flags if value is not None)
+    text = " --with-cot" if condition == COT_CONDITION else ""
+    text += "".join(f" --{name} {value}" for name, value in flags if value is not None)
     return f"{text}  # with --documents or --questions: {variant['data']}" if "tokens" in variant else text
-
-
-def parse_condition(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the flag of a condition of `EvalCondition.name`, and its value; nothing for a run as trained."""
-    if name == COT_CONDITION:
-        yield "--with-cot", ""
-    elif name.endswith(" iterations"):
-        yield "--jacobi-iterations", name.partition(" ")[0]
-    elif name:
-        yield "--jacobi-tolerance", name.rpartition(" ")[2]

@@ -1,11 +1,12 @@
 """Runs under evaluation: their names, seeds and checkpoints, and an environment as in training."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -72,15 +73,20 @@ def prepare_export(export: Path, name: str | None = None) -> Path:
     one called seed-0, seed-1, … lies in a folder named after the part before. A new export of the run gets a new
     folder.
     """
-    key = hash_json([str(export.resolve()), hash_export(export)])[:8]
-    path = Path(name or export.resolve())
+    path, recipe = Path(name or export.resolve()), (export / EXPORT_FOLDER / RECIPE_FILE).read_text(encoding="utf-8")
     parts = path.parts[-2:] if path.name.startswith("seed-") else path.parts[-1:]
-    results = cache_dir().joinpath("evaluations", key, *(re.sub(r"[^\w.-]", "-", part) for part in parts))
+    files = {EXPORT_MARKER: to_canonical_json({"export": str(export.resolve())}), RECIPE_FILE: recipe}
+    return create_results_folder([str(export.resolve()), hash_export(export)], parts, files)
+
+
+def create_results_folder(key: Sequence[Any], parts: Sequence[str], files: Mapping[str, str]) -> Path:
+    """Create the folder in laconic's cache whose results depend on `key`, if there is none; its recipe comes last."""
+    names = [re.sub(r"[^\w.-]", "-", part) for part in parts]
+    results = cache_dir().joinpath("evaluations", hash_json(key)[:8], *names)
     if not (results / RECIPE_FILE).is_file():
         results.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(results / EXPORT_MARKER, to_canonical_json({"export": str(export.resolve())}))
-        recipe = (export / EXPORT_FOLDER / RECIPE_FILE).read_text(encoding="utf-8")
-        write_text_atomically(results / RECIPE_FILE, recipe)
+        for name, text in files.items():
+            write_text_atomically(results / name, text)
     return results
 
 

@@ -26,7 +26,6 @@ from laconic.evaluation.inspection.conditions import (
 )
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.verdict import ThoughtAudit
-from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.question_sets import QuestionSet, encode_questions
 from laconic.evaluation.reasoning.run import decoding_for
 from laconic.evaluation.reasoning.table import ReasoningRow
@@ -107,6 +106,4 @@ def audit_in_memory(run: LoadedRun, n: int = 100) -> ThoughtAudit:
     conditions = list_conditions(count_latents(inspected, questions.source), latents.num_iterations)
     means = reference_means_of(inspected, questions.source, 64)
     items = answer_under_conditions(inspected, questions, conditions, range(n), means)
-    result = ReasoningResult.from_items(items, {"protocol": "last digit", "bytes_per_position": 0})
-    row = ReasoningRow("digits", "planted", "", (0,), (result,))
-    return ThoughtAudit(row, [items])
+    return ThoughtAudit(ReasoningRow("digits", "planted", "", (0,), [items], "last digit"))

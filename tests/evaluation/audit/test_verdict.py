@@ -14,7 +14,7 @@ from laconic.evaluation.results_store import EvalItem
 from tests.evaluation.answers import row
 
 N = 200
-NAMES = [condition.name for condition in list_conditions(4, 3)]
+NAMES = list(list_conditions(4, 3))
 
 
 def is_right(share: float) -> np.ndarray:
@@ -29,18 +29,18 @@ def build_audit(trained: np.ndarray, controls: Sequence[np.ndarray] = (), **chan
     seeds = tuple(range(len(trained)))
     audited = row("set", "run", trained, seeds=seeds)
     items_by_seed: list[list[EvalItem]] = []
-    for seed, result in enumerate(audited.results):
+    for seed, answered in enumerate(audited.items_by_seed):
         items: list[EvalItem] = []
-        for i, record in enumerate(result.records):
-            conditions = dict(record.to_item(AS_TRAINED).conditions)
+        for i, item in enumerate(answered):
+            conditions = {AS_TRAINED: item.shared}
             for name in NAMES:
                 right = bool(by_name.get(name, trained)[seed][i])
                 donor = {"donor": f"q{(i + 1) % N}"} if name.startswith("swap") else {}
-                conditions[name] = {"prediction": record.gold if right else None, "is_correct": right, **donor}
-            items.append(EvalItem(record.id, conditions))
+                conditions[name] = {"prediction": item.shared["gold"] if right else None, "is_correct": right, **donor}
+            items.append(EvalItem(item.id, conditions))
         items_by_seed.append(items)
     others = [row("set", f"control{i}", right) for i, right in enumerate(controls)]
-    return ThoughtAudit(audited, items_by_seed, others)
+    return ThoughtAudit(replace(audited, items_by_seed=items_by_seed), others)
 
 
 def test_verdict_of_each_kind_of_run() -> None:
@@ -99,7 +99,7 @@ def test_audit_refuses_a_control_with_other_questions() -> None:
 def test_donor_share_counts_questions_whose_donor_has_another_answer() -> None:
     audit = build_audit(np.ones(N), swap_vectors=np.zeros(N))
     assert audit.donor_share("swap cache") == 0  # every question keeps its answer; donors have the next gold answer
-    for item in audit.items_by_seed[0]:
+    for item in audit.row.items_by_seed[0]:
         item.conditions["swap cache"]["prediction"] = str((int(item.shared["gold"]) + 1) % 5)  # pyright: ignore
     assert audit.donor_share("swap cache") == 1
     assert audit.donor_share("zero vectors") is None

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -75,10 +76,9 @@ def test_lora_trains_the_adapter_alone(has_levels: bool) -> None:
 def test_finetuned_learner_forgets() -> None:
     """Check of the pipeline: plain fine-tuning forgets, as is well known."""
     stream = streamed.tasks(train_per_class=24, test_per_class=6)
-    learner = FinetunedLearner(
-        CacheAsState(streamed.decoder(width=32)), stream, FinetuneConfig(learning_rate=3e-3, batch_size=4)
-    )
-    metrics = compute_metrics(run_stream(learner, stream).matrix)
+    config = FinetuneConfig(learning_rate=3e-3, batch_size=4)
+    learner = FinetunedLearner(CacheAsState(streamed.decoder(width=32)), stream, config)
+    metrics = compute_metrics(run_stream(learner, stream))
     assert metrics.plasticity is not None
     assert metrics.plasticity > 0.8
     assert metrics.forgetting is not None
@@ -87,20 +87,15 @@ def test_finetuned_learner_forgets() -> None:
 
 def test_ewc_penalty_matches_loop_oracle() -> None:
     theta = [torch.tensor([1.0, -2.0]), torch.tensor([[0.5]])]
-    anchor = EWCPenalty(
-        [torch.tensor([2.0, 1.0]), torch.tensor([[4.0]])], [torch.tensor([0.0, -1.0]), torch.tensor([[1.0]])]
-    )
+    fisher, star = ([torch.tensor(x), torch.tensor([[y]])] for x, y in (([2.0, 1.0], 4.0), ([0.0, -1.0], 1.0)))
+    anchor = EWCPenalty(fisher, star)
     assert float(anchor.compute(theta)) == pytest.approx((2 * 1 + 1 * 1 + 4 * 0.25) / 2)
     assert EWCPenalty().compute(theta) == 0
 
 
 def ewc(weight: float = 100.0) -> FinetunedLearner:
-    return FinetunedLearner(
-        CacheAsState(streamed.decoder()),
-        TASKS,
-        FinetuneConfig(ewc_weight=weight, batch_size=4, fisher_per_class=2),
-        ewc=EWCPenalty(),
-    )
+    config = FinetuneConfig(ewc_weight=weight, batch_size=4, fisher_per_class=2)
+    return FinetunedLearner(CacheAsState(streamed.decoder()), TASKS, config, ewc=EWCPenalty())
 
 
 def squares(learner: FinetunedLearner, items: Sequence[LabelledUtterance], labels: Sequence[int]) -> torch.Tensor:
@@ -108,9 +103,8 @@ def squares(learner: FinetunedLearner, items: Sequence[LabelledUtterance], label
     total = torch.zeros_like(learner.parameters[0])
     for item, label in zip(items, labels, strict=True):
         row = [*TASKS.start_ids, *item.input_ids, *TASKS.label_ids[label], *TASKS.line_end_ids]
-        logits = learner.model.logits(
-            learner.model.read_tokens(torch.tensor([row]), update_weights=False).hidden_states
-        )[0]
+        output = learner.model.read_tokens(torch.tensor([row]), update_weights=False)
+        logits = learner.model.logits(output.hidden_states)[0]
         begin = len(TASKS.start_ids) + len(item.input_ids)
         loss = F.cross_entropy(logits[begin - 1 : -1], torch.tensor(row[begin:]), reduction="sum")
         total += torch.autograd.grad(loss, learner.parameters[0])[0].square()
@@ -124,20 +118,13 @@ def test_fisher_information_samples_labels_from_the_model() -> None:
     learner.learn(items)
     assert learner.ewc is not None
     chosen = first_per_class(items, 2)
-    fisher, choices = learner.ewc.fisher[0], [list(pair) for pair in product_of(learner.seen_classes, len(chosen))]
+    fisher, choices = learner.ewc.fisher[0], product(sorted(learner.seen_classes), repeat=len(chosen))
     near = [
         labels for labels in choices if tolerances.error(fisher, squares(learner, chosen, labels)) < tolerances.FLOAT32
     ]
     assert len(near) == 1  # exactly one choice of labels explains it
     truth = squares(learner, chosen, [item.label for item in chosen])
     assert tolerances.error(fisher, truth) > 1e-3  # MISREAD: with the labels of the examples it is the empirical Fisher
-
-
-def product_of(seen: set[int], n: int) -> list[tuple[int, ...]]:
-    metrics: list[tuple[int, ...]] = [()]
-    for _ in range(n):
-        metrics = [(*labels, k) for labels in metrics for k in sorted(seen)]
-    return metrics
 
 
 def test_fisher_information_accumulates_over_tasks() -> None:
@@ -185,12 +172,8 @@ def test_replay_reservoir_is_a_uniform_sample() -> None:
 
 
 def test_replay_fills_half_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = FinetunedLearner(
-        CacheAsState(streamed.decoder()),
-        TASKS,
-        FinetuneConfig(batch_size=4, replay_per_class=1),
-        replay=ReplayReservoir(1, 0),
-    )
+    config = FinetuneConfig(batch_size=4, replay_per_class=1)
+    learner = FinetunedLearner(CacheAsState(streamed.decoder()), TASKS, config, replay=ReplayReservoir(1, 0))
     seen: list[list[int]] = []
     monkeypatch.setattr(learner, "update", lambda batch: seen.append([item.label for item in batch]))
     learner.learn(TASKS.train[0])

@@ -38,9 +38,8 @@ def test_stateful_learner_updates_on_every_line(inner_objective: str) -> None:
     assert learner.state.layers[0].cache.S == 0
     assert int(learner.state.position) == 0
     assert (learner.state.open_chunk is None) == (inner_objective == "associative")
-    assert (
-        learner.state.open_chunk is None or int(learner.state.open_chunk.num_tokens) == 0
-    )  # the line end completes the open chunk
+    # the line end completes the open chunk
+    assert learner.state.open_chunk is None or int(learner.state.open_chunk.num_tokens) == 0
     assert learner.notes["state_bytes"] == values.num_bytes(learner.state)
 
 

@@ -102,7 +102,7 @@ def test_run_stream_matrix_matches_loop_oracle() -> None:
     for i in range(stream.num_tasks):
         source.num_tasks = i + 1
         for j in range(stream.num_tasks):
-            accuracy = result.matrix[i][j]
+            accuracy = result[i][j]
             assert (accuracy is None) == (j > i)
             if accuracy is None:
                 continue
@@ -154,15 +154,14 @@ def test_fork_rows_shares_expanded_rows() -> None:
 def test_run_stream_jointly_evaluates_only_at_the_end() -> None:
     messages: list[str] = []
     frozen = InContextLearner(CacheAsState(streamed.decoder()), TASKS, max_positions=0)
-    result = run_stream(frozen, TASKS, messages.append, is_joint=True)
+    A = run_stream(frozen, TASKS, messages.append, is_joint=True)
     assert frozen.lines == []
-    A = result.matrix
     assert A[0] == A[1] == [None] * 3
     assert len([x for x in A[2] if x is not None]) == 3
     assert len(messages) == 1
     assert messages[0].startswith("order 0: task 3 of 3, ")
     again = run_stream(frozen, TASKS, messages.append)
-    assert again.matrix[2] == A[2]
+    assert again[2] == A[2]
     assert len(messages) == 4
     with torch.no_grad():
         assert score_labels(

@@ -20,7 +20,6 @@ from laconic.evaluation.class_incremental.run import (
     add_levels,
     available_methods,
     plan_class_incremental,
-    run_method,
 )
 from laconic.evaluation.results_store import EvalJob, EvalMetadata, run_resumable
 from laconic.models.config import DecoderConfig
@@ -136,7 +135,7 @@ def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     assert (plan.description["train_examples"], plan.description["test_examples"]) == (4 * 4 + 1, 4)
     assert plan.description["dropped"] == 1
     for method in ("learner", "finetune", "icl", "ewc", "joint"):
-        run_method(method, plan.learner if method == "learner" else plan.model, plan.streams[0], plan.config, None)
+        plan.run_unit(plan.methods.index(method))
     for row in rows:
         row["text"] += "z" * 64 * (row["label"] == "c")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -148,7 +147,7 @@ def test_plan_of_a_file_drops_texts_beyond_the_context(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         ("abc", r"^intents: 3 classes; give at least four, for two tasks of two classes$"),
-        ("a", r"^intents\.jsonl: fewer than two classes"),
+        ("a", r"^intents: 1 classes; give at least four"),
         ("abc!", r"^intents\.jsonl: the label '!' has no words, or those of another label; rename it$"),
     ],
 )

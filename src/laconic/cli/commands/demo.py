@@ -179,8 +179,8 @@ def check_teacher(run: DemoRun) -> str | None:
         return None
     from laconic.evaluation.reasoning.run import load_result
 
-    result = load_result(run.path, "test")
-    accuracy = 0.0 if result is None else float(result.correct.mean())
+    answers = load_result(run.path, "test") or ()
+    accuracy = sum(item.shared["is_correct"] for item in answers) / max(1, len(answers))
     if accuracy >= MIN_TEACHER_ACCURACY:
         return None
     return (

@@ -14,7 +14,6 @@ from laconic.cli.arguments import (
     OptionalStr,
     OutputFormat,
     check_minimum,
-    parse_ints,
     refuse_flags,
 )
 from laconic.cli.files import check_page_path, print_json
@@ -45,8 +44,6 @@ class InspectCommand:
     """with --task: number of questions (default: 256)"""
     baseline: UseAppendAction[tuple[str, ...]] = ()
     """run to compare with, for example one trained without distillation"""
-    jacobi_iterations: OptionalStr = None
-    """with --task: comma-separated numbers of Jacobi iterations (default: 0 to the trained T + 2, and num_latents)"""
     seed: int = 0
     """random seed of shuffle, swap and noise"""
     batch_size: OptionalInt = None
@@ -103,9 +100,7 @@ class InspectCommand:
         if self.task is not None and (self.chain or self.answer is not None):
             raise UsageError("--chain and --answer require a question; a task has its own")
         if self.question is not None:
-            names = ("jacobi_iterations", "limit", "batch_size")
-            refuse_flags({name: getattr(self, name) for name in names}, "requires --task")
-        parse_ints("--jacobi-iterations", self.jacobi_iterations)
+            refuse_flags({name: getattr(self, name) for name in ("limit", "batch_size")}, "requires --task")
         if self.page_path is not None:
             check_page_path("--out", self.page_path)
         check_minimum(2, limit=self.limit)

@@ -85,40 +85,38 @@ def find_class_file(task: str) -> Path | None:
     return file
 
 
-def load_class_file(file: Path, keep: RowFilter = list) -> IntentRows:
-    """Load rows with text, label and optionally split; if no row is a test row, a fifth of each class is held out.
-
-    The fifth is counted in distinct texts; further rows with a held-out text are dropped. `keep` returns the rows to
-    be used.
-    """
-    published = read_rows(file, parse_labelled_text)[0]
-    rows = keep(published)
-    if not any(row.split == "test" for row in rows):
-        firsts = dict[tuple[str, str], int]()
-        for i, row in enumerate(rows):
-            firsts.setdefault((row.label, normalise_text(row.text)), i)
-        train = [i for i in firsts.values() if rows[i].split != "valid"]
-        for group in group_by_label(rows[i] for i in train).values():
-            num_held_out = max(1, round(HELD_OUT_FRACTION * len(group)))
-            for i in (train[group[j]] for j in rng.permutation(len(group), 0, HOLD_OUT_KEY, num_held_out)):
-                rows[i] = rows[i]._replace(split="test")
-    return deduplicate_splits(rows, file.name, len(published))
-
-
-def load_intents(name: str, path: str | Path | None = None, keep: RowFilter = list) -> IntentRows:
-    """Load a data set of `INTENT_DATASETS`: from a file, the folder that contains the data sets, or without a path the
+def load_intents(task: str, path: str | Path | None = None, keep: RowFilter = list) -> IntentRows:
+    """Load `classes:FILE`, or a data set: from a file, the folder that contains the data sets, or without a path the
     Hub. `keep` returns the rows to be used.
     """
-    info = INTENT_DATASETS[name]
+    if (file := find_class_file(task)) is not None:
+        rows = read_rows(file, parse_labelled_text)[0]
+        return deduplicate_splits(hold_out_rows(keep(rows)), file.name, len(rows))
+    info = INTENT_DATASETS[task]
     if path is None:
         rows = load_hub_utterances(info)
     else:
         file = Path(path) / info.file if Path(path).is_dir() else Path(path)
         if not file.is_file():
-            raise InputError(f"{name}: no file {file}; give the folder that contains {info.file}, or the file")
+            raise InputError(f"{task}: no file {file}; give the folder that contains {info.file}, or the file")
         rows = read_rows(file, parse_labelled_text)[0]
     rows = [row for row in rows if row.label != info.out_of_scope_label]
-    return deduplicate_splits(keep(rows), name, len(rows))
+    return deduplicate_splits(keep(rows), task, len(rows))
+
+
+def hold_out_rows(rows: list[LabelledText]) -> list[LabelledText]:
+    """If no row is a test row, hold out a fifth of the distinct texts of each class."""
+    if any(row.split == "test" for row in rows):
+        return rows
+    firsts = dict[tuple[str, str], int]()
+    for i, row in enumerate(rows):
+        firsts.setdefault((row.label, normalise_text(row.text)), i)
+    train = [i for i in firsts.values() if rows[i].split != "valid"]
+    held_out = set[int]()
+    for group in group_by_label(rows[i] for i in train).values():
+        num_held_out = max(1, round(HELD_OUT_FRACTION * len(group)))
+        held_out |= {train[group[j]] for j in rng.permutation(len(group), 0, HOLD_OUT_KEY, num_held_out)}
+    return [row._replace(split="test") if i in held_out else row for i, row in enumerate(rows)]
 
 
 def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
@@ -149,8 +147,6 @@ def deduplicate_splits(rows: Sequence[LabelledText], name: str, num_published: i
         ]
         held_out |= {normalise_text(row.text) for row in by_part[part]}
     labels = {row.label for row in rows}
-    if len(labels) < 2:
-        raise InputError(f"{name}: fewer than two classes; give two or more")
     for part in ("train", "test"):
         if missing := sorted(labels - {row.label for row in by_part[part]}):
             hint = "give it rows with two different texts; a train row with the text of a test row is left out"

@@ -26,16 +26,13 @@ class ForgettingMetrics(NamedTuple):
 
 
 def compute_metrics(A: AccuracyRows) -> ForgettingMetrics:
-    """Return the metrics of an accuracy matrix; `ValueError` if its last row is incomplete.
+    """Return the metrics of an accuracy matrix, whose last row is complete.
 
     AA = (1/n) sum over j of A[n-1, j]. BWT = 1/(n-1) sum over j < n-1 of A[n-1, j] - A[j, j]. Forgetting = 1/(n-1) sum
     over j < n-1 of the best A[i, j], j <= i < n-1, less A[n-1, j]; below 0 if tasks improved. Plasticity = (1/n) sum
     over j of A[j, j], the accuracy on each task right after it was learned.
     """
     n, matrix = len(A), np.array(A, dtype=np.float64)  # NaN for None
-    num_last = int(np.isfinite(matrix[-1:]).sum())
-    if not n or num_last < n:
-        raise ValueError(f"the last row of A has {num_last} of {n} tasks; evaluate all tasks at the end")
     last, learned = matrix[-1], matrix.diagonal()
     if n == 1 or A[0][0] is None:
         return ForgettingMetrics(float(last.mean()), None, None, None)

@@ -7,7 +7,7 @@ Symbols: N items, K classes, n tasks; A[i, j] accuracy on task j after task i.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,14 +31,6 @@ class ClassIncrementalLearner(Protocol):
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None: ...
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray: ...
-
-
-class StreamResult(NamedTuple):
-    """The accuracy matrix of a learner on a stream, None where not evaluated, and its notes."""
-
-    order: int
-    matrix: list[list[float | None]]
-    notes: dict[str, Any]
 
 
 def score_after(
@@ -71,8 +63,8 @@ def run_stream(
     log: LogFunction | None = None,
     *,
     is_joint: bool = False,
-) -> StreamResult:
-    """Learn the tasks one after another and evaluate all tasks so far after each.
+) -> list[list[float | None]]:
+    """Learn the tasks one after another, evaluate all tasks so far after each, and return A, None for later tasks.
 
     Jointly, all are learned at once, mixed, and evaluated once: A has only its last row.
     """
@@ -88,7 +80,7 @@ def run_stream(
         if log is not None:
             mean = 100 * sum(accuracies) / len(accuracies)
             log(f"order {stream.seed}: task {i + 1} of {n}, accuracy {mean:.1f} % so far")
-    return StreamResult(stream.seed, matrix, dict(getattr(learner, "notes", {})))
+    return matrix
 
 
 def evaluate_tasks(learner: ClassIncrementalLearner, stream: ClassIncrementalStream, i: int) -> list[float]:

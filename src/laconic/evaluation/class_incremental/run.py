@@ -17,7 +17,7 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
 )
 from laconic.evaluation.class_incremental.learners import InContextLearner, NearestClassMean, StatefulLearner
 from laconic.evaluation.class_incremental.metrics import METHODS, estimate_metrics, metrics_to_json
-from laconic.evaluation.class_incremental.protocol import ClassIncrementalLearner, LogFunction, StreamResult, run_stream
+from laconic.evaluation.class_incremental.protocol import ClassIncrementalLearner, LogFunction, run_stream
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.streams.evaluate import as_stateful
@@ -54,10 +54,12 @@ class ClassIncrementalPlan:
 
     def run_unit(self, unit: int, log: LogFunction | None = None) -> EvalItem:
         order, method = divmod(unit, len(self.methods))
-        name = self.methods[method]
-        model = self.learner if name == "learner" else self.model
-        result = run_method(name, model, self.streams[order], self.config, log)
-        return EvalItem(f"order-{result.order}", {name: result._asdict()})
+        name, stream = self.methods[method], self.streams[order]
+        prefixed = None if log is None else (lambda text: log(f"{stream.name}, {name}, {text}"))
+        learner = build_learner(name, self.learner if name == "learner" else self.model, stream, self.config)
+        matrix = run_stream(learner, stream, prefixed, is_joint=name == "joint")
+        result = {"order": stream.seed, "matrix": matrix, "notes": getattr(learner, "notes", {})}
+        return EvalItem(f"order-{stream.seed}", {name: result})
 
     def summarise(self, items: Sequence[EvalItem]) -> dict[str, Any]:
         methods: dict[str, Any] = {}
@@ -71,9 +73,9 @@ class ClassIncrementalPlan:
 
 def build_class_job(request: EvalRequest, run: LoadedRun, task: str) -> EvalJob:
     data_dir = request.data_dir or run.recipe.data.data_dir
-    parts, limits = run.parts, (request.limit, request.shots)
-    plan = plan_class_incremental(parts.decoder, parts.tokenizer, task, data_dir, *limits)
-    stream, (limit, shots) = plan.streams[0], limits
+    parts, limit, shots = run.parts, request.limit, request.shots
+    plan = plan_class_incremental(parts.decoder, parts.tokenizer, task, data_dir, limit, shots)
+    stream = plan.streams[0]
     key = {"data": stream.fingerprint}
     metadata = describe_evaluation(run, "class_incremental", stream.name, limit=limit, shots=shots, key=key)
 
@@ -101,7 +103,7 @@ def plan_class_incremental(
     name = task if file is None else file.stem
     context = model.config.max_position_embeddings
     drop = partial(intent_data.drop_long_texts, tokenizer=tokenizer, max_tokens=context, name=name)
-    intents = intent_data.load_intents(task, path, drop) if file is None else intent_data.load_class_file(file, drop)
+    intents = intent_data.load_intents(task, path, drop)
     config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
         intent_data.build_stream(
@@ -139,14 +141,6 @@ def available_methods(learner: Hope) -> list[str]:
     """Return the methods that a model has: without attention, all but those that read a context or adapt attention."""
     missing = ("icl", "lora") if learner.initial_state(1).attention_cache is None else ()
     return [method for method in METHODS if method not in missing]
-
-
-def run_method(
-    method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig, log: LogFunction | None
-) -> StreamResult:
-    prefixed = None if log is None else (lambda text: log(f"{stream.name}, {method}, {text}"))
-    learner = build_learner(method, model, stream, config)
-    return run_stream(learner, stream, prefixed, is_joint=method == "joint")
 
 
 def build_learner(

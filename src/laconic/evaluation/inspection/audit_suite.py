@@ -52,7 +52,7 @@ class AuditSuite(ReasoningSuite):
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         result = results["audit"][0]
         controls = [reasoning_table.build_rows(control)[0] for control in results["reasoning"]]
-        audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed, controls)
+        audit = ThoughtAudit(reasoning_table.build_rows(result)[0], controls)
         notes = [
             *dict.fromkeys(note for r in (result, *results["reasoning"]) for note in r.notes),
             *list_caveats(audit),
@@ -64,7 +64,7 @@ class AuditSuite(ReasoningSuite):
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         sections: list[PageSection] = []
         for result in results["audit"]:
-            audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed)
+            audit = ThoughtAudit(reasoning_table.build_rows(result)[0])
             blocks = [f"Verdict: {audit.verdict.text}", render_table(build_audit_table(audit))]
             blocks += [render_list([*explain_columns(audit), *result.notes, *list_caveats(audit), STORED_CAVEAT])]
             sections.append(PageSection(f"Audit of {result.run} on {result.task}", blocks))
@@ -73,7 +73,7 @@ class AuditSuite(ReasoningSuite):
 
 def list_caveats(audit: ThoughtAudit) -> list[str]:
     """Return what the figures leave open."""
-    answer, share = audit.row.results[0].majority_baseline
+    answer, share = audit.row.majority_baseline
     loss = format_percent(audit.detectable_loss)
     caveats = [
         f'always giving the most frequent answer, "{answer}", is correct in {format_percent(share)} %',

@@ -1,8 +1,9 @@
 """Answer questions as trained and with changed thoughts, for `laconic audit` and `laconic inspect --task`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple, cast
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,15 +13,14 @@ from laconic.batches import ReasoningBatch
 from laconic.errors import InputError
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.inspected_run import InspectedRun
-from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
+from laconic.evaluation.inspection.interventions import InterventionInputs, ReferenceMeans
 from laconic.evaluation.inspection.verdict import AS_TRAINED
-from laconic.evaluation.paired_proportions import min_questions
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.reasoning.run import budget_warnings, decoding_for, gold_hash
+from laconic.evaluation.reasoning.run import build_question_job, decoding_for
 from laconic.evaluation.results_store import EvalItem, EvalJob, ReportFraction
-from laconic.evaluation.suite import describe_evaluation, run_name
-from laconic.experiment.from_recipe.cost import count_cache_bytes
+from laconic.evaluation.statistics import min_questions
+from laconic.evaluation.suite import run_name
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.latent.rollout import LatentRollout
@@ -28,42 +28,33 @@ from laconic.latent.rollout import LatentRollout
 NUM_REFERENCE_QUESTIONS = 256  # for the mean of a latent
 
 
-class ThoughtCondition(NamedTuple):
-    """A change of the thoughts: its key in stored results, and what returns the rollout before the answers."""
-
-    name: str
-    apply: Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
+# Returns the rollout before the answers, with changed thoughts.
+ThoughtChange = Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
 
 
-def replace_thoughts(spec: InterventionSpec) -> ThoughtCondition:
-    """Replace the thoughts by an intervention: as vectors, or as keys and values in the cache."""
-    return ThoughtCondition(
-        f"{spec.kind} {spec.target}",
-        lambda run, batch, inputs: interventions.run_intervention(run, batch, spec, inputs),
-    )
+def list_replacements(num_latents: int) -> dict[str, ThoughtChange]:
+    """Return every intervention by its key in stored results."""
+    specs = interventions.list_interventions(num_latents)
+    return {" ".join(spec): partial(interventions.run_intervention, spec=spec) for spec in specs}
 
 
-def cut_thoughts(n: int) -> ThoughtCondition:
-    """Cut all thoughts but the first `n` off the cache."""
-
-    def apply(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
-        rollout = inputs.rollout
-        return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
-
-    return ThoughtCondition(f"first {n}", apply)
-
-
-def limit_iterations(n: int) -> ThoughtCondition:
-    """Think with another number of Jacobi iterations than in training; after 0, the thoughts are the placeholders."""
-    return ThoughtCondition(f"{n} iterations", lambda run, batch, inputs: run.think(batch, iterations=n))
-
-
-def list_conditions(num_latents: int, num_iterations: int | None) -> list[ThoughtCondition]:
+def list_conditions(num_latents: int, num_iterations: int | None) -> dict[str, ThoughtChange]:
     """Return the conditions of an audit, for M thoughts and T Jacobi iterations of training, if there are any."""
-    replaced = map(replace_thoughts, interventions.list_interventions(num_latents))
-    lengths = dict.fromkeys((num_latents // 2, 0))
-    iterations = dict.fromkeys((num_iterations // 2, 0)) if num_iterations else ()
-    return [*replaced, *map(cut_thoughts, lengths), *map(limit_iterations, iterations)]
+    shortened = {f"first {n}": partial(cut_thoughts, n=n) for n in (num_latents // 2, 0)}
+    numbers = (num_iterations // 2, 0) if num_iterations else ()
+    fewer = {f"{n} iterations": partial(limit_iterations, n=n) for n in numbers}
+    return {**list_replacements(num_latents), **shortened, **fewer}
+
+
+def cut_thoughts(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs, n: int) -> LatentRollout:
+    """Cut all thoughts but the first `n` off the cache."""
+    rollout = inputs.rollout
+    return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
+
+
+def limit_iterations(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs, n: int) -> LatentRollout:
+    """Think with another number of Jacobi iterations than in training; after 0, the thoughts are the placeholders."""
+    return run.think(batch, iterations=n)
 
 
 @torch.no_grad()
@@ -89,7 +80,7 @@ def reference_means_of(run: InspectedRun, source: TrainingData, batch_size: int)
 def answer_under_conditions(
     run: InspectedRun,
     questions: QuestionSet,
-    conditions: Sequence[ThoughtCondition],
+    conditions: Mapping[str, ThoughtChange],
     rows: Sequence[int],
     means: ReferenceMeans,
     seed: int = 0,
@@ -112,24 +103,21 @@ def answer_under_conditions(
     def answer_after(rollout: LatentRollout) -> list[AnswerRecord]:
         return match_answers(run.answer(batch, rollout), examples, questions.protocol)
 
-    answers: list[dict[str, Mapping[str, Any]]] = [
-        dict(record.to_item(AS_TRAINED).conditions) for record in answer_after(rollout)
-    ]
-    for n, condition in enumerate(conditions, 1):
+    answers: list[dict[str, Mapping[str, Any]]] = [{AS_TRAINED: record._asdict()} for record in answer_after(rollout)]
+    for n, (name, change) in enumerate(conditions.items(), 1):
         if report is not None:
             report(n / (len(conditions) + 1))
-        changed = answer_after(condition.apply(run, batch, inputs))
+        changed = answer_after(change(run, batch, inputs))
         for by_condition, record, donor in zip(answers, changed, donors.tolist(), strict=True):
             metrics = {"output": record.output, "prediction": record.prediction, "is_correct": record.is_correct}
-            donor_id = {"donor": questions.examples[donor].id} if condition.name.startswith("swap") else {}
-            by_condition[condition.name] = metrics | donor_id
+            donor_id = {"donor": questions.examples[donor].id} if name.startswith("swap") else {}
+            by_condition[name] = metrics | donor_id
     return [EvalItem(example.id, by_condition) for example, by_condition in zip(examples, answers, strict=True)]
 
 
 def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
     """Return the audit of a run on a question set that was loaded with `limit`."""
-    decoding = decoding_for(run, questions)
-    inspected = InspectedRun(run, run_name(run.folder), decoding)
+    inspected = InspectedRun(run, run_name(run.folder), decoding_for(run, questions))
     conditions = list_conditions(count_latents(inspected, questions.source), inspected.num_iterations)
     fewest = min_questions(len(conditions))
     if len(questions.examples) < fewest:
@@ -137,7 +125,6 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
             f"{questions.name}: {len(questions.examples)} questions; with {len(conditions)} tests no effect could "
             f"be significant on fewer than {fewest}; raise --limit or use a larger --task, best with 200 or more"
         )
-    figures = {"protocol": questions.protocol.name, "bytes_per_position": count_cache_bytes(run.parts.decoder, 1)}
 
     @cache
     def means() -> ReferenceMeans:
@@ -147,21 +134,6 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         items = answer_under_conditions(inspected, questions, conditions, indices, means(), report=report)
         return [[item] for item in items]
 
-    key = {
-        "data": questions.source.fingerprint,
-        "gold": gold_hash(questions),
-        "max_tokens": str(decoding.max_tokens),
-        "conditions": ", ".join(condition.name for condition in conditions),
-    }
-    variant = {"protocol": questions.protocol.name}
-    return EvalJob(
-        describe_evaluation(run, "audit", questions.name, limit=limit, variant=variant, key=key),
-        len(questions.examples),
-        evaluate,
-        batch_size,
-        questions.order,
-        lambda _: figures,
-        (*questions.notes, *budget_warnings(run, questions)),
-        questions,
-        reports_fraction=True,
-    )
+    job = build_question_job(run, questions, limit=limit, batch_size=batch_size)
+    key = {**job.metadata.key, "conditions": ", ".join(conditions)}
+    return replace(job, metadata=replace(job.metadata, kind="audit", key=key), evaluate=evaluate)

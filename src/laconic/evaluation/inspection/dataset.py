@@ -1,33 +1,40 @@
-"""Inspect a set of questions: answers under interventions, and what a logit lens shows of the thoughts."""
+"""Inspect a set of questions: answers under interventions, and what a logit lens shows of the thoughts.
+
+The answers of several runs become tables for a terminal and for a page, and JSON.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from laconic.console import ProgressFn
-from laconic.evaluation import statistics
 from laconic.evaluation.inspection.conditions import (
     answer_under_conditions,
     count_latents,
-    limit_iterations,
+    list_replacements,
     load_batch,
     reference_means_of,
-    replace_thoughts,
 )
 from laconic.evaluation.inspection.inspected_run import InspectedRun
-from laconic.evaluation.inspection.interventions import choose_donors, list_interventions
+from laconic.evaluation.inspection.interventions import choose_donors
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
-from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit
-from laconic.evaluation.reasoning.evaluate import ReasoningResult
+from laconic.evaluation.inspection.verdict import ThoughtAudit, build_audit_table, explain_columns
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.statistics import Estimate
+from laconic.evaluation.statistics import Difference, format_difference, paired_difference
+from laconic.evaluation.tables import Table, figures_to_json, format_percent
 
 TokenIds = Sequence[int]
+CHAIN_WORDS_NOTE = (
+    "Latents whose most likely token after the last pass occurs in the question's chain; in the chain of another "
+    "question, which is chance; and the share of the chain that they name in its order."
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,6 @@ class DatasetInspection:
     name: str
     method: str
     audit: ThoughtAudit
-    by_iterations: dict[int, Estimate]
-    trained_iterations: int | None
     chain_word_rates: NDArray[np.float64]
 
 
@@ -49,21 +54,18 @@ def inspect_dataset(
     questions: QuestionSet,
     *,
     limit: int | None = None,
-    iterations: Sequence[int] = (),
     seed: int = 0,
     batch_size: int = 64,
     progress: ProgressFn | None = None,
 ) -> DatasetInspection:
-    """Ask `limit` questions as trained, under each intervention, and with other numbers of Jacobi iterations.
+    """Ask `limit` questions as trained and under each intervention.
 
     The first `NUM_REFERENCE_QUESTIONS` questions of the set are the reference of "mean".
     """
     source, questions = questions.source, replace(questions, examples=questions.examples[:limit])
     num_questions = len(questions.examples)
     means = reference_means_of(run, source, batch_size)
-    interventions = list(map(replace_thoughts, list_interventions(count_latents(run, source))))
-    limits = {n: limit_iterations(n) for n in iterations}
-    conditions = [*interventions, *limits.values()]
+    conditions = list_replacements(count_latents(run, source))
     items, top_ids, chain_ids = list[EvalItem](), list[TokenIds](), list[TokenIds]()
     for start in range(0, num_questions, batch_size):
         indices = np.arange(start, min(start + batch_size, num_questions))
@@ -74,16 +76,9 @@ def inspect_dataset(
         chain_ids += [ids[mask].tolist() for ids, mask in zip(batch.chain_ids, batch.chain_mask, strict=True)]
         if progress:
             progress(run.name, int(indices[-1]) + 1, num_questions)
-    names = [AS_TRAINED, *(condition.name for condition in interventions)]
-    intervened = [EvalItem(item.id, {name: item.conditions[name] for name in names}) for item in items]
-    result = ReasoningResult.from_items(items, {"protocol": questions.protocol.name, "bytes_per_position": 0})
-    audit = ThoughtAudit(ReasoningRow(questions.name, run.name, "", (0,), (result,)), [intervened])
-    by_iterations = {
-        n: statistics.estimate_proportion([item.conditions[condition.name]["is_correct"] for item in items])
-        for n, condition in limits.items()
-    }
+    row = ReasoningRow(questions.name, run.name, "", (0,), [items], questions.protocol.name)
     rates = compute_chain_word_rates(top_ids, chain_ids, seed)
-    return DatasetInspection(run.name, run.method, audit, by_iterations, run.num_iterations, rates)
+    return DatasetInspection(run.name, run.method, ThoughtAudit(row), rates)
 
 
 def compute_chain_word_rates(
@@ -98,3 +93,119 @@ def compute_chain_word_rates(
         top, chain, other_chain = top_ids[i], chain_ids[i], chain_ids[with_chain[other]]
         rates[i] = share_in_chain(top, chain), share_in_chain(top, other_chain), lcs_ratio(top, chain)
     return rates
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """A set of questions as each run answers it; the first run is the inspected one, the others are baselines."""
+
+    runs: Sequence[DatasetInspection]
+    notes: Sequence[str] = ()
+    facts: Sequence[tuple[str, str]] = ()
+
+    @property
+    def first_row(self) -> ReasoningRow:
+        """The answers of the first run as trained; all runs answered the same questions."""
+        return self.runs[0].audit.row
+
+
+def describe_set(summary: DatasetSummary) -> str:
+    row = summary.first_row
+    answer, floor = row.majority_baseline
+    return (
+        f"{row.accuracy.num_items:,} questions of {row.dataset}, protocol {row.protocol}; majority baseline "
+        f"{format_percent(floor)} % (always “{answer}”)"
+    )
+
+
+def dataset_tables(summary: DatasetSummary) -> list[tuple[str, Table, str]]:
+    """Return titles and tables, without empty ones, and what to know to read each."""
+    tables = [
+        ("Accuracy under interventions", effects_table(summary), ". ".join(explain_columns(summary.runs[0].audit))),
+        ("Tokens named by latents", chain_words_table(summary), CHAIN_WORDS_NOTE),
+    ]
+    return [(title, table, note) for title, table, note in tables if table.rows]
+
+
+def subtract_effects(run: DatasetInspection, first: DatasetInspection) -> list[Difference]:
+    """Return the change of accuracy under each intervention minus that of another run, paired by question."""
+
+    def change(inspection: DatasetInspection, name: str) -> Any:
+        return inspection.audit.correct_under(name) - inspection.audit.row.correct
+
+    return [paired_difference(change(run, name), change(first, name)) for name in run.audit.conditions]
+
+
+def effects_table(summary: DatasetSummary) -> Table:
+    """Return the tables of all runs as audits have them, with the difference of the changes to the first run's."""
+    first, rows = summary.runs[0], list[list[str]]()
+    tables = [build_audit_table(run.audit) for run in summary.runs]
+    for run, table in zip(summary.runs, tables, strict=True):
+        differences = [] if run is first else map(format_difference, subtract_effects(run, first))
+        rows += [[run.name, *row, x] for row, x in zip_longest(table.rows, ["", *differences], fillvalue="")]
+    header = ["run", *tables[0].header, *([f"minus {first.name}'s"] if len(tables) > 1 else [])]
+    return Table(header, [row[: len(header)] for row in rows], num_text_columns=1 + tables[0].num_text_columns)
+
+
+def chain_words_table(summary: DatasetSummary) -> Table:
+    rows = [
+        [
+            run.name,
+            name,
+            str(x["questions"]),
+            *(format_percent(x[key]) for key in ("share_in_chain", "share_in_other_chain", "lcs_ratio")),
+        ]
+        for run in summary.runs
+        for name, x in chain_word_rates(run).items()
+    ]
+    header = ["run", "answers", "questions", "own chain, %", "another's, %", "in order, %"]
+    return Table(header, rows, num_text_columns=2)
+
+
+def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]]:
+    """Return how often latents name tokens of their chain, for correct answers, wrong ones and all."""
+    is_correct, has_chain = run.audit.row.correct[0] > 0, ~np.isnan(run.chain_word_rates[:, 0])
+    rates: dict[str, dict[str, float | int]] = {}
+    for name, some in (("correct", has_chain & is_correct), ("wrong", has_chain & ~is_correct), ("all", has_chain)):
+        if some.any():
+            means = run.chain_word_rates[some].mean(0).tolist()
+            keys = ("share_in_chain", "share_in_other_chain", "lcs_ratio")
+            rates[name] = {"questions": int(some.sum()), **dict(zip(keys, means, strict=True))}
+    return rates
+
+
+def list_caveats(summary: DatasetSummary) -> list[str]:
+    """Return which conclusions the accuracy does not support, then the notes on the set."""
+    floor = summary.first_row.majority_baseline.share
+    accuracies = [(run.name, run.audit.row.accuracy) for run in summary.runs]
+    caveats = [
+        f"{name} is not shown to be above the majority baseline ({format_percent(accuracy.mean)} % correct, baseline "
+        f"{format_percent(floor)} %): an intervention that costs nothing then says nothing."
+        for name, accuracy in accuracies
+        if accuracy.low <= floor
+    ]
+    return [*caveats, *summary.notes]
+
+
+def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
+    first, row = summary.runs[0], summary.first_row
+    data = {
+        "schema": 5,
+        "dataset": row.dataset,
+        "questions": row.accuracy.num_items,
+        "protocol": row.protocol,
+        "majority_baseline": row.majority_baseline,
+        "runs": [
+            {
+                "run": run.name,
+                "method": run.method,
+                "accuracy": run.audit.row.accuracy,
+                "conditions": run.audit.effects,
+                "differences_to_first": [] if run is first else subtract_effects(run, first),
+                "chain_words": chain_word_rates(run),
+            }
+            for run in summary.runs
+        ],
+        "notes": list_caveats(summary),
+    }
+    return figures_to_json(data)

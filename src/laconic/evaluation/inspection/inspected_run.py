@@ -34,37 +34,26 @@ INSPECTED_POLICIES = ("rkv", "cosine", "attention", "crop", "uniform", "random")
 LayerTensors = tuple[Tensor, ...]
 
 
-class SelectorChoice(NamedTuple):
-    """What one policy selects of a chain in every layer, and the scores [B, G, Nc] it ranks by."""
+class KeysValues(NamedTuple):
+    """Keys as the cache holds them, keys before rotation, and values, at latents or a chain, [B, G, M or Nc, E]."""
 
-    tokens: tuple[SelectedColumns, ...]
-    S: LayerTensors
+    keys: LayerTensors
+    keys_before_rope: LayerTensors
+    values: LayerTensors
 
 
 class TeacherChain(NamedTuple):
-    """The teacher's cache at chains, and what each policy selects of it.
+    """The teacher's cache at chains, and what each policy selects of it in every layer.
 
-    Keys are as the cache holds them, and before rotation; importance I and redundancy R are [B, G, Nc]. `policy` is the
-    run's own; matched layers are distilled; `is_distilled` says whether the run was trained to match the selection.
+    `policy` is the run's own; matched layers are distilled; `is_distilled` says whether the run was trained to match
+    the selection.
     """
 
-    keys: LayerTensors
-    keys_before_rope: LayerTensors
-    values: LayerTensors
-    I: LayerTensors
-    R: LayerTensors
-    choices: Mapping[str, SelectorChoice]
+    keys_values: KeysValues
+    choices: Mapping[str, tuple[SelectedColumns, ...]]
     policy: str
     matched_layers: tuple[int, ...]
     is_distilled: bool
-
-
-class LatentKeysValues(NamedTuple):
-    """Keys as the cache holds them, keys before rotation, and values at the latents, [B, G, M, E]."""
-
-    keys: LayerTensors
-    keys_before_rope: LayerTensors
-    values: LayerTensors
 
 
 @dataclass(frozen=True)
@@ -178,12 +167,9 @@ class InspectedRun:
             policies = dict.fromkeys((selection_config.policy, *INSPECTED_POLICIES))
             choices = {policy: self.select_with_policy(policy, batch, targets, selection_config) for policy in policies}
         run_kv_config = run.recipe.kv_distillation
+        keys, keys_before_rope = (tuple(layer.k_t for layer in layers) for layers in (rotated, unrotated))
         return TeacherChain(
-            tuple(layer.k_t for layer in rotated),
-            tuple(layer.k_t for layer in unrotated),
-            tuple(layer.v_t for layer in rotated),
-            tuple(layer.I for layer in targets),
-            tuple(layer.R for layer in targets),
+            KeysValues(keys, keys_before_rope, tuple(layer.v_t for layer in rotated)),
             choices,
             selection_config.policy,
             find_distilled_layers(kv_config, L),
@@ -192,23 +178,20 @@ class InspectedRun:
 
     def select_with_policy(
         self, policy: str, batch: ReasoningBatch, targets: list[LayerSelection], config: KVSelectionConfig
-    ) -> SelectorChoice:
-        """Return what one policy selects, by the scores of the teacher's pass."""
-        M, tokens, scores = self.latents.num_latents, list[SelectedColumns](), list[Tensor]()
+    ) -> tuple[SelectedColumns, ...]:
+        """Return what one policy selects in every layer, by the scores of the teacher's pass."""
+        M, tokens = self.latents.num_latents, list[SelectedColumns]()
         for layer in targets:
             random = rkv.draw_random_scores(batch, self.run.recipe.seed, layer.I.shape[1]).to(layer.I.dtype)
             S = rkv.SELECTORS[policy](layer.I, layer.R, batch.chain_mask, config.importance_weight, M, random)
             tokens.append(rkv.select_top_m(S, rkv.find_selectable_columns(batch, policy), M))
-            scores.append(S)
-        return SelectorChoice(tuple(tokens), tuple(scores))
+        return tuple(tokens)
 
 
-def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> LatentKeysValues:
+def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> KeysValues:
     """Return keys and values at the latents; these are read once more for their keys before rotation."""
     M, cache = rollout.latents.shape[1], rollout.cache
     with torch.no_grad():
         output = decoder(rollout.latents, cache.crop(cache.S - M), capture=("k",))
     unrotated = tuple(output.activations[f"k.{l}"] for l in range(len(cache.keys)))
-    return LatentKeysValues(
-        tuple(k[:, :, -M:] for k in cache.keys), unrotated, tuple(v[:, :, -M:] for v in cache.values)
-    )
+    return KeysValues(tuple(k[:, :, -M:] for k in cache.keys), unrotated, tuple(v[:, :, -M:] for v in cache.values))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
-from laconic.evaluation.inspection.inspected_run import InspectedRun, LatentKeysValues, LayerTensors, latent_keys_values
+from laconic.evaluation.inspection.inspected_run import InspectedRun, KeysValues, LayerTensors, latent_keys_values
 from laconic.latent.rollout import LatentRollout
 from laconic.models.block import Block, build_context
 from laconic.models.cache import KVCache
@@ -158,7 +158,7 @@ def replacement_kv(
     kind: InterventionKind,
     layer: int,
     side: Literal["keys_before_rope", "values"],
-    latents: LatentKeysValues,
+    latents: KeysValues,
     inputs: InterventionInputs,
 ) -> Float[Tensor, "B G M E"]:
     """Return the keys before rotation, or the values, that the slots of one layer receive.
@@ -180,7 +180,7 @@ def replacement_kv(
 
 
 def run_intervention(
-    run: InspectedRun, batch: ReasoningBatch, spec: InterventionSpec, inputs: InterventionInputs
+    run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs, spec: InterventionSpec
 ) -> LatentRollout:
     """Return the rollout of a batch under an intervention; answers continue its cache."""
     if spec.target == "cache":

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.evaluation.inspection.inspected_run import LatentKeysValues, TeacherChain
+from laconic.evaluation.inspection.inspected_run import KeysValues, TeacherChain
 from laconic.models.attention import accumulation_dtype
 
 KV_SPACES = ("keys", "keys before rotation", "values")
@@ -53,14 +53,12 @@ def look_ahead_share(map: Float[Tensor, "M N"]) -> float:
     return float((map[:n].argmax(1) > torch.arange(n, device=map.device)).float().mean())
 
 
-def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, n: int) -> tuple[SimilarityMap, ...]:
+def similarity_maps(slots: KeysValues, teacher: TeacherChain, n: int) -> tuple[SimilarityMap, ...]:
     """Return all maps of the first row of a batch, whose chain has `n` tokens."""
-    tokens = teacher.choices[teacher.policy].tokens
-    indices = [columns.index[0][:, columns.valid[0, 0], None] for columns in tokens]
-    spaces = (teacher.keys, teacher.keys_before_rope, teacher.values)
+    indices = [columns.index[0][:, columns.valid[0, 0], None] for columns in teacher.choices[teacher.policy]]
     maps: list[SimilarityMap] = []
     for baseline in (CHAIN, SELECTED):
-        for space, latents, teachers in zip(KV_SPACES, slots, spaces, strict=True):
+        for space, latents, teachers in zip(KV_SPACES, slots, teacher.keys_values, strict=True):
             columns = [x[0][:, :n] for x in teachers]
             if baseline == SELECTED:
                 pairs = zip(columns, indices, strict=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from laconic.evaluation.inspection.dataset_summary import DatasetSummary, dataset_tables, describe_set, list_caveats
+from laconic.evaluation.inspection.dataset import DatasetSummary, dataset_tables, describe_set, list_caveats
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection
@@ -155,33 +155,29 @@ def selection_blocks(run: QuestionInspection) -> list[str]:
     """Return what each policy selects of the chain: by token, by class, by layer and head."""
     chain = run.lens.chain
     trained = f"trained with policy {run.policy}" if run.is_distilled else "trained without KV distillation"
-    if run.selections[0].mask.all():
+    if next(iter(run.selections.values())).all():
         return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
     classes, tokens = list(dict.fromkeys(run.token_classes)), np.array(run.token_classes)
     rows = [
-        [selection.policy, *(format_percent(float(selection.mask[..., tokens == name].mean())) for name in classes)]
-        for selection in run.selections
+        [policy, *(format_percent(float(mask[..., tokens == name].mean())) for name in classes)]
+        for policy, mask in run.selections.items()
     ]
     by_class = Table(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
     if not has_matplotlib():
         return [render_table(by_class)]
-    heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[0].mask.shape[1])]
-    policies, token_shares = zip(*((x.policy, x.token_shares) for x in run.selections), strict=True)
+    heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[run.policy].shape[1])]
+    policies, token_shares = list(run.selections), [mask.mean((0, 1)).tolist() for mask in run.selections.values()]
     alt_text = f"{run.name}: share of layers and heads that select each chain token, by policy"
     shares = plot_heat_maps([("", token_shares)], policies, chain, alt_text, value_range=(0.0, 1.0))
-    masks = [(x.policy, x.mask.reshape(-1, len(chain)).astype(float).tolist()) for x in run.selections]
+    masks = [(x, mask.reshape(-1, len(chain)).astype(float).tolist()) for x, mask in run.selections.items()]
     alt_text = f"{run.name}: tokens selected in each layer and head, by policy"
     per_head = plot_heat_maps(masks, heads, chain, alt_text, value_range=(0.0, 1.0))
-    details = [PagePlot("Selected in each layer and head", "", per_head)]
-    if run.scores:
-        names = ("importance I", "redundancy R", f"score S of {run.policy}")
-        panels = list(zip(names, run.scores, strict=True))
-        scores = plot_heat_maps(panels, heads, chain, f"{run.name}: scores of each token")
-        details.append(PagePlot("Scores", "", scores))
     return [
         render_plots([PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)]),
         render_table(by_class),
-        render_details("Every layer and head, and scores", [render_plots(details)]),
+        render_details(
+            "Every layer and head", [render_plots([PagePlot("Selected in each layer and head", "", per_head)])]
+        ),
     ]
 
 

@@ -39,7 +39,7 @@ class QuestionSummary:
 
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
     data = {
-        "schema": 3,
+        "schema": 4,
         "question": summary.text,
         "chain": summary.chain,
         "chain_source": summary.chain_source,
@@ -57,8 +57,7 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
                 "maps": run.maps,
                 "token_classes": run.token_classes,
                 "policy": run.policy,
-                "scores": run.scores,
-                "selections": {selection.policy: selection.mask.astype(int).tolist() for selection in run.selections},
+                "selections": {policy: mask.astype(int).tolist() for policy, mask in run.selections.items()},
                 "effects": run.effects,
             }
             for run in summary.runs

@@ -8,15 +8,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from laconic.evaluation import statistics
-from laconic.evaluation.paired_proportions import (
+from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
+from laconic.evaluation.statistics import (
+    Difference,
+    Estimate,
+    ScoreMatrix,
     compare_answers,
     describe_test,
     detectable_loss,
     detectable_loss_over_seeds,
+    format_difference,
 )
-from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
-from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix, format_difference
 from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_interval, format_percent
 
 AS_TRAINED = "as trained"  # name of the condition without a change
@@ -76,7 +78,6 @@ class ThoughtAudit:
     """The answers of a run as trained and under all conditions, and those of its controls as trained."""
 
     row: ReasoningRow
-    items_by_seed: Sequence[Sequence[EvalItem]]
     controls: Sequence[ReasoningRow] = ()
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class ThoughtAudit:
 
     @property
     def conditions(self) -> list[str]:
-        return [name for name in self.items_by_seed[0][0].conditions if name != AS_TRAINED]
+        return [name for name in self.row.items_by_seed[0][0].conditions if name != AS_TRAINED]
 
     @property
     def num_tests(self) -> int:
@@ -115,18 +116,18 @@ class ThoughtAudit:
 
     def correct_under(self, condition: str) -> ScoreMatrix:
         """Return 1 for each correct answer under a condition, [seeds, questions]."""
-        rows = [[item.conditions[condition]["is_correct"] for item in items] for items in self.items_by_seed]
+        rows = [[item.conditions[condition]["is_correct"] for item in items] for items in self.row.items_by_seed]
         return np.array(rows, dtype=np.float64)
 
     def changed_share(self, condition: str) -> float:
         """Return the share of predictions that differ from those as trained."""
-        pairs = [(item.conditions[condition], item.shared) for items in self.items_by_seed for item in items]
+        pairs = [(item.conditions[condition], item.shared) for items in self.row.items_by_seed for item in items]
         return float(np.mean([changed["prediction"] != trained["prediction"] for changed, trained in pairs]))
 
     def donor_share(self, condition: str) -> float | None:
         """Return `ConditionEffect.donor_share`; None without a swap, or if all donors have the same answer."""
         changed: list[bool] = []
-        for items in self.items_by_seed if condition in SWAPS else ():
+        for items in self.row.items_by_seed if condition in SWAPS else ():
             trained = {item.id: item.shared["prediction"] for item in items}
             for item in items:
                 donor = trained[item.conditions[condition]["donor"]]
@@ -172,7 +173,7 @@ def label_condition(name: str) -> tuple[str, str]:
 
 def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
     """Return the verdict on the effects, without the controls."""
-    (vectors, cache), floor = audit.swaps, audit.row.results[0].majority_baseline.share
+    (vectors, cache), floor = audit.swaps, audit.row.majority_baseline.share
     accuracy, others = audit.row.accuracy, [effect for effect in audit.effects if effect.is_significant]
     if vectors.is_significant:
         return "used", (
@@ -257,8 +258,8 @@ def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
     return {
         "questions": audit.row.accuracy.num_items,
         "seeds": list(audit.row.seeds),
-        "protocol": audit.row.results[0].protocol,
-        "majority_baseline": audit.row.results[0].majority_baseline._asdict(),
+        "protocol": audit.row.protocol,
+        "majority_baseline": audit.row.majority_baseline._asdict(),
         "accuracy": audit.row.accuracy._asdict(),
         "conditions": figures_to_json(audit.effects),
         "controls": figures_to_json(audit.comparisons),

@@ -1,76 +1,33 @@
-"""Answers to questions: matched with the gold ones, with the forward passes and cache positions that they took."""
+"""Answers to questions: matched with the gold ones, with the passes, cache positions and time that they took."""
 
-from collections import Counter
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from laconic.batches import AnswerBatch, PassCounts, ReasoningExample
+from laconic.batches import AnswerBatch, ReasoningExample
 from laconic.data.reasoning.answer_matching import AnswerProtocol
-from laconic.evaluation import statistics
-from laconic.evaluation.results_store import EvalItem
+from laconic.interfaces import TrainingData
 
 AnswerFunction = Callable[[Any], AnswerBatch]
+WARMUP_QUESTIONS = 10
 
 
 class AnswerRecord(NamedTuple):
-    """The answer to one question: the generated text, and the prediction found in it, if any.
+    """The answer to one question, as it is stored: the generated text, and the prediction found in it, if any.
 
     Passes are forward passes of the decoder by part; cache positions those when the answer began and at its end.
     """
 
-    id: str
     question: str
     gold: str
     output: str
     prediction: str | None
     is_correct: bool
-    passes: PassCounts
+    passes: Mapping[str, int]
     cache_positions: tuple[int, int]
-
-    def to_item(self, condition: str) -> EvalItem:
-        """Return the answer as an item with everything but its identifier as metrics."""
-        metrics = self._asdict() | {"passes": self.passes._asdict()}
-        del metrics["id"]
-        return EvalItem(self.id, {condition: metrics})
-
-    @classmethod
-    def from_item(cls, item: EvalItem) -> "AnswerRecord":
-        metrics = {name: item.shared[name] for name in cls._fields if name != "id"}
-        passes, positions = PassCounts(**metrics.pop("passes")), tuple(metrics.pop("cache_positions"))
-        return cls(id=item.id, passes=passes, cache_positions=positions, **metrics)
-
-
-class MajorityBaseline(NamedTuple):
-    """The most frequent gold answer and its share: the accuracy of always giving it."""
-
-    answer: str
-    share: float
-
-
-@dataclass(frozen=True)
-class ReasoningResult:
-    """The answers of one run to one question set, matched by a protocol."""
-
-    records: tuple[AnswerRecord, ...]
-    protocol: str
-    bytes_per_position: int = 0
-
-    @classmethod
-    def from_items(cls, items: Sequence[EvalItem], figures: Mapping[str, Any]) -> "ReasoningResult":
-        return cls(tuple(map(AnswerRecord.from_item, items)), figures["protocol"], figures["bytes_per_position"])
-
-    @property
-    def correct(self) -> statistics.ScoreMatrix:
-        """1 for each correct answer, [N]."""
-        return np.array([record.is_correct for record in self.records], dtype=np.float64)
-
-    @property
-    def majority_baseline(self) -> MajorityBaseline:
-        answer, count = Counter(record.gold for record in self.records).most_common(1)[0]
-        return MajorityBaseline(answer, count / len(self.records))
 
 
 def match_answers(
@@ -81,6 +38,37 @@ def match_answers(
     for example, text, passes, positions in rows:
         prediction = protocol.extract(text)
         is_correct = prediction is not None and protocol.is_correct(prediction, example.answer)
-        question = example.id, example.question, example.answer
-        records.append(AnswerRecord(*question, text, prediction, is_correct, passes, positions))
+        question = example.question, example.answer, text
+        records.append(AnswerRecord(*question, prediction, is_correct, passes._asdict(), positions))
     return records
+
+
+class Latency(NamedTuple):
+    """Milliseconds per question asked alone with greedy decoding."""
+
+    median: float
+    num_questions: int
+
+
+def measure_latencies(
+    systems: Sequence[tuple[AnswerFunction, TrainingData]], count: int, num_rows: int, device: str = "cpu"
+) -> list[Latency]:
+    """Measure the latency of several systems on the first `count` of `num_rows` questions, after ten for warm-up.
+
+    The systems take turns at every question, so that none is favoured by the machine's load.
+    """
+    count = min(count, num_rows)
+    rows = [*((count + i) % num_rows for i in range(WARMUP_QUESTIONS)), *range(count)]
+    seconds = [[time_call(answer, source.batch([i], 0, 0), device) for answer, source in systems] for i in rows]
+    milliseconds = 1000 * np.array(seconds[WARMUP_QUESTIONS:]).reshape(count, len(systems))
+    return [Latency(float(np.median(column)), count) for column in milliseconds.T]
+
+
+def time_call(answer: AnswerFunction, batch: Any, device: str) -> float:
+    """Return the seconds that a call takes, with the device synchronized before and after."""
+    synchronize = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    synchronize()
+    start = time.perf_counter()
+    answer(batch)
+    synchronize()
+    return time.perf_counter() - start

@@ -8,15 +8,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from laconic.batches import AnswerBatch, ReasoningExample
+from laconic.batches import AnswerBatch
 from laconic.config.recipe import FULL_CHAIN_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.data.reasoning.dataset import ReasoningDataset
-from laconic.errors import InputError, UsageError
+from laconic.errors import UsageError
 from laconic.evaluation import results_store
 from laconic.evaluation.checkpoints import STOP_STRINGS, read_prompt
-from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResult, match_answers
+from laconic.evaluation.reasoning.evaluate import AnswerFunction, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, ReportFraction
 from laconic.evaluation.suite import describe_evaluation, run_name
@@ -141,13 +141,11 @@ def build_question_job(
     examples, source, protocol = questions.examples, questions.source, questions.protocol
     if writes_chain(run, condition.with_cot):
         protocol = protocol.for_chain()
-    if not examples or len(source) < len(examples):
-        raise InputError(f"{len(examples)} questions, {len(source)} rows; give at least one question, a row for each")
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
     figures: dict[str, Any] = {
         "protocol": protocol.name,
         "bytes_per_position": count_cache_bytes(run.parts.decoder, 1),
-        "unchanged": list_unchanged(examples),
+        "unchanged": [example.id for example in examples if example.metadata.get(UNCHANGED_FLAG)],
     }
     key = {"data": source.fingerprint, "gold": gold_hash(questions), "max_tokens": str(decoding.max_tokens)}
     variant = {"protocol": protocol.name} | ({"condition": condition.name} if condition.name else {})
@@ -155,8 +153,9 @@ def build_question_job(
     def evaluate(indices: Sequence[int], report: ReportFraction) -> list[list[EvalItem]]:
         num_finished = count(1)
         answer = answer_function(run, decoding, condition, lambda *_: report(next(num_finished) / len(indices)))
-        answers = match_answers(answer(source.batch(indices, 0, 0)), [examples[i] for i in indices], protocol)
-        return [[record.to_item(condition.name)] for record in answers]
+        chosen = [examples[i] for i in indices]
+        answers = match_answers(answer(source.batch(indices, 0, 0)), chosen, protocol)
+        return [[EvalItem(x.id, {condition.name: a._asdict()})] for x, a in zip(chosen, answers, strict=True)]
 
     return EvalJob(
         describe_evaluation(run, "reasoning", questions.name, limit=limit, variant=variant, key=key),
@@ -171,16 +170,11 @@ def build_question_job(
     )
 
 
-def list_unchanged(examples: Sequence[ReasoningExample]) -> list[str]:
-    """Return the names of those questions of GSM-Hard that are GSM8K's."""
-    return [example.id for example in examples if example.metadata.get(UNCHANGED_FLAG)]
-
-
-def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) -> ReasoningResult | None:
-    """Load the latest stored result of a run directory on a task under one condition; None if there is none."""
+def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) -> list[EvalItem] | None:
+    """Load the latest stored answers of a run directory to a task under one condition; None if there are none."""
     for stored in results_store.latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
         if stored.metadata.task == task and stored.metadata.variant.get("condition", "") == condition.name:
-            return ReasoningResult.from_items(results_store.load_items(stored.folder), stored.figures)
+            return results_store.load_items(stored.folder)
     return None
 
 

@@ -17,8 +17,7 @@ from laconic.data.reasoning import answer_matching
 from laconic.errors import PreemptedError, UsageError
 from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_table
 from laconic.evaluation.reasoning import table
-from laconic.evaluation.reasoning.evaluate import AnswerFunction
-from laconic.evaluation.reasoning.latency import Latency, measure_latencies
+from laconic.evaluation.reasoning.evaluate import AnswerFunction, Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import QuestionSet, check_tasks, load_question_set
 from laconic.evaluation.reasoning.run import (
     COT_CONDITION,
@@ -113,8 +112,7 @@ class ReasoningSuite:
             protocol = outcome.protocol
             header = [column.title for column in table.list_columns(outcome)]
             for title, cells in table.rows_by_dataset(outcome):
-                full = [[*row, *[""] * (len(header) - len(row))] for row in cells]
-                sections.append(PageSection(f"{title} ({protocol})", [render_table(Table(header, full))]))
+                sections.append(PageSection(f"{title} ({protocol})", [render_table(Table(header, cells))]))
             if outcome.examples:
                 examples = render_table(build_examples_table(outcome.examples))
                 sections.append(PageSection(f"Examples ({protocol})", [EXAMPLES_NOTE, examples]))

@@ -1,6 +1,7 @@
 """Runs on question sets: accuracy and paired comparisons; as a table and as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -10,33 +11,42 @@ import numpy as np
 
 from laconic.batches import PassCounts
 from laconic.console import pluralize
-from laconic.data.reasoning.answer_matching import describe_protocol, require_one_protocol
+from laconic.data.reasoning.answer_matching import describe_protocol
 from laconic.errors import InputError
 from laconic.evaluation import statistics, tables
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
-from laconic.evaluation.paired_proportions import compare_answers, describe_test
-from laconic.evaluation.reasoning.evaluate import ReasoningResult
-from laconic.evaluation.reasoning.latency import Latency
-from laconic.evaluation.reasoning.run import COT_CONDITION, list_unchanged
+from laconic.evaluation.reasoning.evaluate import Latency
+from laconic.evaluation.reasoning.run import COT_CONDITION
 from laconic.evaluation.report.papers import PaperFigure, find_paper_figures, format_paper_figures
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix, compare_answers, describe_test
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count
+
+
+class MajorityBaseline(NamedTuple):
+    """The most frequent gold answer and its share: the accuracy of always giving it."""
+
+    answer: str
+    share: float
 
 
 @dataclass(frozen=True)
 class ReasoningRow:
     """A run on one question set under one condition, over its seeds.
 
-    The condition is empty as trained. A subset is a part of another set. `paper_figures` are None for a recipe of no
-    paper. `may_overlap` says that the recipe accepts held-out questions in its training rows.
+    The condition is empty as trained. Items have the fields of an `AnswerRecord`. A subset is a part of another set.
+    `paper_figures` are None for a recipe of no paper. `may_overlap` says that the recipe accepts held-out questions in
+    its training rows.
     """
 
     dataset: str
     run: str
     condition: str
     seeds: tuple[int, ...]
-    results: tuple[ReasoningResult, ...]
+    items_by_seed: Sequence[Sequence[EvalItem]]
+    protocol: str
+    bytes_per_position: int = 0
     is_subset: bool = False
     paper_figures: Sequence[PaperFigure] | None = None
     latency: Latency | None = None
@@ -45,7 +55,8 @@ class ReasoningRow:
     @cached_property
     def correct(self) -> ScoreMatrix:
         """1 for each correct answer, [seeds, questions]."""
-        return np.stack([result.correct for result in self.results])
+        rows = [[item.shared["is_correct"] for item in items] for items in self.items_by_seed]
+        return np.array(rows, dtype=np.float64)
 
     @cached_property
     def accuracy(self) -> Estimate:
@@ -58,18 +69,25 @@ class ReasoningRow:
     @property
     def mean_passes(self) -> tuple[float, ...]:
         """Forward passes per question: prompt, latent setup, latents, answer."""
-        passes = [np.mean([record.passes for record in result.records], axis=0) for result in self.results]
-        return tuple(np.mean(passes, axis=0).tolist())
+        return self.mean_over_answers(lambda answer: [answer["passes"][part] for part in PassCounts._fields])
 
     @property
-    def mean_cache_positions(self) -> tuple[float, float]:
-        positions = [np.mean([record.cache_positions for record in result.records], axis=0) for result in self.results]
-        begin, end = np.mean(positions, axis=0).tolist()
-        return begin, end
+    def mean_cache_positions(self) -> tuple[float, ...]:
+        """Positions in the cache when the answer begins, and at its end."""
+        return self.mean_over_answers(lambda answer: answer["cache_positions"])
+
+    def mean_over_answers(self, count: Callable[[Mapping[str, Any]], Sequence[int]]) -> tuple[float, ...]:
+        means = [np.mean([count(item.shared) for item in items], axis=0) for items in self.items_by_seed]
+        return tuple(np.mean(means, axis=0).tolist())
 
     @property
     def cache_bytes(self) -> float:
-        return self.mean_cache_positions[1] * self.results[0].bytes_per_position
+        return self.mean_cache_positions[1] * self.bytes_per_position
+
+    @property
+    def majority_baseline(self) -> MajorityBaseline:
+        answer, count = Counter(item.shared["gold"] for item in self.items_by_seed[0]).most_common(1)[0]
+        return MajorityBaseline(answer, count / len(self.items_by_seed[0]))
 
     def costs_to_json(self) -> dict[str, Any]:
         begin, end = self.mean_cache_positions
@@ -95,7 +113,7 @@ class RowComparison(NamedTuple):
 
 @dataclass(frozen=True)
 class ReasoningTable:
-    """Runs on question sets; `baseline` names the run that the others are compared with.
+    """Runs on question sets, with one protocol; `baseline` names the run that the others are compared with.
 
     Raises `InputError` if rows of one set are not about the same questions.
     """
@@ -105,35 +123,38 @@ class ReasoningTable:
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = field(default_factory=tuple[str, ...])
 
-    @cached_property
-    def protocol(self) -> str:
-        """The protocol of every figure; `UsageError` if there are several."""
-        return require_one_protocol([result.protocol for row in self.rows for result in row.results])
-
     @property
-    def datasets(self) -> list[str]:
-        return list(dict.fromkeys(row.dataset for row in self.rows))
+    def protocol(self) -> str:
+        return self.rows[0].protocol
 
-    def rows_of(self, dataset: str) -> list[ReasoningRow]:
-        return [row for row in self.rows if row.dataset == dataset]
+    @cached_property
+    def by_dataset(self) -> dict[str, list[ReasoningRow]]:
+        names = dict.fromkeys(row.dataset for row in self.rows)
+        return {name: [row for row in self.rows if row.dataset == name] for name in names}
 
     @property
     def examples(self) -> list[ExampleQuestion]:
         """The first questions of each set, with the answers of every run; of several seeds, the first."""
         examples: list[ExampleQuestion] = []
-        for name in (name for name in self.datasets if not self.rows_of(name)[0].is_subset):
-            rows = self.rows_of(name)
-            records = zip(*(row.results[0].records for row in rows), strict=True)
-            for answers in islice(records, NUM_EXAMPLES):
-                first = answers[0]
-                titled = [ExampleAnswer(x.title, a.output, a.is_correct) for x, a in zip(rows, answers, strict=True)]
-                examples.append(ExampleQuestion(name, first.question, first.gold, tuple(titled)))
+        for name, rows in self.by_dataset.items():
+            if rows[0].is_subset:
+                continue
+            for items in islice(zip(*(row.items_by_seed[0] for row in rows), strict=True), NUM_EXAMPLES):
+                answers = [item.shared for item in items]
+                titled = [
+                    ExampleAnswer(row.title, answer["output"], answer["is_correct"])
+                    for row, answer in zip(rows, answers, strict=True)
+                ]
+                examples.append(ExampleQuestion(name, answers[0]["question"], answers[0]["gold"], tuple(titled)))
         return examples
 
     def __post_init__(self) -> None:
-        for name in self.datasets:
-            rows = self.rows_of(name)
-            questions = {tuple((r.question, r.gold) for r in x.records) for row in rows for x in row.results}
+        for name, rows in self.by_dataset.items():
+            questions = {
+                tuple((item.shared["question"], item.shared["gold"]) for item in items)
+                for row in rows
+                for items in row.items_by_seed
+            }
             if len(questions) > 1:
                 runs = " and ".join(dict.fromkeys(row.run for row in rows))
                 raise InputError(f"{name}: {runs} answered different questions; name a set that is the same for all")
@@ -141,21 +162,27 @@ class ReasoningTable:
 
 def build_rows(result: RunResult, latency: Latency | None = None) -> list[ReasoningRow]:
     """Return the row of a run on a set; a second row has GSM-Hard's changed questions only, where some are not."""
-    info, condition = result.info, result.variant.get("condition", "")
+    info, figures, condition = result.info, result.figures[0], result.variant.get("condition", "")
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
-    results = tuple(map(ReasoningResult.from_items, result.items_by_seed, result.figures))
     row = ReasoningRow(
-        result.task, result.run, condition, result.seeds, results, False, papers, latency, info["allow_contamination"]
+        result.task,
+        result.run,
+        condition,
+        result.seeds,
+        result.items_by_seed,
+        figures["protocol"],
+        figures["bytes_per_position"],
+        paper_figures=papers,
+        latency=latency,
+        may_overlap=info["allow_contamination"],
     )
-    unchanged = set(
-        result.figures[0].get("unchanged") or list_unchanged(result.source.examples if result.source else ())
-    )
-    changed = [replace(x, records=tuple(r for r in x.records if r.id not in unchanged)) for x in results]
-    if not unchanged or not changed[0].records:
+    unchanged = set(figures.get("unchanged", ()))
+    changed = [[item for item in items if item.id not in unchanged] for items in result.items_by_seed]
+    if not unchanged or not changed[0]:
         return [row]
-    title = f"{result.task}, changed"
-    return [row, ReasoningRow(title, result.run, condition, result.seeds, tuple(changed), is_subset=True)]
+    others = {"is_subset": True, "paper_figures": None, "latency": None, "may_overlap": False}
+    return [row, replace(row, dataset=f"{result.task}, changed", items_by_seed=changed, **others)]
 
 
 def compare_to_baseline(table: ReasoningTable) -> list[RowComparison]:
@@ -165,7 +192,7 @@ def compare_to_baseline(table: ReasoningTable) -> list[RowComparison]:
         [
             (trained[name, run], trained[name, str(table.baseline)])
             for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline)
-            for name in table.datasets
+            for name in table.by_dataset
             if {(name, run), (name, table.baseline)} <= trained.keys()
         ]
     )
@@ -216,9 +243,8 @@ def list_columns(table: ReasoningTable) -> tuple[Column, ...]:
 def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     """Return title and cells of each question set, the majority baseline first."""
     columns, blocks = list_columns(table), list[tuple[str, list[list[str]]]]()
-    for name in table.datasets:
-        rows = table.rows_of(name)
-        answer, share = rows[0].results[0].majority_baseline
+    for name, rows in table.by_dataset.items():
+        answer, share = rows[0].majority_baseline
         cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %"]]
         cells += [[column.format(row) for column in columns] for row in rows]
         blocks.append((f"{name}: {rows[0].accuracy.num_items:,} questions", cells))
@@ -256,8 +282,7 @@ def list_caveats(table: ReasoningTable) -> list[str]:
     for row in table.rows:
         if row.may_overlap:
             caveats.append(f"{row.run}: may have trained on these questions: its recipe sets data.allow_contamination")
-        rows = table.rows_of(row.dataset)
-        cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
+        cot = next((x for x in table.by_dataset[row.dataset] if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
         if not (row.condition or row.is_subset or cot is None):
             caveats += [f"{row.dataset}: {text}" for text in compare_costs(row, cot, row.run)]
     return list(dict.fromkeys(caveats))
@@ -279,12 +304,12 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
     datasets = [
         {
             "dataset": name,
-            "questions": (rows := table.rows_of(name))[0].accuracy.num_items,
-            "majority_baseline": rows[0].results[0].majority_baseline,
+            "questions": rows[0].accuracy.num_items,
+            "majority_baseline": rows[0].majority_baseline,
             "is_subset": rows[0].is_subset,
             "runs": list(map(row_to_json, rows)),
         }
-        for name in table.datasets
+        for name, rows in table.by_dataset.items()
     ]
     comparisons = [
         {"dataset": c.row.dataset, "run": c.row.run, "baseline": c.other.run, **c.to_json()}
@@ -309,7 +334,7 @@ def row_to_json(row: ReasoningRow) -> dict[str, Any]:
         "run": row.run,
         "condition": row.condition or "as trained",
         "seeds": list(row.seeds),
-        "unanswered": sum(record.prediction is None for result in row.results for record in result.records),
+        "unanswered": sum(item.shared["prediction"] is None for items in row.items_by_seed for item in items),
         **row.costs_to_json(),
         "papers": papers,
         "milliseconds": row.latency,

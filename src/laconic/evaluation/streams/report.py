@@ -21,62 +21,28 @@ CAVEATS = (
     "The needle task resembles RULER's, and fuzzy recall MAD's; neither is the published task.",
     "The paper does not give the depth, chunk sizes and objective of the levels; ours are choices.",
 )
-# Suffixes of metrics in metrics.jsonl, y label, title, caption.
+# Suffixes of metrics in metrics.jsonl, and what a plot of them shows.
 TRAINING_PLOTS = (
-    (("_updates",), "updates per row", "Updates of each level", "How often each was updated in a row of a batch."),
-    (
-        ("_update_size",),
-        "‖Δθ‖ / ‖θ₀‖ of an update",
-        "Size of level updates",
-        "Relative to the level's start, mean over layers; a level near 0 is dead.",
-    ),
-    (
-        ("_half_life", "_half_life_low", "_half_life_high"),
-        "tokens",
-        "Half-life of what is written",
-        "For the last tokens of a row: the median; a tenth is below low, a tenth above high.",
-    ),
-    (("_step", "_step_low", "_step_high"), "size of a write", "Step sizes of the memories", "For the same tokens."),
-    (("_norm",), "‖state‖ / √E", "Size of the memories", "At the end of a batch, mean over rows, heads and layers."),
-    (
-        ("_capped", "_contracted", "_guarded"),
-        "share",
-        "Active bounds",
-        "Writes limited by the cap, steps reduced where an erase would overshoot, states at their norm limit.",
-    ),
-    (("_rank",), "outer products", "Rank of level changes", "Number of outer products in a change."),
-    (("state_bytes",), "bytes per row", "Size of the state", "Of one sequence, whatever its length."),
+    (("_updates",), "Updates of each level, per row of a batch"),
+    (("_update_size",), "Size of level updates, relative to the level's start; a level near 0 is dead"),
+    (("_half_life", "_half_life_low", "_half_life_high"), "Half-life of what is written, in tokens; low: a tenth"),
+    (("_step", "_step_low", "_step_high"), "Step sizes of the memories; low: a tenth"),
+    (("_norm",), "Size of the memories at the end of a batch, ‖state‖ / √E"),
+    (("_capped", "_contracted", "_guarded"), "Shares of writes capped, steps reduced, states at their norm limit"),
+    (("_rank",), "Rank of level changes, in outer products"),
+    (("state_bytes",), "Size of the state, in bytes of one sequence"),
 )
-TRAINING_SUFFIXES = tuple(suffix for suffixes, *_ in TRAINING_PLOTS for suffix in suffixes)
+TRAINING_SUFFIXES = tuple(suffix for suffixes, _ in TRAINING_PLOTS for suffix in suffixes)
 MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
-
-
-def nll_of_buckets(result: RunResult, condition: str) -> list[tuple[float, float]]:
-    """Return (first position, NLL) of the position buckets of a condition."""
-    return sorted(
-        (float(row.metric.partition("-")[0]), row.estimate.mean)
-        for row in table.estimate_metrics(result, condition)
-        if row.metric.replace("-", "").isdigit()
-    )
-
-
-def recall_by_gap(result: RunResult, condition: str) -> dict[str, list[tuple[float, float]]]:
-    """Return (gap, percent correct) of a condition by number of pairs."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in table.estimate_metrics(result, condition):
-        pairs, _, gap = row.metric.partition(", gap ")
-        if gap:
-            points.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * row.estimate.mean))
-    return points
 
 
 def plot_series(
     series: Sequence[tuple[str, Points]],
     title: str,
-    caption: str,
+    caption: str = "",
     *,
     x_label: str,
-    y_label: str,
+    y_label: str = "",
     is_log: bool = False,
     is_percent: bool = False,
 ) -> list[PagePlot]:
@@ -93,8 +59,16 @@ def plot_series(
 
 
 def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
+    """Plot the NLL of the position buckets of texts by their first position."""
     series = [
-        (f"{result.run}, {condition}", nll_of_buckets(result, condition))
+        (
+            f"{result.run}, {condition}",
+            [
+                (float(row.metric.partition("-")[0]), row.estimate.mean)
+                for row in table.estimate_metrics(result, condition)
+                if row.metric.replace("-", "").isdigit()
+            ],
+        )
         for result in results
         if stream_name(result) == "ppl"
         for condition in result.conditions
@@ -104,35 +78,30 @@ def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
 
 
 def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
-    series = [
-        (f"{result.run}, {condition}, {pairs}", points)
-        for result in results
-        if stream_name(result) == "mqar"
-        for condition in result.conditions
-        for pairs, points in recall_by_gap(result, condition).items()
-    ]
+    """Plot the percentage of queries answered by gap, for each number of pairs."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        for row in table.metric_rows(result) if stream_name(result) == "mqar" else ():
+            pairs, _, gap = row.metric.partition(", gap ")
+            if gap:
+                line = points.setdefault(f"{result.run}, {row.condition}, {pairs}", [])
+                line.append((float(gap.partition("-")[0]), 100 * row.estimate.mean))
     caption, x_label = "frozen: no updates, so only chance is left.", "tokens from a pair to its query, at least"
+    series = list(points.items())
     return plot_series(series, "Recall by gap", caption, x_label=x_label, y_label="correct, %", is_percent=True)
 
 
 def plot_training_metrics(runs: Sequence[tuple[str, MetricSeries]]) -> list[PagePlot]:
     plots: list[PagePlot] = []
-    for suffixes, y_label, title, caption in TRAINING_PLOTS:
+    for suffixes, title in TRAINING_PLOTS:
         series = [
-            (f"{run}, {metric_label(name, suffixes)}", points)
+            (f"{run}, {name.replace('_', ' ')}", points)
             for run, metrics in runs
             for name, points in sorted(metrics.items())
             if name.endswith(suffixes)
         ]
-        plots += plot_series(series, title, caption, x_label="training steps", y_label=y_label, is_log=True)
+        plots += plot_series(series, title, x_label="training steps", is_log=True)
     return plots
-
-
-def metric_label(name: str, suffixes: Sequence[str]) -> str:
-    """Return a metric's name in words, without what the plot's title says."""
-    is_common = all(suffix.startswith(suffixes[0]) for suffix in suffixes)
-    label = name.replace(suffixes[0], "") if is_common else name
-    return (label or name).replace("_", " ")
 
 
 def load_metric_series(folder: Path) -> MetricSeries:

@@ -81,27 +81,28 @@ def build_stream_job(
 ) -> EvalJob:
     """Return the evaluation of a stream under some conditions; books are read by the first condition's model."""
     _, kind, source, batch_size, bytes_per_token = stream
-    if kind not in TEXT_STREAMS:
+    by_text = texts.group_rows_by_text(source) if kind in TEXT_STREAMS else []
+    names = [texts.row_text_name(source, rows[0]) for rows in by_text]
 
-        def evaluate(rows: Sequence[int]) -> list[list[EvalItem]]:
-            return [[item] for item in evaluate_items(conditions, stream, rows, device)]
+    def evaluate_rows(rows: Sequence[int]) -> list[list[EvalItem]]:
+        return [[item] for item in evaluate_items(conditions, stream, rows, device)]
 
-        return EvalJob(metadata, len(source), evaluate, batch_size)
-    by_text = texts.group_rows_by_text(source)
-    if kind == "books":
-        for rows in by_text:
-            texts.split_sections(rows, texts.row_text_name(source, rows[0]))
-
-    def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
-        if kind != "books":
-            some = [by_text[i] for i in indices]
-            read = {x.name: texts.read_passages(x, source, some, device, bytes_per_token) for x in conditions}
-            per_text = [{name: values[b] for name, values in read.items()} for b in range(len(some))]
-            return [[EvalItem(texts.row_text_name(source, rows[0]), x)] for rows, x in zip(some, per_text, strict=True)]
+    def evaluate_books(indices: Sequence[int]) -> list[list[EvalItem]]:
         others = [by_text[(i + 1) % len(by_text)] if len(by_text) > 1 else None for i in indices]
         read_book = partial(texts.evaluate_book, conditions[0].model, source)
         return [read_book(by_text[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
 
+    def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
+        some = [by_text[i] for i in indices]
+        read = {x.name: texts.read_passages(x, source, some, device, bytes_per_token) for x in conditions}
+        return [[EvalItem(names[i], {x: read[x][b] for x in read})] for b, i in enumerate(indices)]
+
+    if kind not in TEXT_STREAMS:
+        return EvalJob(metadata, len(source), evaluate_rows, batch_size)
+    if kind == "books":
+        for rows, name in zip(by_text, names, strict=True):
+            texts.split_sections(rows, name)
+        return EvalJob(metadata, len(by_text), evaluate_books)
     return EvalJob(metadata, len(by_text), evaluate_texts, batch_size if kind == "ppl" else 1)
 
 
