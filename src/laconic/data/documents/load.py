@@ -17,8 +17,6 @@ from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
 from laconic.data.reasoning.contamination import ALLOW_OVERLAP_HINT
 from laconic.data.strict_jsonl import (
-    LONE_SURROGATES,
-    NumberedRow,
     RowError,
     RowProblem,
     check_data_file,
@@ -26,13 +24,13 @@ from laconic.data.strict_jsonl import (
     convert_rows,
     find_compression,
     format_problems,
-    number_table_rows,
     parse_lines,
     parse_row,
     read_rows,
     require_text,
 )
 from laconic.errors import InputError, UsageError, translate_os_errors
+from laconic.storage.strict_json import LONE_SURROGATES
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet")  # any other file is one text
 BLOCK_BYTES = 1 << 20
@@ -135,8 +133,8 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
 def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_rows: int | None) -> list[Document]:
     """Load the documents of a Hub data set: `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`. Raises `InputError`."""
     repo, hub_config, split = parse_hub_name(name)
-    rows: Iterable[NumberedRow] = number_table_rows(load_hub_split(repo, hub_config, split or "train", revision).rows)
-    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows, is_table=True)
+    rows = enumerate(load_hub_split(repo, hub_config, split or "train", revision).rows, 1)
+    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows)
     return group_by_book(documents, repo)
 
 

@@ -197,7 +197,6 @@ IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
 )
 FORM_COLUMNS = ("standard", *(name for name, _ in IDENTIFYING_COLUMNS))  # not those of a published set
 MATH_COLUMNS = {"problem", "solution"}
-FORM_FIELDS = MATH_COLUMNS.union(*(fields for _, fields in IDENTIFYING_COLUMNS))
 
 
 def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:

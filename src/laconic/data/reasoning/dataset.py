@@ -134,7 +134,7 @@ class ReasoningDataset:
             try:
                 row = self._fit_row(example)
             except InputError as error:
-                problems.append(RowProblem(0, 0, "that cannot be encoded or do not fit", str(error)))
+                problems.append(RowProblem(0, "that cannot be encoded or do not fit", str(error)))
                 continue
             if row is not None:
                 self.examples.append(example)

@@ -281,7 +281,7 @@ def load_held_out_rows(
         return RowSet(digits, generate(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
     file = reasoning_load.load_held_out(data, part, max_rows)
     rows = encode_examples(recipe, tokenizer, file.examples, context)
-    notes = rows.counts.describe_left_out(len(file.skipped))
+    notes = rows.counts.describe_left_out(len(file.problems))
     return RowSet(rows, rows.examples, choose_default_protocol(data), notes)
 
 
