@@ -171,7 +171,7 @@ def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
                 {"conversations": [{"from": turn["role"], "value": turn["content"]} for turn in (USER, THINKING)],
                  "system": "Be brief."},
                 {"conversations": [turns[0], turns[1] | {"from": "chatgpt"}], "system": "Be brief."},
-                {"conversations": [SYSTEM, USER, THINKING], "system": "Be brief."}):  # fmt: skip
+                {"conversation": [SYSTEM, USER, THINKING], "system": "Be brief."}):  # fmt: skip
         (example,) = read(tmp_path, row, format="chat")
         assert (example.question, example.steps) == ("What is 3 + 4?", ("3 + 4 = 7", "Done."))
         assert (example.answer, example.metadata) == ("It is 7.", {"messages": [SYSTEM, USER]})
@@ -190,7 +190,6 @@ def test_read_examples_sharegpt_leaves_out_turns_without_an_answer(tmp_path: Pat
         path.write_text(json.dumps({"conversations": turns, **system}) + "\n")
         file = read_examples(path, DataConfig(path=str(path), format="chat"))
         assert (file.examples[0].question, file.examples[0].answer) == ("3+4?", "7")
-        assert file.notes[0] == "rows.jsonl: conversations: turns of the user after the last answer are left out"
     with pytest.raises(InputError, match="messages that end with the assistant's"):
         read(tmp_path, {"conversations": turns[:1]})
     with pytest.raises(InputError, match="a question before the assistant's answer"):

@@ -219,6 +219,8 @@ def test_split_gsm8k_answer_of_a_long_text_is_fast() -> None:
         (r"x = \boxed{3}", None),
         (r"\boxed{1}, \boxed{2}", None),
         (r"\boxed{}", None),
+        ("$ -18$.", "-18"),
+        ("$x$", None),
         ("18", None),
         (18, None),
     ],
@@ -242,5 +244,5 @@ def test_unbox_answer_of_a_box_alone(answer: object, content: str | None, tmp_pa
 def test_find_boxed_of_many_boxes_is_fast() -> None:
     marks = r"\boxed{" * 10**5
     assert (find_boxed(marks), find_boxed(marks + "3" + "}" * 10**5)) == (None, "3")
-    spaces = {"answer": " " * 10**5 + r"\boxed 1" * 10**5}
+    spaces = {"answer": "$" + " " * 10**5 + r"\boxed 1" * 10**5}
     assert unbox_answer(spaces) == spaces

@@ -44,10 +44,6 @@ def test_read_documents_groups_by_book(tmp_path: Path, name: str) -> None:
         ("alice", "four"),
     ]
     assert notes == []
-    assert [document.name for document in read_documents(str(tmp_path / name), TextConfig(), 2)[0]] == [
-        "emma",
-        "dracula",
-    ]
 
 
 def test_read_documents_with_other_fields(tmp_path: Path) -> None:
@@ -86,7 +82,7 @@ def test_load_documents_from_parquet_and_hub(tmp_path: Path, monkeypatch: pytest
     assert read_documents(str(tmp_path / "a.parquet"), TextConfig())[0] == lines
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(documents_load, "load_hub_split", lambda *names: calls.append(names) or TableRows(4, rows))
-    assert load_hub_documents("some/books:validation", TextConfig(), "v1", None) == lines
+    assert load_hub_documents("some/books:validation", TextConfig(), "v1") == lines
     assert names(DataConfig(source="text", name=("some/books",)), "train") == ["emma"]
     assert calls == [("some/books", None, "validation", "v1"), ("some/books", None, "train", None)]
     parquet.write_table(pa.Table.from_pylist([{"text": "a"}, {"text": None}]), tmp_path / "b.parquet")

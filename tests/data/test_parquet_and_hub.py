@@ -211,7 +211,7 @@ def test_load_hub_split_of_several_configurations(tmp_path: Path, monkeypatch: p
         load_hub_split("own/multi", "m", "train", None)
     examples = load_examples("own/multi:l:train", "train", DataConfig(path="rows.jsonl")).examples
     assert [example.question for example in examples] == ["l?"]
-    documents = load_hub_documents("own/multi:s:train", TextConfig(), None, None)
+    documents = load_hub_documents("own/multi:s:train", TextConfig(), None)
     assert [document.sections for document in documents] == [("s",)]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from laconic.config.data import DataConfig, SplitName, TextConfig, is_row_file
+from laconic.config.data import ROW_FILE_SUFFIXES, DataConfig, SplitName, TextConfig, is_row_file
 from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
@@ -32,7 +32,7 @@ from laconic.data.strict_jsonl import (
 from laconic.errors import InputError, UsageError, translate_os_errors
 from laconic.storage.strict_json import LONE_SURROGATES
 
-ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet")  # any other file is one text
+ROW_FILES = tuple(suffix for suffix in ROW_FILE_SUFFIXES if suffix != ".txt")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
 MIN_COMPARED_LENGTH = 200  # characters of a section
@@ -101,11 +101,11 @@ def parse_split(row: Mapping[str, Any]) -> SplitName | None:
     return ROW_SPLITS[split.lower()]
 
 
-def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -> tuple[list[Document], list[str]]:
+def read_documents(path: str, config: TextConfig) -> tuple[list[Document], list[str]]:
     """Read the documents of a file: rows, or one text for any other suffix; with notes. Raises `InputError`."""
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
-        rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows, parse_document)
+        rows, notes = read_rows(file, DocumentRowConverter(config).convert, parse=parse_document)
         return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
@@ -130,11 +130,11 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
         raise InputError(f"{file}: contains no rows; {accepted}, one per line")
 
 
-def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_rows: int | None) -> list[Document]:
+def load_hub_documents(name: str, config: TextConfig, revision: str | None) -> list[Document]:
     """Load the documents of a Hub data set: `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`. Raises `InputError`."""
     repo, hub_config, split = parse_hub_name(name)
     rows = enumerate(load_hub_split(repo, hub_config, split or "train", revision).rows, 1)
-    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows)
+    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert)
     return group_by_book(documents, repo)
 
 
@@ -166,9 +166,9 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
     if config.path is not None:
         if not Path(config.path).exists():
             raise InputError(f"data.path: no file {config.path}; name a file of texts, data.path=FILE")
-        documents, notes = read_documents(config.path, config.text, config.max_train_rows)
+        documents, notes = read_documents(config.path, config.text)
     else:
-        documents = load_hub_documents(name, config.text, config.revision, config.max_train_rows)
+        documents = load_hub_documents(name, config.text, config.revision)
     parts = split_documents(config, documents)
     if part != "train":
         return select_part(config, parts, part), notes
@@ -178,7 +178,7 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
             check_documents_disjoint(parts["train"], held_out, other, config.allow_contamination)
             noun = "document" if len(held_out) == 1 else "documents"
             notes.append(f"{other}: {len(held_out):,} {noun} held out, such as {held_out[0].name}")
-    return parts["train"], notes
+    return parts["train"][: config.max_train_rows], notes
 
 
 def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], part: SplitName) -> list[Document]:
@@ -188,7 +188,7 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
         selected = parts[part]
     else:
         is_file = is_row_file(name) or Path(name).is_file()
-        read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
+        read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None)
         selected = [document for document in read if document.part in (part, None)]
     if not selected:
         num_texts = len({document.sections for members in parts.values() for document in members})

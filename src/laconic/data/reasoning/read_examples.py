@@ -15,7 +15,7 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.catalog import refuse_csv
-from laconic.data.reasoning.chat import CHAIN_FIELDS, extract_thinking, get_role, iter_strings, split_thinking
+from laconic.data.reasoning.chat import CHAIN_FIELDS, extract_thinking, iter_strings, split_thinking
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
     FORM_COLUMNS,
@@ -191,8 +191,6 @@ class ExampleConverter:
         if row is None:
             self.notes["rows dropped because they have no answer"] += 1
             return None
-        if self.columns == "conversations" and get_role(renamed["conversations"][-1]) == "user":
-            self.notes["conversations: turns of the user after the last answer are left out"] += 1
         row = split_thinking(row)
         if self.columns in ("standard", "math") or self.config.answer_type == "number":
             row = unbox_answer(row)
