@@ -106,7 +106,9 @@ def read_documents(path: str, config: TextConfig) -> tuple[list[Document], list[
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
         rows, notes = read_rows(file, DocumentRowConverter(config).convert, parse=parse_document)
-        return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
+        num_blank = rows.count(None)
+        notes += [f"{file.name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
+        return group_by_book(rows, file.name), notes
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
         if (program := find_compression(stream.peek(8))) is not None:
@@ -138,11 +140,6 @@ def load_hub_documents(name: str, config: TextConfig, revision: str | None) -> l
     return group_by_book(documents, repo)
 
 
-def note_blank(rows: Sequence[Document | None], name: str) -> list[str]:
-    num_blank = sum(row is None for row in rows)
-    return [f"{name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
-
-
 def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
     """Merge the rows of each book into one document, without blank rows. Raises `InputError` if none is left."""
     books: dict[str, list[Document]] = {}
@@ -162,13 +159,10 @@ def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
 
 def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document], list[str]]:
     """Load the documents of a split, with notes. Raises `InputError`, also if training and held-out ones overlap."""
-    name, notes = (config.name or ("",))[0], list[str]()
     if config.path is not None:
-        if not Path(config.path).exists():
-            raise InputError(f"data.path: no file {config.path}; name a file of texts, data.path=FILE")
         documents, notes = read_documents(config.path, config.text)
     else:
-        documents = load_hub_documents(name, config.text, config.revision)
+        documents, notes = load_hub_documents((config.name or ("",))[0], config.text, config.revision), []
     parts = split_documents(config, documents)
     if part != "train":
         return select_part(config, parts, part), notes
