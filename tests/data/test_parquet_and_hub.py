@@ -146,7 +146,7 @@ def test_read_parquet_refuses_more_rows_than_bytes(tmp_path: Path) -> None:
         read_examples(path, CONFIG)
 
 
-def test_iter_parquet_rows_damaged_page(tmp_path: Path) -> None:
+def test_read_parquet_damaged_page(tmp_path: Path) -> None:
     path = written(tmp_path, *(ROW | {"question": f"{i} and 2?"} for i in range(5000)))
     data = bytearray(path.read_bytes())
     data[len(data) // 8 : len(data) // 4] = bytes(len(data) // 4 - len(data) // 8)

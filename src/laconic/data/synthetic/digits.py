@@ -120,16 +120,9 @@ def build_digits_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str 
 
 
 class DigitsDataset:
-    """The digits task as batches of ids (batches.TrainingData).
+    """The digits task as batches of ids (batches.TrainingData), in the order of the seed.
 
-    Args:
-        seed: Seed of the order of problems.
-        config: Task.
-        part: Split.
-        drop_last_step: Leave out the last step of each chain.
-
-    Raises:
-        InputError: If the split has fewer problems than the configured rows.
+    Raises `InputError` if the split has fewer problems than the configured rows.
     """
 
     vocabulary: Sequence[str] = VOCABULARY
