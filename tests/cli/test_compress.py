@@ -296,9 +296,9 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
         (66, "binary.txt: byte 3", ["binary.txt"]),
         (66, "latin.txt: byte 6", ["latin.txt"]),
         (66, "none.jsonl: contains no rows", ["none.jsonl"]),
-        (66, "bad.jsonl:2:10: text", ["bad.jsonl"]),
-        (66, "missing.jsonl:1:1: text", ["missing.jsonl"]),
-        (66, "array.jsonl:1:1", ["array.jsonl"]),
+        (66, "bad.jsonl:2: text", ["bad.jsonl"]),
+        (66, "missing.jsonl:1: text", ["missing.jsonl"]),
+        (66, "array.jsonl:1", ["array.jsonl"]),
     ],
 )
 def test_compress_invalid_input_leaves_no_file(

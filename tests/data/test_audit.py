@@ -30,7 +30,7 @@ def quiet(name: str, done: int, total: int) -> None:
 
 
 def test_audit_examples_counts():
-    result = audit_examples(ExamplesFile(tuple(ROWS), "", ()), (), None, None, quiet)
+    result = audit_examples(ExamplesFile(tuple(ROWS), "", ()), None, None, quiet)
     assert (result.rows, result.rows_without_chain) == (3, 1)
     assert result.majority_answer == {"answer": "8", "share": 2 / 3}
     assert result.duplicates == [("a", "c")]
@@ -38,14 +38,14 @@ def test_audit_examples_counts():
     assert [problem["message"] for problem in result.problems] == [
         "row d: answer 'Ann' has no number; give one, or set data.answer_type = \"text\""
     ]
-    texts = audit_examples(ExamplesFile(tuple(ROWS[3:]), "", ()), (), None, None, quiet)
+    texts = audit_examples(ExamplesFile(tuple(ROWS[3:]), "", ()), None, None, quiet)
     assert (texts.rows, texts.problems, texts.unclear_answers, texts.answer_type) == (1, [], [], "text")
-    assert audit_examples(ExamplesFile((), "", ()), (), None, None, quiet).majority_answer["share"] == 0
+    assert audit_examples(ExamplesFile((), "", ()), None, None, quiet).majority_answer["share"] == 0
 
 
 def test_audit_examples_token_lengths(shared):
     tokenizer = load_tokenizer(shared / "data" / "tokenizers" / "gsm-bpe-2048")  # it names no eos
-    result = audit_examples(ExamplesFile(tuple(ROWS), "", ()), (), tokenizer, 20, quiet)
+    result = audit_examples(ExamplesFile(tuple(ROWS), "", ()), tokenizer, 20, quiet)
     ids = {row.id: [len(tokenizer.encode(text)) for text in (row.question, *row.steps)] for row in ROWS}
     assert list(result.tokens) == list(PART_NAMES)
     assert result.tokens["question"]["maximum"] == max(n for n, *_ in ids.values())
@@ -67,28 +67,29 @@ def test_find_duplicates():
 
 def test_scan_file_reads_icot_and_parquet(tmp_path):
     (tmp_path / "rows.txt").write_text("Three and four?||<<3+4=7>> #### 7\nno row\n", encoding="utf-8")
-    result, problems = scan_file(tmp_path / "rows.txt")
+    result = scan_file(tmp_path / "rows.txt")
     assert [example.steps for example in result.examples] == [("<<3+4=7>>",)]
-    assert [fault.line for fault in problems] == [2]
+    assert [fault.line for fault in result.problems] == [2]
     needs("pyarrow")
     import pyarrow
     from pyarrow.parquet import write_table
 
     rows = [{"question": "Q?", "steps": ["<<1+1=2>>"], "answer": "2"}, {"question": "R?", "steps": [], "answer": None}]
     write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    result, problems = scan_file(tmp_path / "rows.parquet")
+    result = scan_file(tmp_path / "rows.parquet")
     assert len(result.examples) == 1
-    assert "rows.parquet:row 2:answer: " in problems[0].message
+    assert (result.problems[0].line, result.problems[0].message[:8]) == (2, "answer: ")
 
 
 def test_scan_file_notes(tmp_path):
     row = json.dumps({"question": "Q?", "steps": [], "answer": "2"})
     (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n{row}\r\n\n".encode())
-    result, problems = scan_file(tmp_path / "rows.jsonl")
+    result = scan_file(tmp_path / "rows.jsonl")
     assert set(result.notes) == {
-        "a byte-order mark at the start", "lines end with CR LF (2 lines)", "blank lines, which are skipped",
+        "rows.jsonl: a byte-order mark at the start", "rows.jsonl: lines end with CR LF (2 lines)",
+        "rows.jsonl: blank lines, which are skipped",
     }  # fmt: skip
-    assert not problems
+    assert not result.problems
 
 
 def test_data_check_refuses_folders(run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_data_check_refuses_folders(run_cli: RunCli, tmp_path: Path, monkeypatch
     for name in ("rows", "rows/", "./rows", "./", "a/b/c", str(tmp_path), "/tmp", "/tmp:train"):
         code, _, error = run_cli("data", "check", name)
         assert (code, error.count("\n")) == (66, 1)
-        assert "give a .jsonl, .parquet or .txt file" in error
+        assert "give a file that ends in" in error
         assert "is a folder" in error
     error = run_cli("data", "check", "gsm8k", "--data-dir", str(tmp_path))[2]
     assert "gsm8k:train: no file" in error, "a known data set, whatever is called like it"

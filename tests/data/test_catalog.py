@@ -58,7 +58,7 @@ def test_get_dataset_by_name_or_repository(query: str, name: str) -> None:
         ("GSM8K:test", r"GSM8K; did you mean gsm8k\?$"),
         ("whynlp/gsm8kaug", r"did you mean whynlp/gsm8k-aug\?$"),
         ("mathematics", r"^unknown data set mathematics; .* a file name ends in \.jsonl, \.ndjson,"),
-        ("rows.jsonl.gz", r"^rows\.jsonl\.gz: the name of a file of rows ends in .*; rename it, or unpack it first$"),
+        ("rows.jsonl.gz", r"^rows\.jsonl\.gz is a file of another type; give a file that ends in"),
         ("./own/set:train", r"^\./own/set is a folder; give a .*, or name a data set of several files FOLDER/NAME"),
     ],
 )

@@ -61,7 +61,7 @@ def test_read_examples_messages(tmp_path: Path) -> None:
     assert [row.steps for row in rows] == [("3 + 4 = 7", "Done."), ()]
     assert [len(row.metadata["messages"]) for row in rows] == [2, 3]
     reply = REPLY | {"reasoning_content": "3 + 4 = 7"}
-    assert read(tmp_path, {"messages": [USER, reply]}, forbid_unknown_fields=True)[0].steps == ("3 + 4 = 7",)
+    assert read(tmp_path, {"messages": [USER, reply]})[0].steps == ("3 + 4 = 7",)
 
 
 def test_read_examples_prompt_and_completion(tmp_path: Path) -> None:
@@ -97,11 +97,10 @@ def test_read_examples_reads_the_chain_of_every_form(tmp_path: Path, form: dict[
 
 @pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: next(iter(form)))
 def test_read_examples_of_two_forms(tmp_path: Path, form: dict[str, Any]) -> None:
-    fields = " and ".join(sorted(form))
-    with pytest.raises(InputError, match=rf"^rows\.jsonl:2:1: has {fields}, the first row question and answer"):
+    with pytest.raises(InputError, match=r"^rows\.jsonl:2: question: no such field"):
         read(tmp_path, FORMS[-1], form)
     assert read(tmp_path, form | {"steps": 5})[0].steps == ()  # a number of steps is no chain
-    with pytest.raises(InputError, match=r":2:1: steps: no such field: .*; give all rows the field cot"):
+    with pytest.raises(InputError, match=r":2: steps: no such field: .*; give all rows the field cot"):
         read(tmp_path, form, form | {"cot": TEXT})
 
 
@@ -144,9 +143,7 @@ def test_read_examples_leaves_the_reply_out_of_the_question(tmp_path: Path, toke
 
 @pytest.mark.parametrize("messages", [[USER], [REPLY], [USER, {"role": "assistant", "content": None}], "text", [1]])
 def test_read_examples_refuses_other_messages(tmp_path: Path, messages: Any) -> None:
-    with pytest.raises(
-        InputError, match=r"^rows\.jsonl:1:\d+: messages: (expected|message 1 has no role|the content of)"
-    ):
+    with pytest.raises(InputError, match=r"^rows\.jsonl:1: messages: (expected|message 1 has no role|the content of)"):
         read(tmp_path, {"messages": messages})
 
 
@@ -161,7 +158,7 @@ def test_read_examples_messages_as_the_server_accepts_them(tmp_path: Path) -> No
     assert row.metadata["messages"][1]["tool_calls"] == call["tool_calls"]
     for last in (call, reply | {"tool_calls": call["tool_calls"]}):
         with pytest.raises(
-            InputError, match=r":1:14: messages: the last one has tool_calls, .*; end the row with a reply"
+            InputError, match=r":1: messages: the last one has tool_calls, .*; end the row with a reply"
         ):
             read(tmp_path, {"messages": [USER, last]})
 
@@ -174,7 +171,7 @@ def test_read_examples_sharegpt_conversations(tmp_path: Path) -> None:
                 {"conversations": [{"from": turn["role"], "value": turn["content"]} for turn in (USER, THINKING)],
                  "system": "Be brief."},
                 {"conversations": [turns[0], turns[1] | {"from": "chatgpt"}], "system": "Be brief."},
-                {"conversations": [SYSTEM, USER, THINKING], "system": "Be brief."}):  # fmt: skip
+                {"conversation": [SYSTEM, USER, THINKING], "system": "Be brief."}):  # fmt: skip
         (example,) = read(tmp_path, row, format="chat")
         assert (example.question, example.steps) == ("What is 3 + 4?", ("3 + 4 = 7", "Done."))
         assert (example.answer, example.metadata) == ("It is 7.", {"messages": [SYSTEM, USER]})
@@ -193,7 +190,6 @@ def test_read_examples_sharegpt_leaves_out_turns_without_an_answer(tmp_path: Pat
         path.write_text(json.dumps({"conversations": turns, **system}) + "\n")
         file = read_examples(path, DataConfig(path=str(path), format="chat"))
         assert (file.examples[0].question, file.examples[0].answer) == ("3+4?", "7")
-        assert file.notes[0] == "rows.jsonl: conversations: turns of the user after the last answer are left out"
     with pytest.raises(InputError, match="messages that end with the assistant's"):
         read(tmp_path, {"conversations": turns[:1]})
     with pytest.raises(InputError, match="a question before the assistant's answer"):
@@ -207,18 +203,16 @@ def test_reasoning_dataset_refuses_history_without_chat_format(
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": [USER, REPLY]}) + "\n" + json.dumps({"messages": messages}) + "\n")
     config = DataConfig(path="rows.jsonl", on_invalid_row="skip")
-    scanned, problems = scan_file(file)
+    scanned = scan_file(file)
     with pytest.raises(InputError) as caught:
         ReasoningDataset(scanned.examples, tokenizer, config)
     assert str(caught.value) == 'row rows.jsonl:2: a conversation of several messages; set data.format = "chat"'
     assert len(ReasoningDataset(scanned.examples[:1], tokenizer, config)) == 1
     assert len(ReasoningDataset(scanned.examples, tokenizer, config.model_copy(update={"format": "chat"}))) == 2
-    assert problems == []
-    assert 'conversations of several messages, which need data.format = "chat"' in scanned.notes
-    audit = audit_examples(scanned, problems, tokenizer, None, lambda *_: None)
+    audit = audit_examples(scanned, tokenizer, None, lambda *_: None)
     prompt = tokenizer.apply_chat_template(messages[:-1])
     assert audit.problems == []
-    assert audit_examples(scanned, problems, build_byte_tokenizer(), None, lambda *_: None).problems == []
+    assert audit_examples(scanned, build_byte_tokenizer(), None, lambda *_: None).problems == []
     empty = {"messages": [{"role": "system", "content": " "}, USER, REPLY]}
     assert len(ReasoningDataset(read(tmp_path, empty), tokenizer, config)) == 1
     assert audit.tokens["question"]["maximum"] == len(tokenizer.encode(prompt, add_special_tokens=False))
@@ -262,7 +256,7 @@ def test_encode_example_chat_tools_equal_transformers(form: str, tmp_path: Path)
 
     tools: Any = {"list": TOOLS, "text": json.dumps(TOOLS), "texts": list(map(json.dumps, TOOLS))}[form]
     row = {"messages": [USER, REPLY], "tools": tools}
-    (example,) = read(tmp_path, row, format="chat", forbid_unknown_fields=True)
+    (example,) = read(tmp_path, row, format="chat")
     tokenizer = load_tokenizer(QWEN)
     ours = encode_example(example, tokenizer, CHAT)
     theirs = AutoTokenizer.from_pretrained(QWEN)

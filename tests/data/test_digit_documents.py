@@ -14,7 +14,6 @@ from laconic.data.synthetic.digit_documents import (
     NAMES,
     DigitDocumentsDataset,
     build_digit_documents_tokenizer,
-    generate_document_examples,
 )
 from laconic.data.synthetic.digits import VOCABULARY, DigitsDataset
 from laconic.interfaces import TrainingData
@@ -36,7 +35,7 @@ def read_answer(example: ReasoningExample) -> int:
 
 
 def test_answers_follow_from_the_document() -> None:
-    examples = generate_document_examples(3, 200, TASK)
+    examples = DigitDocumentsDataset(3, TASK).generate_examples(200)
     assert all(str(read_answer(example)) == example.answer for example in examples)
     assert {len((example.document or "").split()) for example in examples} == {60}
     names = [tuple(word for word in example.question.split() if word in NAMES) for example in examples]
@@ -53,7 +52,7 @@ def test_batches_equal_the_encoded_text(style: str) -> None:
     data, tokenizer = DATA.model_copy(update={"digits": task}), build_digit_documents_tokenizer()
     source = DigitDocumentsDataset(0, task, "valid")
     assert isinstance(source, TrainingData)
-    examples = generate_document_examples(0, 8, task, "valid")
+    examples = source.generate_examples(8)
     encoded = collate([encode_example(example, tokenizer, data) for example in examples], range(8))
     batch = source.batch(range(8), 0, 0)
     for field in fields(batch):

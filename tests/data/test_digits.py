@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, DigitsConfig, SplitName
 from laconic.data.reasoning.dataset import answer_prefix_ids, collate
 from laconic.data.reasoning.read_examples import most_common_answer
@@ -15,7 +16,6 @@ from laconic.data.synthetic.digits import (
     VOCABULARY,
     DigitsDataset,
     build_digits_tokenizer,
-    generate_digit_examples,
     generate_problems,
 )
 from laconic.data.tokenizer import load_tokenizer
@@ -33,6 +33,11 @@ STYLES: list[dict[str, Any]] = [
 ]
 
 
+def generate(seed: int, n: int, config: DigitsConfig, part: SplitName = "train") -> list[ReasoningExample]:
+    config = config.model_copy(update={f"{part}_rows": n})
+    return DigitsDataset(seed, config, part).generate_examples(n)
+
+
 def worked(question: str) -> list[int]:
     """Return the results of `3 + 4 * 2 =`, by loops."""
     words = question.removesuffix(" =").split()
@@ -44,16 +49,16 @@ def worked(question: str) -> list[int]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 7])
-def test_generate_digit_examples_are_correct(k: int) -> None:
-    for example in generate_digit_examples(3, 20, DigitsConfig(num_operations=k)):
+def test_generate_examples_are_correct(k: int) -> None:
+    for example in generate(3, 20, DigitsConfig(num_operations=k)):
         results = worked(example.question)
         assert example.steps == tuple(map(str, results))
         assert example.answer == str(results[-1])
 
 
-def test_format_steps_in_every_style() -> None:
+def test_generate_examples_in_every_style() -> None:
     results, steps, bare, brackets, marks = (
-        generate_digit_examples(0, 5, DigitsConfig(num_operations=3, **style)) for style in STYLES
+        generate(0, 5, DigitsConfig(num_operations=3, **style)) for style in STYLES
     )
     for r, s, b, w, m in zip(results, steps, bare, brackets, marks, strict=True):
         before = [r.question[0], *r.steps]
@@ -66,13 +71,13 @@ def test_format_steps_in_every_style() -> None:
         assert r.question == s.question == b.question == w.question
 
 
-def test_generate_digit_examples_is_a_function_of_the_seed() -> None:
-    first = generate_digit_examples(7, 30, DigitsConfig())
-    assert first == generate_digit_examples(7, 30, DigitsConfig())
-    assert first[:10] == generate_digit_examples(7, 10, DigitsConfig())
-    assert {e.question for e in first}.isdisjoint(e.question for e in generate_digit_examples(8, 30, DigitsConfig()))
+def test_generate_examples_is_a_function_of_the_seed() -> None:
+    first = generate(7, 30, DigitsConfig())
+    assert first == generate(7, 30, DigitsConfig())
+    assert first[:10] == generate(7, 10, DigitsConfig())
+    assert {e.question for e in first}.isdisjoint(e.question for e in generate(8, 30, DigitsConfig()))
     # Golden: the order of problems is part of what a run is bound to.
-    assert [e.question for e in generate_digit_examples(0, 2, DigitsConfig())] == [
+    assert [e.question for e in generate(0, 2, DigitsConfig())] == [
         "8 * 1 * 5 - 9 * 5 =",
         "3 + 7 - 6 * 9 + 0 =",
     ]
@@ -99,9 +104,9 @@ def test_digits_dataset_all_terse() -> None:
         DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=1.0),
         DataConfig(source="digits", format="digits", chain_steps="all"),
     )
-    example = generate_digit_examples(0, 1, task, "valid")[0]
+    example = generate(0, 1, task, "valid")[0]
     assert example.question.endswith("= :")
-    assert example.steps == generate_digit_examples(0, 1, DigitsConfig(num_operations=3), "valid")[0].steps
+    assert example.steps == generate(0, 1, DigitsConfig(num_operations=3), "valid")[0].steps
     batch = DigitsDataset(0, task, "valid").batch([0], 0, 0)
     read = encode_example(example, build_digits_tokenizer(), config)
     assert (batch.question_ids[0].tolist(), batch.chain_ids[0].tolist()) == (
@@ -113,7 +118,7 @@ def test_digits_dataset_all_terse() -> None:
 def test_generate_problems_splits_are_disjoint() -> None:
     sizes = {"test": 900, "valid": 900, "train": 7200}  # of 9,000 problems of two operations
     seen = [
-        {e.question for e in generate_digit_examples(seed, sizes[part], DigitsConfig(num_operations=2), part)}
+        {e.question for e in generate(seed, sizes[part], DigitsConfig(num_operations=2), part)}
         for seed, part in enumerate(PARTS)
     ]
     assert [len(s) for s in seen] == list(sizes.values())
@@ -122,7 +127,7 @@ def test_generate_problems_splits_are_disjoint() -> None:
 
 def test_generate_problems_refuses_rows_beyond_the_split() -> None:
     with pytest.raises(InputError, match=r"test row 900: 2 operations give only 900 problems"):
-        generate_digit_examples(0, 901, DigitsConfig(num_operations=2), "test")
+        generate(0, 901, DigitsConfig(num_operations=2), "test")
     with pytest.raises(InputError, match=r"2 operations give only 7,200 problems"):
         DigitsDataset(0, DigitsConfig(num_operations=2))
 
@@ -136,47 +141,35 @@ def test_generate_problems_is_uniform() -> None:
 
 
 def test_most_common_answer_of_digits() -> None:
-    answer, share = most_common_answer(generate_digit_examples(0, 4000, DigitsConfig()))
+    answer, share = most_common_answer(generate(0, 4000, DigitsConfig()))
     assert answer == "0"
     assert 0.15 < share < 0.21  # about 18 %, because of *
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [*STYLES, {"num_operations": 6, "min_operations": 2, "train_rows": 36_000}])
 @pytest.mark.parametrize("chain", ["all", "drop_last"])
 def test_digits_dataset_batch_equals_encoded_text(style: dict[str, Any], chain: str) -> None:
-    task = DigitsConfig(num_operations=3, **style)
+    task = DigitsConfig(**{"num_operations": 3} | style)
     config = DataConfig.model_validate({"source": "digits", "format": "digits", "digits": task, "chain_steps": chain})
     tokenizer = build_digits_tokenizer()
     source = DigitsDataset(5, task, "valid", drop_last_step=chain == "drop_last")
     assert isinstance(source, TrainingData)
     assert len(source) == task.valid_rows
-    rows = [3, 0, 999]
-    problems = source.batch(rows, 2, 40)
-    text = generate_digit_examples(5, 1000, task, "valid")
-    expected = collate([encode_example(text[i], tokenizer, config) for i in rows], rows, 2, 40)
-    for field in fields(problems):
-        ours, theirs = getattr(problems, field.name), getattr(expected, field.name)
-        if isinstance(ours, torch.Tensor):
-            assert torch.equal(ours, theirs), field.name
-            assert ours.dtype == theirs.dtype, field.name
-        else:
-            assert ours == theirs, field.name
-    assert problems.select_rows([1]).ids == ("digits3-valid-5-000000",)
+    text = source.generate_examples(1000)
+    for rows in ([3, 0, 999], [7, 0, 4, 3, 998], [5, 10]):
+        problems = source.batch(rows, 2, 40)
+        expected = collate([encode_example(text[i], tokenizer, config) for i in rows], rows, 2, 40)
+        for field in fields(problems):
+            ours, theirs = getattr(problems, field.name), getattr(expected, field.name)
+            assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, field.name
+            assert getattr(ours, "dtype", None) == getattr(theirs, "dtype", None), field.name
 
 
-@pytest.mark.parametrize("rows", [[7, 0, 4, 3, 998], [5, 10]])
-def test_digits_dataset_batch_of_several_numbers_of_operations_equals_encoded_text(rows: list[int]) -> None:
+def test_digits_dataset_of_several_numbers_of_operations() -> None:
     task = DigitsConfig(num_operations=6, min_operations=2, train_rows=36_000)
-    config = DataConfig.model_validate({"source": "digits", "format": "digits", "digits": task})
-    text = generate_digit_examples(5, 1000, task, "valid")
+    text = generate(5, 1000, task, "valid")
     assert [len(example.steps) for example in text[:7]] == [2, 3, 4, 5, 6, 2, 3]
     assert all(example.steps == tuple(map(str, worked(example.question))) for example in text[:50])
-    tokenizer = build_digits_tokenizer()
-    problems = DigitsDataset(5, task, "valid", drop_last_step=True).batch(rows, 2, 40)
-    expected = collate([encode_example(text[i], tokenizer, config) for i in rows], rows, 2, 40)
-    for field in fields(problems):
-        ours, theirs = getattr(problems, field.name), getattr(expected, field.name)
-        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, field.name
     with pytest.raises(InputError, match="2 operations give only 7,200 problems"):
         DigitsDataset(5, task.model_copy(update={"train_rows": 36_001}))
 
@@ -211,14 +204,14 @@ def test_build_digits_tokenizer_takes_ids_from_its_vocabulary() -> None:
 
 def test_digits_distill_column_and_prompt() -> None:
     config = DataConfig(source="digits", format="digits", chain_steps="all")
-    row = encode_example(generate_digit_examples(0, 1, DigitsConfig())[0], build_digits_tokenizer(), config)
+    row = encode_example(generate(0, 1, DigitsConfig())[0], build_digits_tokenizer(), config)
     assert VOCABULARY[row.answer_ids[row.distill_column]] == "ans"
     assert answer_prefix_ids(build_digits_tokenizer(), config) == [VOCABULARY.index("ans")]
 
 
 def test_digits_tokenizer_refuses_unknown_answer() -> None:
     config = DataConfig(source="digits", format="digits", chain_steps="all")
-    example = generate_digit_examples(0, 1, DigitsConfig())[0]
+    example = generate(0, 1, DigitsConfig())[0]
     with pytest.raises(InputError, match="the tokenizer cannot encode a part of the answer"):
         encode_example(replace(example, answer="x7"), build_digits_tokenizer(), config)
     with pytest.raises(InputError, match=r"the tokenizer cannot encode 'The answer is:'"):

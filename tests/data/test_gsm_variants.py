@@ -278,11 +278,3 @@ def test_build_template_is_ambiguous():
     assert template_of(row("Bread is $2, milk twice as much.", "<<2*2=4>>")).is_ambiguous
     assert template_of(row("He runs 7 miles a day for 5 weeks.", "<<7*7=49>>", "<<49*5=245>>")).is_ambiguous
     assert not template_of(row("Bread is $5, milk twice as much.", "<<5*2=10>>")).is_ambiguous
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(Fraction(7), "7"), (Fraction(5, 2), "2.5"), (Fraction(5, 4), "1.25"), (Fraction(1, 20), "0.05")],
-)
-def test_format_number(value: Fraction, text: str) -> None:
-    assert format_number(value) == text

@@ -18,21 +18,21 @@ def test_iter_texts() -> None:
 def test_iter_texts_is_lazy() -> None:
     texts = iter_texts(iter([b'{"text": "one"}\n', b"bad"]), "a.jsonl")
     assert next(texts) == ("a.jsonl:1", "one")
-    with pytest.raises(InputError, match=r"^a\.jsonl:2:1: invalid JSON: "):
+    with pytest.raises(InputError, match=r"^a\.jsonl:2: invalid JSON"):
         next(texts)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"[]", "2:1: not an object: "),
-        (b'{"text": ""}', "2:10: text: empty: "),
-        (b'{"text": " "}', "2:10: text: empty: "),
-        (b'{"id": "a", "text": null}', "2:21: text: not a string: "),
-        (b'{"words": "a"}', "2:1: text: no such field: "),
-        (b'{"text": "a", "text": "b"}', "2:23: invalid JSON: duplicate key 'text'"),
-        (b'{"text": "\xff"}', "2:11: byte 11 of the line is not UTF-8"),
-        (b"\n{}", "3:1: text: no such field: {}"),
+        (b"[]", "2: not an object: "),
+        (b'{"text": ""}', "2: text: empty: "),
+        (b'{"text": " "}', "2: text: empty: "),
+        (b'{"id": "a", "text": null}', "2: text: not a string: "),
+        (b'{"words": "a"}', "2: text: no such field: "),
+        (b'{"text": "a", "text": "b"}', "2: invalid JSON: duplicate key 'text'"),
+        (b'{"text": "\xff"}', "2: byte 11 of the line is not UTF-8"),
+        (b"\n{}", "3: text: no such field: {}"),
     ],
 )
 def test_iter_texts_refuses_invalid_rows(line: bytes, message: str) -> None:

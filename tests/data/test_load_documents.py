@@ -44,10 +44,6 @@ def test_read_documents_groups_by_book(tmp_path: Path, name: str) -> None:
         ("alice", "four"),
     ]
     assert notes == []
-    assert [document.name for document in read_documents(str(tmp_path / name), TextConfig(), 2)[0]] == [
-        "emma",
-        "dracula",
-    ]
 
 
 def test_read_documents_with_other_fields(tmp_path: Path) -> None:
@@ -86,29 +82,29 @@ def test_load_documents_from_parquet_and_hub(tmp_path: Path, monkeypatch: pytest
     assert read_documents(str(tmp_path / "a.parquet"), TextConfig())[0] == lines
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(documents_load, "load_hub_split", lambda *names: calls.append(names) or TableRows(4, rows))
-    assert load_hub_documents("some/books:validation", TextConfig(), "v1", None) == lines
+    assert load_hub_documents("some/books:validation", TextConfig(), "v1") == lines
     assert names(DataConfig(source="text", name=("some/books",)), "train") == ["emma"]
     assert calls == [("some/books", None, "validation", "v1"), ("some/books", None, "train", None)]
     parquet.write_table(pa.Table.from_pylist([{"text": "a"}, {"text": None}]), tmp_path / "b.parquet")
-    with pytest.raises(InputError, match=r"b\.parquet:row 2:text: not a string"):
+    with pytest.raises(InputError, match=r"b\.parquet:2: text: not a string"):
         read_documents(str(tmp_path / "b.parquet"), TextConfig())
 
 
 FAULTS: list[tuple[bytes, str]] = [
     (
         b'{"text": "a"}\n{"text": 5}\n',
-        'a.jsonl:2:10: text: not a string: {"text": 5}',
+        "a.jsonl:2: text: not a string: 5",
     ),
     (b'{"text": " "}\n', "a.jsonl: every text is blank; give rows with text"),
-    (b'{"body": "a"}\n', 'a.jsonl:1:1: text: no such field: {"body": "a"}; expected a field text'),
-    (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2:1: book: no such field: {"text": "c"}'),
+    (b'{"body": "a"}\n', 'a.jsonl:1: text: no such field: {"body": "a"}; expected a field text'),
+    (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2: book: no such field: {"text": "c"}'),
     (
         b'{"text": "a", "split": "dove"}\n',
-        "a.jsonl:1:24: split: expected one of train, valid, validation, test, val, dev, eval",
+        "a.jsonl:1: split: expected one of train, valid, validation, test, val, dev, eval",
     ),
-    (b'{"text": "a"}\n\n{"text": 3}\n', "a.jsonl:3:10: text: not a string"),
+    (b'{"text": "a"}\n\n{"text": 3}\n', "a.jsonl:3: text: not a string"),
     (b'{"text": "a"\n', "a.jsonl:1:"),
-    (b'{"text": "\xff"}\n', "a.jsonl:1:11: byte 11 of the line is not UTF-8"),
+    (b'{"text": "\xff"}\n', "a.jsonl:1: byte 11 of the line is not UTF-8"),
     (b"\n", "a.jsonl: contains no row"),
     (
         b'{"text":"a","book":"b","split":"train"}\n{"text":"c","book":"b","split":"test"}\n',
@@ -238,5 +234,5 @@ def test_documents_may_have_controls(tmp_path: Path) -> None:
         assert read_documents(str(file), TextConfig())[0][0].sections == (text,)
         assert next(iter_texts(file.read_bytes().splitlines(keepends=True), "pages"))[1] == text
     file.write_text('{"text": "half \\ud83d"}\n')
-    with pytest.raises(InputError, match=r"^pages\.jsonl:1:10: text: has lone surrogates"):
+    with pytest.raises(InputError, match=r"^pages\.jsonl:1: text: has lone surrogates"):
         read_documents(str(file), TextConfig())

@@ -250,7 +250,7 @@ def test_load_examples_locates_invalid_hub_rows(hub: Hub) -> None:
             ]
         }
     )
-    with pytest.raises(InputError, match=r"^a/b:train:row 2:question: empty: "):
+    with pytest.raises(InputError, match=r"^a/b:train:2: question: empty: "):
         load_training_examples(build_config(name="a/b"))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from laconic.config.data import DataConfig, TextConfig
 from laconic.data.documents.load import load_hub_documents
-from laconic.data.parquet_and_hub import iter_parquet_rows, load_hub_split, read_parquet
+from laconic.data.parquet_and_hub import load_hub_split, read_parquet
 from laconic.data.reasoning.catalog import find_dataset, parse_hub_name
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
@@ -76,7 +76,7 @@ def test_tables_with_json_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
     Dataset.from_list([{"messages": messages}], features=features).to_parquet("own/set/train.parquet")
     assert list(load_hub_split("own/set", None, "train", None).rows) == [{"messages": messages}]
-    assert list(read_parquet(Path("own/set/train.parquet")).rows) == [{"messages": messages}]
+    assert list(read_parquet(Path("own/set/train.parquet"))) == [{"messages": messages}]
 
 
 def test_read_parquet_with_json_beside_types_that_datasets_does_not_know(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_read_parquet_with_json_beside_types_that_datasets_does_not_know(tmp_pat
         "counts": pyarrow.array([[("a", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    first, second = read_parquet(tmp_path / "rows.parquet").rows
+    first, second = read_parquet(tmp_path / "rows.parquet")
     assert first == {"question": "1?", "tags": {"a": 1}, "counts": [("a", 1)]}
     assert second == {"question": "2?", "tags": "no JSON", "counts": []}
 
@@ -98,15 +98,28 @@ def test_read_parquet_with_json_beside_types_that_datasets_does_not_know(tmp_pat
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"answer": None}, r"^rows\.parquet:row 2:answer: expected a string, got null"),
-        ({"question": " "}, r"^rows\.parquet:row 2:question: empty"),
-        ({"answer": "4\u202e"}, r"^rows\.parquet:row 2:answer: has bidirectional control characters"),
-        ({"steps": ["a", ""]}, r"^rows\.parquet:row 2:steps: expected a non-empty string per step"),
+        ({"answer": None}, r"^rows\.parquet:2: answer: not a string: null"),
+        ({"answer": "4\u202e"}, r"^rows\.parquet:2: answer: has bidirectional control characters"),
+        ({"steps": ["a", ""]}, r"^rows\.parquet:2: steps: not a list of non-empty strings"),
     ],
 )
 def test_read_examples_locates_invalid_parquet_rows(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_examples(written(tmp_path, ROW, ROW | row), CONFIG)
+
+
+def test_tables_with_names_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Parquet file as of MMLU, and a folder of it as the library `datasets` reads it; -1 is no label."""
+    needs("datasets")
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "set").mkdir(parents=True)
+    features = Features({"question": Value("string"), "answer": ClassLabel(names=list("ABCD"))})
+    rows = {"question": ["1?", "2?"], "answer": [2, -1]}
+    Dataset.from_dict(rows, features=features).to_parquet("own/set/train.parquet")
+    for table in (load_hub_split("own/set", None, "train", None).rows, read_parquet(Path("own/set/train.parquet"))):
+        assert [row["answer"] for row in table] == ["C", None]
 
 
 def test_read_examples_of_parquet_with_published_columns(tmp_path: Path) -> None:
@@ -121,7 +134,7 @@ def test_read_examples_of_parquet_with_published_columns(tmp_path: Path) -> None
 def test_read_parquet_refuses_other_files(tmp_path: Path) -> None:
     path = written(tmp_path, ROW)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"rows\.parquet: not a Parquet file"):
+    with pytest.raises(InputError, match=r"rows\.parquet: no Parquet file"):
         read_examples(path, CONFIG)
 
 
@@ -133,12 +146,12 @@ def test_read_parquet_refuses_more_rows_than_bytes(tmp_path: Path) -> None:
         read_examples(path, CONFIG)
 
 
-def test_iter_parquet_rows_damaged_page(tmp_path: Path) -> None:
+def test_read_parquet_damaged_page(tmp_path: Path) -> None:
     path = written(tmp_path, *(ROW | {"question": f"{i} and 2?"} for i in range(5000)))
     data = bytearray(path.read_bytes())
     data[len(data) // 8 : len(data) // 4] = bytes(len(data) // 4 - len(data) // 8)
     path.write_bytes(data)
-    with pytest.raises(InputError, match=r"^rows\.parquet: damaged after row \d"):
+    with pytest.raises(InputError, match=r"^rows\.parquet: (damaged after row \d|no Parquet file)"):
         read_examples(path, CONFIG)
 
 
@@ -158,18 +171,16 @@ def test_read_parquet_with_changed_bytes(tmp_path: Path, compression: str) -> No
     assert all(text.startswith("rows.parquet:") for text in errors)
 
 
-def test_read_parquet_passes_disk_errors_on(tmp_path: Path) -> None:
-    class Failing:
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-        def iter_batches(self, *_: object, **__: object) -> Any:
-            raise OSError(errno.EIO, "Input/output error")
+def test_read_parquet_passes_disk_errors_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import parquet
 
-    with (
-        pytest.raises(DiskError, match=r"rows\.parquet: Input/output error"),
-        translate_os_errors(tmp_path / "rows.parquet"),
-    ):
-        list(iter_parquet_rows(Failing(), "rows.parquet"))
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(parquet, "ParquetFile", fail)
+    path = written(tmp_path, ROW)
+    with pytest.raises(DiskError, match=r"rows\.parquet: Input/output error"), translate_os_errors(path):
+        list(read_parquet(path))
 
 
 def test_load_hub_split_offline() -> None:
@@ -200,7 +211,7 @@ def test_load_hub_split_of_several_configurations(tmp_path: Path, monkeypatch: p
         load_hub_split("own/multi", "m", "train", None)
     examples = load_examples("own/multi:l:train", "train", DataConfig(path="rows.jsonl")).examples
     assert [example.question for example in examples] == ["l?"]
-    documents = load_hub_documents("own/multi:s:train", TextConfig(), None, None)
+    documents = load_hub_documents("own/multi:s:train", TextConfig(), None)
     assert [document.sections for document in documents] == [("s",)]
 
 

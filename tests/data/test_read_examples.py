@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.reasoning.catalog import get_dataset
 from laconic.data.reasoning.columns import detect_columns
-from laconic.data.reasoning.read_examples import ExampleReader, most_common_answer, read_examples, split_chain
+from laconic.data.reasoning.read_examples import most_common_answer, read_examples, split_chain
 from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.errors import InputError
 
@@ -79,7 +77,7 @@ def test_read_examples_renamed_columns_and_numbers(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_examples(path, CONFIG)
     assert str(caught.value) == (
-        "rows.jsonl:1:1: no question and no answer; the fields are prompt, output, reasoning: "
+        "rows.jsonl:1: no question and no answer; the fields are prompt, output, reasoning: "
         '{"prompt": "1 and 2?", "output": 3, "reasoning": "1+2"}; '
         'rename them, or set data.columns = { question = "FIELD", answer = "FIELD" }'
     )
@@ -142,37 +140,10 @@ def test_read_examples_numbers_as_ids(tmp_path: Path) -> None:
         read_examples(written(tmp_path, ROW | {"id": 7}, ROW | {"id": "7"}), CONFIG)
 
 
-def test_read_examples_of_a_table_names_row_and_field() -> None:
-    places = [({"prompt": "2 and 2?"}, "set:row 1: no question"), (ROW | {"answer": None}, "set:row 1:answer")]
-    for row, place in places:
-        reader = ExampleReader("set", CONFIG)
-        reader.read_table([row])
-        assert reader.problems[0].message.startswith(place)
-
-
 def test_read_examples_refuses_csv(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("question,answer\n2 and 2?,4\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"^rows\.csv: rows are read from JSONL and Parquet; convert them: python"):
+    with pytest.raises(InputError, match=r"^rows\.csv: rows are read from JSONL and Parquet; convert it"):
         get_dataset("rows.csv")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("rows.csv", "\ufeffquestion,answer\r\n2 and 2?,4\r\n"),
-        ("rows.tsv", "question\tanswer\n2 and 2?\t4\n"),
-    ],
-)
-def test_command_that_converts_csv(tmp_path: Path, name: str, content: str) -> None:
-    file = tmp_path / name
-    file.write_bytes(content.encode())
-    with pytest.raises(InputError, match=r"rows are read from JSONL and Parquet; convert them: python -c") as caught:
-        read_examples(file, CONFIG)
-    command = str(caught.value).partition("convert them: python ")[2].replace("FILE", str(file))
-    rows = tmp_path / "rows.jsonl"
-    subprocess.run(f"'{sys.executable}' {command.replace('rows.jsonl', str(rows))}", shell=True, check=True)
-    example = read_examples(rows, CONFIG).examples[0]
-    assert (example.question, example.answer) == ("2 and 2?", "4")
 
 
 def test_split_chain_sentences() -> None:
@@ -269,9 +240,6 @@ def test_read_examples_of_squad(tmp_path: Path) -> None:
             "Body: has a value",
         ),
         ({"question": "What is 3+4?", "answer": "7", "solution": "3+4=7"}, 'set data.columns = { cot = "solution" }'),
-        ({"question": "What is 3+4?", "answer": "Add them.\nThe answer is: 7"}, "answer: a whole solution"),
-        ({"question": "What is 3+4?", "answer": "Add them. So \\boxed{7}."}, "answer: a whole solution"),
-        ({"question": "What is 3+4?", "answer": "Well. <think>3+4</think> 7"}, "answer: has a mark of thinking"),
         ({"question": "What is 3+4?", "answer": "7", "id": None, "context": None}, None),
     ],
 )
@@ -281,26 +249,19 @@ def test_read_examples_notes_what_it_leaves_out(tmp_path: Path, row: dict[str, A
     assert note is None or note in notes[0]
 
 
-def test_read_examples_of_a_long_answer_is_fast(tmp_path: Path) -> None:
-    row = {"question": "What is 3+4?", "answer": "Add them, it is 7.\n" * 10**5}
-    assert len(read_examples(written(tmp_path, row), CONFIG).examples) == 1
-
-
 def test_read_examples_refuses_a_document_of_parts(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"document: expected a string, got list: .*; join its parts into one text"):
+    with pytest.raises(InputError, match=r"document: not a string: .*; join its parts into one text"):
         read_examples(written(tmp_path, ROW | {"document": ["a", "b"]}), CONFIG)
     assert read_examples(written(tmp_path, ROW | {"document": None}), CONFIG).examples[0].document is None
 
 
-def test_read_examples_of_gsm8k_notes_rows_unlike_the_first(tmp_path: Path) -> None:
+def test_read_examples_of_gsm8k_reads_all_rows_as_the_first(tmp_path: Path) -> None:
     equations = {"question": "2 and 2?", "answer": "It is <<2+2=4>>4.\n#### 4"}
     prose = {"question": "2 and 3?", "answer": "It is five.\n#### 5"}
     read = read_examples(written(tmp_path, equations, prose), CONFIG)
     assert [example.steps for example in read.examples] == [("<<2+2=4>>",), ()]
-    assert "solutions without equations" in read.notes[0]
     read = read_examples(written(tmp_path, prose, equations), CONFIG)
     assert [example.steps for example in read.examples] == [("It is five.",), ("It is 4.",)]
-    assert "solutions with equations in <<…>>, which are left out" in read.notes[0]
 
 
 def test_read_examples_math(tmp_path: Path) -> None:
@@ -332,9 +293,9 @@ def test_read_examples_math(tmp_path: Path) -> None:
     conversation = problem | {"solution": r"\boxed{3}"} | extra  # NuminaMath-CoT: the reply is in the messages alone
     assert read_examples(written(tmp_path, conversation), CONFIG).examples[0].answer == "!"
     mixed = written(tmp_path, {"question": "3?", "answer": "3", "steps": []}, problem | {"solution": r"\boxed{3}"})
-    with pytest.raises(InputError, match=r"has problem and solution, the first row question and answer"):
+    with pytest.raises(InputError, match=r"question: no such field"):
         read_examples(mixed, CONFIG)
-    with pytest.raises(InputError, match="contains no row: rows dropped because they have no answer"):
+    with pytest.raises(InputError, match=r"contains no row .*rows dropped because they have no answer"):
         read_examples(written(tmp_path, problem | {"solution": "print(3)"}), CONFIG)
     proof = read_examples(
         written(tmp_path, problem | {"solution": "So."}, problem | {"solution": r"\boxed{3}"}), CONFIG
@@ -370,13 +331,3 @@ def test_read_examples_notes_a_chain_that_is_not_read_in_every_form(tmp_path: Pa
     for row in ({"question": "2?", "answer": "2", "steps": []}, {"prompt": "2?", "completion": "2"}):
         read = read_examples(written(tmp_path, row | {"reasoning": "1 + 1 = 2"}), CONFIG)
         assert any("reasoning: not read" in note for note in read.notes), row
-
-
-def test_read_examples_notes_several_steps_in_one(tmp_path: Path) -> None:
-    row = {"question": "2 and 2?", "answer": "4"}
-    path = written(tmp_path, row | {"cot": "<<2+2=4>> <<4*1=4>>"})
-    assert "chains of one step with several <<…>>, which data.chain_split" in read_examples(path, CONFIG).notes[0]
-    assert not read_examples(path, DataConfig(path="x", chain_split="spaces")).notes
-    prose = {"cot": "He has 3*2=<<3*2=6>>6 and 4*2=<<4*2=8>>8 so 14."}
-    assert not read_examples(written(tmp_path, row | prose), CONFIG).notes
-    assert not read_examples(written(tmp_path, row | {"steps": ["<<2+2=4>> <<4*1=4>>"]}), CONFIG).notes

@@ -153,7 +153,7 @@ def test_reasoning_dataset_counts_of_shipped_subset() -> None:
     assert source.counts.num_without_chain == chains.count(0) > 0
     assert source.counts.num_short_chain == sum(0 < n < 24 for n in chains) > 0
     assert source.counts.describe(24)[-1] == (
-        f"{source.counts.num_short_chain} rows whose chain has fewer than 24 tokens, one per latent"
+        f"rows whose chain has fewer than 24 tokens, one per latent: {source.counts.num_short_chain}"
     )
 
 
@@ -204,7 +204,8 @@ def test_reasoning_dataset_require_leading_digit() -> None:
     assert (unfiltered.counts.num_used, unfiltered.counts.num_without_leading_digit) == (3, 0)
     dropped = ReasoningDataset(rows("18", "-18", "$5"), real("gpt2"), settings("gpt2", require_leading_digit=True))
     assert (dropped.counts.num_used, dropped.counts.num_without_leading_digit) == (1, 2)
-    assert "2 rows dropped: answer without a leading digit (require_leading_digit)" in dropped.counts.describe()
+    left_out = "2 of 3 rows left out: 2 without a leading digit (require_leading_digit)"
+    assert dropped.counts.describe(0) == ["1 of 3 rows are used", left_out]
 
 
 def test_reasoning_dataset_too_long_is_an_error_by_default() -> None:
@@ -286,11 +287,7 @@ def test_filter_counts_unknown_tokens() -> None:
     source = ReasoningDataset(
         [ReasoningExample("a", "what 3 =", ("3",), "3")], build_digits_tokenizer(), DataConfig.model_validate(config)
     )
-    assert source.counts.describe() == [
-        "1 row read",
-        "1 row used",
-        "1 unknown token in questions and chains",
-    ]
+    assert source.counts.describe(0) == ["1 of 1 rows are used", "unknown tokens in questions and chains: 1"]
 
 
 def test_reasoning_dataset_accepts_numpy_rows() -> None:

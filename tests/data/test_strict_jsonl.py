@@ -1,4 +1,4 @@
-"""Strict JSONL: forty invalid files, each refused with line, column and remedy (R8); any bytes (S5)."""
+"""Strict JSONL: fifty invalid files, each refused with line and remedy (R8); any bytes (S5)."""
 
 import bz2
 import json
@@ -34,68 +34,64 @@ def raw(old: bytes, new: bytes) -> bytes:
     return GOOD.replace(old, new)
 
 
-# Content of the file -> position in the message, and a part of it.
+# Content of the file -> line in the message, and a part of it.
 BAD: dict[str, tuple[bytes, str, str]] = {
-    "an object cut short": (GOOD + GOOD[:40], "2:36", "invalid JSON: Unterminated string"),
-    "a line that is not JSON": (GOOD + b"question,steps,answer\n", "2:1", "invalid JSON: Expecting value"),
-    "single quotes": (b"{'question': 'a'}\n", "1:2", "invalid JSON: Expecting property name"),
-    "a trailing comma": (raw(b'"4"}', b'"4",}'), "1:64", "invalid JSON"),
-    "two objects on a line": (GOOD[:-1] + b" " + GOOD, "1:65", "Extra data"),
-    "one object over many lines": (b'{\n  "question": "a"\n}\n', "1:2", "write one JSON object per line"),
-    "a line end inside a text": (raw(b"2 and", b"2\nand"), "1:14", "invalid JSON: Unterminated string"),
-    "a tab inside a text": (raw(b"2 and", b"2\tand"), "1:16", "invalid JSON: Invalid control character"),
-    "a bad escape": (raw(b"2 and", b"2\\xand"), "1:16", "invalid JSON: Invalid \\escape"),
-    "Latin-1": (raw(b"2 and", b"zzz\xe9"), "1:18", "byte 18 of the line is not UTF-8"),
-    "UTF-8 cut short": (raw(b'"4"}\n', b'"\xe2\x82'), "1:61", "byte 61 of the line is not UTF-8"),
-    "UTF-16": (GOOD.decode().encode("utf-16"), "1:1", "UTF-16 by its first bytes"),
-    "NUL as it is": (raw(b"2 and", b"2\x00and"), "1:16", "invalid JSON: Invalid control character"),
-    "NUL escaped": (raw(b"2 and", b"2\\u0000and"), "1:14", "question: has NUL characters: {"),
-    "half a character": (raw(b"2 and", b"2\\ud83dand"), "1:14", "question: has lone surrogates: {"),
-    "halves the wrong way round": (raw(b"2 and", b"\\ude00\\ud83d"), "1:14", "has lone surrogates"),
-    "half of a character after whole ones": (raw(b"2 and", b"\\ud83d\\ude00\\ud83d"), "1:14", "has lone surrogates"),
-    "the other half alone": (raw(b"2 and", b"\\ud83d\\ude00 \\ude00"), "1:14", "or write the intended character"),
-    "a key twice": (raw(b'"4"', b'"4", "answer": "5"'), "1:75", "duplicate key 'answer'"),
-    "a key twice inside a mark": (raw(b'"4"', b'"4", "m": {"a": 1, "a": 2}'), "1:70", "duplicate key 'a'"),
-    "NaN": (raw(b'"4"', b"NaN"), "1:60", "NaN is not a JSON number"),
-    "infinity": (raw(b'"4"', b'"4", "m": [1, -Infinity]'), "1:70", "-Infinity is not a JSON number"),
-    "a number too large": (raw(b'"4"', b'"4", "m": 1e999'), "1:70", "1e999 is out of range"),
-    "an integer too large": (raw(b'"4"', b'"4", "m": ' + b"9" * 30), "1:70", "has more than 64 bits; put it in quotes"),
-    "an integer just too large": (raw(b'"4"', b'"4", "m": 18446744073709551616'), "1:70", "more than 64 bits"),
-    "an integer too small": (raw(b'"4"', b'"4", "m": -9223372036854775809'), "1:70", "more than 64 bits"),
-    "brackets without end": (b'{"question": ' + b"[" * 100_000 + b"\n", "1:1", "nested deeper than 64"),
-    "brackets too deep": (raw(b'"4"', b'"4", "m": ' + b"[" * 70 + b"]" * 70), "1:1", "…; use plain fields"),
-    "a list for an object": (GOOD + b'["question", "answer"]\n', "2:1", "not an object"),
-    "a text for an object": (b'"question"\n', "1:1", 'not an object: "question"'),
-    "no question": (less("question"), "1:1", "no question; the fields are steps, answer: {"),
-    "no answer": (GOOD + less("answer"), "2:1", "answer: no such field: {"),
-    "steps that stop": (GOOD + less("steps"), "2:1", '"answer": "4"}; the first row has it; give'),
-    "steps that begin": (less("steps") + GOOD, "2:35", "steps: has a chain, but the first row has none"),
-    "null": (row(answer=None), "1:60", "answer: expected a string, got null"),
-    "a boolean for a text": (row(answer=True), "1:60", "answer: expected a string, got boolean"),
-    "a number for a text": (row(question=5), "1:14", "question: expected a string, got number"),
-    "a type that changes": (GOOD + row(steps="<<2+2=4>>"), "2:35", '; write ["<<3+4=7>>"], or [] for none'),
-    "a number among steps": (row(steps=["a", 4]), "1:35", "steps: expected a non-empty string per step, got number"),
-    "an empty question": (row(question="  "), "1:14", "question: empty: "),
-    "an empty step": (row(steps=["a", ""]), "1:35", "steps: expected a non-empty string per step, got empty string"),
-    "an unknown field": (row(retort="4"), "1:75", "retort: unknown field: {"),
-    "an id twice": (row(id="x") + row(id="x"), "2:71", "duplicate id 'x'"),
-    "messages": (b'{"messages": []}\n', "1:1", "messages: expected a list of messages such as"),
-    "prompts": (b'{"prompt": "a", "completion": 3}\n', "1:12", "both strings, or both lists of messages"),
-    "another UTF-16": (GOOD.decode().encode("utf-16-be").join((b"\xfe\xff", b"\x00\n")), "1:1", "UTF-16"),
-    "text turned round": (row(question="a \u202eb"), "1:14", "has bidirectional control characters"),
-    "text turned, as it is": (raw(b"2 and", "a\u2066b".encode()), "1:14", "has bidirectional control characters"),
+    "an object cut short": (GOOD + GOOD[:40], "2", "invalid JSON at character 36: Unterminated string"),
+    "a line that is not JSON": (GOOD + b"question,steps,answer\n", "2", "invalid JSON at character 1: Expecting value"),
+    "single quotes": (b"{'question': 'a'}\n", "1", "invalid JSON at character 2: Expecting property name"),
+    "a trailing comma": (raw(b'"4"}', b'"4",}'), "1", "invalid JSON"),
+    "two objects on a line": (GOOD[:-1] + b" " + GOOD, "1", "Extra data"),
+    "one object over many lines": (b'{\n  "question": "a"\n}\n', "1", "write one JSON object per line"),
+    "a line end inside a text": (raw(b"2 and", b"2\nand"), "1", "invalid JSON at character 14: Unterminated string"),
+    "a tab inside a text": (raw(b"2 and", b"2\tand"), "1", "invalid JSON at character 16: Invalid control character"),
+    "a bad escape": (raw(b"2 and", b"2\\xand"), "1", "invalid JSON at character 16: Invalid \\escape"),
+    "Latin-1": (raw(b"2 and", b"zzz\xe9"), "1", "byte 18 of the line is not UTF-8"),
+    "UTF-8 cut short": (raw(b'"4"}\n', b'"\xe2\x82'), "1", "byte 61 of the line is not UTF-8"),
+    "UTF-16": (GOOD.decode().encode("utf-16"), "1", "UTF-16 by its first bytes"),
+    "NUL as it is": (raw(b"2 and", b"2\x00and"), "1", "invalid JSON at character 16: Invalid control character"),
+    "NUL escaped": (raw(b"2 and", b"2\\u0000and"), "1", "question: has NUL characters; remove"),
+    "half a character": (raw(b"2 and", b"2\\ud83dand"), "1", "question: has lone surrogates; remove"),
+    "halves the wrong way round": (raw(b"2 and", b"\\ude00\\ud83d"), "1", "has lone surrogates"),
+    "half of a character after whole ones": (raw(b"2 and", b"\\ud83d\\ude00\\ud83d"), "1", "has lone surrogates"),
+    "the other half alone": (raw(b"2 and", b"\\ud83d\\ude00 \\ude00"), "1", "or write the intended character"),
+    "a key twice": (raw(b'"4"', b'"4", "answer": "5"'), "1", "duplicate key 'answer'"),
+    "a key twice inside a mark": (raw(b'"4"', b'"4", "m": {"a": 1, "a": 2}'), "1", "duplicate key 'a'"),
+    "NaN": (raw(b'"4"', b"NaN"), "1", "NaN is not a JSON number"),
+    "infinity": (raw(b'"4"', b'"4", "m": [1, -Infinity]'), "1", "-Infinity is not a JSON number"),
+    "a number too large": (raw(b'"4"', b'"4", "m": 1e999'), "1", "1e999 is out of range"),
+    "brackets without end": (b'{"question": ' + b"[" * 100_000 + b"\n", "1", "nested deeper than 64"),
+    "brackets too deep": (raw(b'"4"', b'"4", "m": ' + b"[" * 70 + b"]" * 70), "1", "; use plain fields"),
+    "a list for an object": (GOOD + b'["question", "answer"]\n', "2", "not an object"),
+    "a text for an object": (b'"question"\n', "1", 'not an object: "question"'),
+    "no question": (less("question"), "1", "no question; the fields are steps, answer: {"),
+    "no answer": (GOOD + less("answer"), "2", "answer: no such field: {"),
+    "steps that stop": (GOOD + less("steps"), "2", '"answer": "4"}; the first row has it; give'),
+    "steps that begin": (less("steps") + GOOD, "2", "steps: has a chain, but the first row has none"),
+    "null": (row(answer=None), "1", "answer: not a string: null; put"),
+    "a boolean for a text": (row(answer=True), "1", "answer: not a string: true; put"),
+    "a number for a text": (row(question=5), "1", "question: not a string: 5; put"),
+    "a type that changes": (GOOD + row(steps="<<2+2=4>>"), "2", '; write ["<<3+4=7>>"], or [] for none'),
+    "a number among steps": (row(steps=["a", 4]), "1", 'steps: not a list of non-empty strings: ["a", 4]'),
+    "an empty question": (row(question="  "), "1", "question: empty: "),
+    "an empty step": (row(steps=["a", ""]), "1", 'steps: not a list of non-empty strings: ["a", ""]'),
+    "an id twice": (row(id="x") + row(id="x"), "2", "duplicate id 'x'"),
+    "messages": (b'{"messages": []}\n', "1", "messages: expected a list of messages such as"),
+    "prompts": (b'{"prompt": "a", "completion": 3}\n', "1", "both strings, or both lists of messages"),
+    "another UTF-16": (GOOD.decode().encode("utf-16-be").join((b"\xfe\xff", b"\x00\n")), "1", "UTF-16"),
+    "text turned round": (row(question="a \u202eb"), "1", "has bidirectional control characters"),
+    "text turned, as it is": (raw(b"2 and", "a\u2066b".encode()), "1", "has bidirectional control characters"),
     "one JSON array": (
         b"[" + GOOD[:-1] + b",\n" + GOOD + b"]\n",
-        "1:1",
+        "1",
         "the file is one JSON array",
     ),
-    "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1:1", "compressed with gzip; unpack it"),
-    "bzip2": (bz2.compress(GOOD), "1:1", "compressed with bzip2; unpack it"),
-    "xz": (lzma.compress(GOOD), "1:1", "compressed with xz; unpack it"),
-    "Parquet": (b"PAR1\x15\x04\x15", "1:1", "Parquet by its first bytes; give the file a name that ends in .parquet"),
+    "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1", "compressed with gzip; unpack it"),
+    "bzip2": (bz2.compress(GOOD), "1", "compressed with bzip2; unpack it"),
+    "xz": (lzma.compress(GOOD), "1", "compressed with xz; unpack it"),
+    "Parquet": (b"PAR1\x15\x04\x15", "1", "Parquet by its first bytes; give the file a name that ends in .parquet"),
     "a line over 10 MB": (
         GOOD + row(question="a" * (MAX_LINE_BYTES + 5)) + GOOD,
-        "2:1",
+        "2",
         "000 bytes; write one JSON object per line, or remove this row",
     ),
     "an empty file": (b"", "", "contains no row; expected messages, or prompt and completion, or instruction"),
@@ -109,7 +105,7 @@ def test_read_examples_refuses_invalid_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(data)
     with pytest.raises(InputError) as caught:
-        read_examples(path, CONFIG.model_copy(update={"forbid_unknown_fields": name == "an unknown field"}))
+        read_examples(path, CONFIG)
     first = str(caught.value).split("\n")[0]
     assert first.startswith(f"rows.jsonl:{place}: " if place else "rows.jsonl: "), first
     assert message in first
@@ -133,33 +129,23 @@ def test_parse_row_accepts_integers_of_64_bits(number: int, tmp_path: Path) -> N
     assert (example.metadata["n"], example.answer) == (number, str(number))
 
 
-def test_read_examples_refuses_forty_files() -> None:
-    assert len(BAD) >= 40
-
-
 def test_read_examples_of_another_file_format_reports_one_problem(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes((GOOD * 3).decode().encode("utf-16"))
     with pytest.raises(InputError) as caught:
         read_examples(tmp_path / "rows.jsonl", CONFIG)
-    assert str(caught.value) == "rows.jsonl:1:1: UTF-16 by its first bytes; save the file as UTF-8"
+    assert str(caught.value) == "rows.jsonl:1: UTF-16 by its first bytes; save the file as UTF-8"
 
 
 def test_read_examples_message_format(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
-    path.write_text('{"question": "Tom has?", "steps": [], "answer": [5]}\n')
+    path.write_text('{"question": "Tom has?", "steps": [], "answer": [5]}\n{"question": "日本 😀?", answer}\n')
     with pytest.raises(InputError) as caught:
         read_examples(path, CONFIG)
-    assert str(caught.value) == (
-        'train.jsonl:1:49: answer: expected a string, got list: {"question": "Tom has?", "steps": [], "answer": [5]}; '
-        f"{ACCEPTED_FIELDS}"
-    )
-
-
-def test_row_error_column_counts_characters(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "日本 😀?", "steps": [], "answer": null}\n', encoding="utf-8")
-    with pytest.raises(InputError, match=r"rows\.jsonl:1:46: answer: expected a string"):
-        read_examples(path, CONFIG)
+    assert str(caught.value).split("\n") == [
+        f"train.jsonl:1: answer: not a string: [5]; put it in quotes; {ACCEPTED_FIELDS}",
+        "train.jsonl:2: invalid JSON at character 23: Expecting property name enclosed in double quotes: "
+        '{"question": "日本 😀?", answer}; write one JSON object per line',
+    ]
 
 
 def test_format_problems_counts_the_rest_by_kind(tmp_path: Path) -> None:
@@ -178,8 +164,7 @@ def test_read_examples_skips_at_most_one_row_in_a_thousand(tmp_path: Path) -> No
     config = CONFIG.model_copy(update={"on_invalid_row": "skip"})
     read = read_examples(path, config)
     assert len(read.examples) == 1999
-    assert read.skipped[0].startswith("rows.jsonl:2000:1: invalid JSON")
-    assert read.notes[-1] == f"skipped: {read.skipped[0]}"
+    assert read.notes[-1].startswith("skipped: rows.jsonl:2000: invalid JSON")
     path.write_bytes(GOOD * 998 + b"no\n")
     with pytest.raises(InputError, match=r"1 of 999 rows are invalid; at most 0\.1 % may be skipped"):
         read_examples(path, config)
@@ -232,9 +217,8 @@ def test_read_examples_of_any_bytes(tmp_path_factory: pytest.TempPathFactory, da
     assert all(e.question.strip() and e.answer.strip() and all(e.steps) for e in read)
 
 
-def test_parse_row_locates_a_duplicate_among_many_keys() -> None:
+def test_parse_row_finds_a_duplicate_among_many_keys() -> None:
     """A comparison of every key with every other one would take many minutes."""
     text = "{" + ", ".join(f'"{n}": 1' for n in range(50_000)) + ', "7": 2}'
-    with pytest.raises(RowError, match="duplicate key '7'") as caught:
+    with pytest.raises(RowError, match="duplicate key '7'"):
         parse_row(text)
-    assert caught.value.column == text.rindex("2}") + 1

@@ -50,7 +50,7 @@ def test_load_questions_with_one_answer_or_a_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["context", "answer"])
 def test_load_questions_names_a_missing_field(tmp_path: Path, field: str) -> None:
     row = {name: value for name, value in ROWS[0].items() if name != field}
-    with pytest.raises(InputError, match=f"a.jsonl:1:1: {field}: .*; a row has context"):
+    with pytest.raises(InputError, match=f"a.jsonl:1: {field}: .*; a row has context, question"):
         load_questions(write(tmp_path / "a.jsonl", [row]))
 
 
@@ -67,8 +67,6 @@ def test_load_questions_names_a_missing_field(tmp_path: Path, field: str) -> Non
     ],
 )
 def test_load_questions_rejects_invalid_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    text, key = json.dumps(ROWS[0] | change), next(iter(change))
     with pytest.raises(InputError) as error:
         load_questions(write(tmp_path / "a.jsonl", [ROWS[0] | change]))
-    column = text.index(f'"{key}": ') + len(key) + 5  # of the value, from 1
-    assert str(error.value).startswith(f"a.jsonl:1:{column}: {message}")
+    assert str(error.value).startswith(f"a.jsonl:1: {message}")

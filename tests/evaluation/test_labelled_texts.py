@@ -32,7 +32,7 @@ def test_load_labelled_texts_refuses_invalid_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="fewer than two different labels"):
         load_labelled_texts(file)
     file.write_text('{"text": "a", "label": [3]}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl:1:24: label: not a string"):
+    with pytest.raises(InputError, match=r"a\.jsonl:1: label: not a string"):
         load_labelled_texts(file)
 
 

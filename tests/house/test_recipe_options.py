@@ -23,7 +23,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
     FILES: (
         "data.test", "data.size_check", "data.text.text_field", "data.text.document_field",
         "data.text.held_out_fraction", "data.chain_field", "data.columns", "data.on_invalid_row",
-        "data.forbid_unknown_fields", "data.allow_contamination",
+        "data.allow_contamination",
     ),
     ROWS: tuple(
         f"data.{task}.{split}_rows"

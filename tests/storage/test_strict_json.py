@@ -31,7 +31,7 @@ def entry(shape: list[Any], start: Any, end: Any, dtype: Any = "F32") -> dict[st
         (b"", "config.json:1:1: not JSON"),
         (b"[1]", "object"),
         (b"\xff{}", "byte 0 is not UTF-8"),
-        (b'\xef\xbb\xbf{"a": 1}', "UTF-8 BOM"),
+        (b'\xef\xbb\xbf{"a": 1}', ":1:1: not JSON"),
         (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "-Infinity"),

@@ -242,8 +242,6 @@ class DataConfig(ConfigModel):
     """what to do with a row of more than max_tokens tokens"""
     on_invalid_row: Literal["error", "skip"] = "error"
     """what to do with an unreadable row; at most 0.1 % are skipped"""
-    forbid_unknown_fields: bool = False
-    """file: refuse unknown fields instead of keeping them as metadata"""
     max_train_rows: PositiveInt | None = None
     """use only the first training rows"""
     allow_contamination: bool = False

@@ -27,6 +27,7 @@ DEFAULT_INNER_LR = {"task": 1e-3, "associative": 1e-2}
 # Former options that models, runs and states store with their default values
 FORMER_DEFAULTS: dict[str, Any] = {
     "max_lr": 1.0, "reset_every": None, "global_chunk_size": None, "new_level_init": "zero", "donor_map": None,
+    "forbid_unknown_fields": False,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from laconic.data.reasoning.chat import has_history
 from laconic.data.reasoning.contamination import identify_question
 from laconic.data.reasoning.encode import NUMBER_PATTERN, EncodedExample, ReasoningEncoder, find_number
 from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, ExamplesFile, most_common_answer, scan_examples
-from laconic.data.strict_jsonl import RowProblem
+from laconic.data.strict_jsonl import RowProblem, check_data_file
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
@@ -77,29 +77,22 @@ def audit_documents(
     return replace(result, token_lengths=compute_quantiles(lengths), num_rows=num_rows)
 
 
-def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> tuple[ExamplesFile, list[RowProblem]]:
+def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> ExamplesFile:
     """Read the rows of a file, with its problems as values. Raises `InputError` if it does not exist."""
-    if not path.is_file():
-        raise InputError(f"no file {path}; give a file of rows, or a data set that `laconic data list` shows")
-    reader = scan_examples(path, config)
-    notes = tuple(text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items())
-    if not reader.examples and not reader.problems:
-        reader.problems.append(RowProblem(0, 0, "empty files", f"{path.name}: contains no row; {ACCEPTED_FIELDS}"))
-    return ExamplesFile(tuple(reader.examples), reader.hash.hexdigest(), notes), reader.problems
+    check_data_file(path)
+    file = scan_examples(path, config)
+    empty = RowProblem(0, "empty files", f"{path.name}: contains no row; {ACCEPTED_FIELDS}")
+    return file if file.examples or file.problems else replace(file, problems=(empty,))
 
 
 def audit_examples(
-    file: ExamplesFile,
-    problems: Sequence[RowProblem],
-    tokenizer: Tokenizer | None,
-    max_tokens: int | None,
-    progress: ProgressFn,
+    file: ExamplesFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressFn
 ) -> RowsAudit:
     """Audit reasoning examples as training reads them; without a tokenizer, token lengths are left out.
 
     Answers are numbers, of which others are problems, or texts if most of them have no number.
     """
-    problems, rows = list(problems), list[ReasoningExample]()
+    problems, rows = list(file.problems), list[ReasoningExample]()
     num_texts = sum(NUMBER_PATTERN.search(example.answer) is None for example in file.examples)
     is_text = 2 * num_texts > len(file.examples)
     config = AUDIT_CONFIG.model_copy(update={"answer_type": "text" if is_text else "number"})
@@ -108,7 +101,7 @@ def audit_examples(
             find_number(example.answer, config)
             rows.append(example)
         except InputError as error:
-            problems.append(RowProblem(0, 0, "without a number", f"row {example.id}: {error}"))
+            problems.append(RowProblem(0, "without a number", f"row {example.id}: {error}"))
     counts, too_long, num_unknown = list[tuple[int, ...]](), list[str](), 0
     for row in () if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
         counts.append(count_part_tokens(row))
@@ -148,7 +141,7 @@ def encode_rows(
         try:
             row = encoder.encode_example(example)
         except InputError as error:
-            problems.append(RowProblem(0, 0, "that cannot be encoded", str(error)))
+            problems.append(RowProblem(0, "that cannot be encoded", str(error)))
         else:
             yield row
 

@@ -1,9 +1,10 @@
 """Read Parquet files and data sets of the Hugging Face Hub, with the libraries of the extra `hf`."""
 
+import json
 import logging
 import math
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,40 +22,57 @@ BATCH_ROWS = 1024
 
 
 class TableRows(NamedTuple):
-    """The number of rows, and an iterable of them."""
+    """The number of rows of a Hub table, and an iterable of them."""
 
     num_rows: int
     rows: Iterable[dict[str, Any]]
 
 
-def read_parquet(path: Path) -> TableRows:
-    """Open a Parquet file; its rows are read lazily. Raises `InputError`.
+def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file. Raises `InputError`.
 
     A file with more rows than bytes repeats few rows very often: a small file could take hours.
     """
+    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    with translate_parquet_errors(f"{path.name}: not a Parquet file"):
-        file = ParquetFile(path)
-    num_rows, num_bytes = file.metadata.num_rows, path.stat().st_size
-    if num_rows > num_bytes:
-        file.close()
-        raise InputError(f"{path.name}: {num_rows:,} rows in {num_bytes:,} bytes, so most are equal; remove duplicates")
-    return TableRows(file.metadata.num_rows, iter_parquet_rows(file, path.name))
+    num_read, num_bytes = 0, path.stat().st_size
+    try:
+        with ParquetFile(path) as file:
+            if (num_rows := file.metadata.num_rows) > num_bytes:
+                repeated = f"{num_rows:,} rows in {num_bytes:,} bytes, so most are equal; remove duplicates"
+                raise InputError(f"{path.name}: {repeated}")
+            for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
+                rows = to_rows(batch, file.schema_arrow)
+                num_read += len(rows)
+                yield from rows
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno:  # an error of the file system; pyarrow's own have no number
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        place = f"damaged after row {num_read:,}" if num_read else "no Parquet file, or damaged"
+        raise InputError(f"{path.name}: {place}: {reason}; copy or write it again") from None
 
 
-def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an open Parquet file and close it."""
-    with file:
-        batches, num_read = file.iter_batches(BATCH_ROWS, use_threads=False), 0
-        while True:
-            with translate_parquet_errors(f"{name}: damaged after row {num_read:,}"):
-                batch = next(batches, None)
-                rows = [] if batch is None else decode_json_columns(batch.to_pylist(), batch.schema)
-            if batch is None:
-                return
-            num_read += len(rows)
-            yield from clean_floats(rows, batch.schema)
+def to_rows(table: Any, schema: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table: NaN as None, numbers of 32 bits as the shortest decimals that are rounded to them.
+
+    Columns that the library `datasets` wrote have the names of their labels, and the values of their JSON texts.
+    """
+    import pyarrow
+
+    rows = decode_json_columns(table.to_pylist(), schema)
+    features = json.loads((schema.metadata or {}).get(b"huggingface", "{}")).get("info", {}).get("features", {})
+    for field in schema:
+        names = features.get(field.name, {}).get("names") if pyarrow.types.is_integer(field.type) else None
+        is_float, is_short = pyarrow.types.is_floating(field.type), field.type == pyarrow.float32()
+        for row in rows if names or is_float else ():
+            x = row[field.name]
+            if names and x is not None:
+                row[field.name] = names[x] if 0 <= x < len(names) else None
+            elif is_float and x is not None:
+                row[field.name] = None if math.isnan(x) else float(str(np.float32(x))) if is_short else float(x)
+    return rows
 
 
 def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:
@@ -77,25 +95,8 @@ def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[st
     return decoded
 
 
-@contextmanager
-def translate_parquet_errors(message: str) -> Generator[None]:
-    from pyarrow import ArrowException
-
-    try:
-        yield
-    except (ArrowException, OSError, ValueError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno:  # an error of the file system; pyarrow's own have no number
-            raise
-        raise InputError(f"{message}: {first_error_line(error)}; copy or write it again") from None
-
-
-def load_hub_split(
-    repo: str, config: str | None, split: str, revision: str | None, *, class_names: bool = False
-) -> TableRows:
-    """Load a split of a Hub data set, in the slice syntax of `datasets`, or its cached copy. Raises `InputError`.
-
-    With `class_names`, labels are names instead of numbers.
-    """
+def load_hub_split(repo: str, config: str | None, split: str, revision: str | None) -> TableRows:
+    """Load a split of a Hub data set, in the slice syntax of `datasets`, or its cached copy. Raises `InputError`."""
     import datasets
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hide its messages about retries
@@ -110,30 +111,5 @@ def load_hub_split(
         message = f"cannot load {repo} from {origin}: {' '.join(str(error).split())[:300] or type(error).__name__}"
         raise InputError(f"{message}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
-    labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
-    batches = map(columns_to_rows, dataset.iter(BATCH_ROWS))
-    rows = (row for batch in batches for row in clean_floats(batch, dataset.features.arrow_schema))
-    if class_names and labels:
-        rows = (row | {key: kind.int2str(row[key]) for key, kind in labels.items()} for row in rows)
-    return TableRows(len(dataset), rows)
-
-
-def columns_to_rows(columns: Any) -> list[dict[str, Any]]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def clean_floats(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:
-    """Replace NaN by None, and numbers of 32 bits by the shortest decimals that are rounded to them, in place."""
-    import pyarrow
-
-    for field in schema:
-        if pyarrow.types.is_floating(field.type):
-            to_float = (lambda x: float(str(np.float32(x)))) if field.type == pyarrow.float32() else float
-            for row in rows:
-                x = row[field.name]
-                row[field.name] = None if x is None or math.isnan(x) else to_float(x)
-    return rows
-
-
-def first_error_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    schema, tables = dataset.features.arrow_schema, dataset.with_format("arrow").iter(BATCH_ROWS)
+    return TableRows(len(dataset), (row for table in tables for row in to_rows(table, schema)))

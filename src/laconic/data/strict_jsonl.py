@@ -1,4 +1,4 @@
-"""Strict JSONL reader: one JSON object per line, with the line and column of every error.
+"""Strict JSONL reader: one JSON object per line, with the line and field of every error.
 
 Rows of Parquet files and of Hub data sets pass through the same functions, so that they are checked and reported alike.
 """
@@ -8,31 +8,26 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.errors import InputError, translate_os_errors
-from laconic.storage.strict_json import MAX_JSON_DEPTH, build_object, parse_finite_float, reject_constant
+from laconic.storage.strict_json import LONE_SURROGATES, MAX_JSON_DEPTH, STRICT_DECODER, iter_texts, measure_depth
 
 MAX_LINE_BYTES = 10_000_000
-MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # ids have up to 64 bits, and products in published rows more than 53
-MAX_INTEGER_DIGITS = 20
 MAX_REPORTED = 20  # problems listed one by one; the rest are counted by kind
 EXCERPT_LENGTH = 80
 ROWS_PER_SKIP = 1000  # `on_invalid_row = "skip"` may drop one row in this many
 ONE_OBJECT = "write one JSON object per line"
-LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+OTHER_FILES = "other files"  # kind of a problem after which no other line is read
 # Lone surrogates, NUL and bidirectional control characters.
 FORBIDDEN_CHARACTERS = re.compile("[\0\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 # Any of them, any escaped surrogate, and text that only looks like an escape: most lines have none.
 SUSPICIOUS_TEXT = re.compile(f"{FORBIDDEN_CHARACTERS.pattern}" r"|\\u(?:0000|[dD][89a-fA-F]|20(?:2[a-eA-E]|6[6-9]))")
-JSON_SPACE = re.compile(r"[ \t\r\n]*")
 COMPRESSED_FILES = {  # by their first bytes
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
 }  # fmt: skip
-WRONG_FILE_KINDS = ("compressed files", "other files", "JSON arrays")  # of which no other line is read
 
 T = TypeVar("T")
 RowParser = Callable[[str], dict[str, Any]]  # the object on a line; raises RowError
@@ -42,31 +37,31 @@ RowConverter = Callable[[dict[str, Any], str], T]  # (row, its name) -> value; r
 class RowError(Exception):
     """A row that cannot be used: kind of problem (those after the first 20 are counted by it), problem and remedy.
 
-    `field` is the field that is wrong, `column` (from 1, in characters) the place if it is not the field's value.
+    `field` is the field that is wrong.
     """
 
-    def __init__(
-        self, kind: str, problem: str, remedy: str = "", *, field: str | None = None, column: int | None = None
-    ) -> None:
+    def __init__(self, kind: str, problem: str, remedy: str = "", *, field: str | None = None) -> None:
         super().__init__(problem)
-        self.kind, self.problem, self.remedy, self.field, self.column = kind, problem, remedy, field, column
+        self.kind, self.problem, self.remedy, self.field = kind, problem, remedy, field
+
+    def describe(self, row: Mapping[str, Any] | None = None) -> str:
+        """Return field, problem, the beginning of the field's value or else of the row, and the remedy."""
+        field = "" if self.field is None else f"{make_excerpt(self.field)}: "
+        value = row if row is None or self.field is None else row.get(self.field, row)
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        excerpt = "" if row is None else f": {make_excerpt(text)}"
+        return f"{field}{self.problem}{excerpt}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 class RowProblem(NamedTuple):
-    """A reported problem: line and column from 1 (0 if the message names the place), kind, and message."""
+    """A reported problem: line or row of a table, from 1 (0 if the message names the place), kind, and message."""
 
     line: int
-    column: int
     kind: str
     message: str
 
 
-class NumberedRow(NamedTuple):
-    """A parsed row: its number from 1, its JSON text, and the object."""
-
-    number: int
-    text: str
-    row: dict[str, Any]
+NumberedRow = tuple[int, dict[str, Any]]  # with its line, or its place in a table, from 1
 
 
 # --- reading files
@@ -93,7 +88,7 @@ def read_rows(
     file = Path(path)
     check_data_file(file)
     if file.suffix.lower() == ".parquet":
-        return convert_rows(file.name, number_table_rows(read_parquet(file).rows), convert, max_rows, is_table=True), []
+        return convert_rows(file.name, enumerate(read_parquet(file), 1), convert, max_rows), []
     with translate_os_errors(file), file.open("rb") as stream:
         return read_row_stream(stream, file.name, convert, max_rows, parse)
 
@@ -103,7 +98,7 @@ def read_row_stream(
 ) -> tuple[list[T], list[str]]:
     """Read the rows of an open JSONL file as `read_rows` does; `name` is that of messages."""
     notes: Counter[str] = Counter()
-    rows = convert_rows(name, parse_lines(iter_lines(stream), notes, parse), convert, max_rows)
+    rows = convert_rows(name, parse_lines(iter_lines(stream), notes, parse or parse_row), convert, max_rows)
     return rows, format_notes(name, notes)
 
 
@@ -112,47 +107,35 @@ def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b"")
 
 
-def parse_lines(
-    lines: Iterable[bytes], notes: Counter[str], parse: RowParser | None = None
-) -> Iterator[NumberedRow | RowProblem]:
+def parse_lines(lines: Iterable[bytes], notes: Counter[str], parse: RowParser) -> Iterator[NumberedRow | RowProblem]:
     """Yield the row or the problem of each line, and count accepted irregularities in `notes`; see `read_rows`."""
     number, is_continuation = 1, False
     for line in lines:
         if not is_continuation:
-            text = ""
             try:
                 text = decode_line(line, is_first=number == 1, notes=notes)
                 if text.strip():
-                    yield NumberedRow(number, text, (parse or parse_row)(text))
+                    yield number, parse(text)
                 else:
                     notes["blank lines, which are skipped"] += 1
             except RowError as error:
-                yield locate_problem(error, NumberedRow(number, text, {}))
-                if error.kind in WRONG_FILE_KINDS:
+                yield RowProblem(number, error.kind, error.describe())
+                if error.kind == OTHER_FILES:
                     return
         # Of a line over the limit, only the first part is reported.
         is_continuation = not line.endswith(b"\n")
         number += not is_continuation
-
-
-def number_table_rows(rows: Iterable[dict[str, Any]]) -> Iterator[NumberedRow]:
-    """Yield the rows of a table with their numbers, and as JSON text in which errors are located."""
-    for number, row in enumerate(rows, 1):
-        yield NumberedRow(number, json.dumps(row, ensure_ascii=False, default=str), row)
+    if is_continuation:
+        notes["no line end after the last row"] += 1
 
 
 def convert_rows(
-    name: str,
-    rows: Iterable[NumberedRow | RowProblem],
-    convert: RowConverter[T],
-    max_rows: int | None = None,
-    *,
-    is_table: bool = False,
+    name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T], max_rows: int | None = None
 ) -> list[T]:
     """Convert rows and raise `InputError` with all problems if there are any."""
     converted: list[T] = []
     problems: list[RowProblem] = []
-    for result in convert_each(name, rows, convert, is_table=is_table):
+    for result in convert_each(name, rows, convert):
         if isinstance(result, RowProblem):
             problems.append(result)
         else:
@@ -167,17 +150,18 @@ def convert_rows(
 
 
 def convert_each(
-    name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T], *, is_table: bool = False
+    name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T]
 ) -> Iterator[T | RowProblem]:
     """Yield what each row becomes, or its problem."""
-    for row in rows:
-        if isinstance(row, RowProblem):
-            yield row
+    for item in rows:
+        if isinstance(item, RowProblem):
+            yield item
             continue
+        number, row = item
         try:
-            value = convert(row.row, f"{name}:{row.number}")
+            value = convert(row, f"{name}:{number}")
         except RowError as error:
-            yield locate_problem(error, row, name if is_table else None)
+            yield RowProblem(number, error.kind, error.describe(row))
         else:
             yield value
 
@@ -211,10 +195,7 @@ def decode_line(line: bytes, is_first: bool, notes: Counter[str]) -> str:
     try:
         return line.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
-        column = len(line[: error.start].decode()) + 1
-        raise RowError(
-            "not UTF-8", f"byte {error.start + 1} of the line is not UTF-8", "save as UTF-8", column=column
-        ) from None
+        raise RowError("not UTF-8", f"byte {error.start + 1} of the line is not UTF-8", "save as UTF-8") from None
 
 
 def find_compression(start: bytes) -> str | None:
@@ -223,44 +204,34 @@ def find_compression(start: bytes) -> str | None:
 
 def check_file_type(line: bytes) -> None:
     if (program := find_compression(line)) is not None:
-        raise RowError("compressed files", f"compressed with {program}", "unpack it")
+        raise RowError(OTHER_FILES, f"compressed with {program}", "unpack it")
     if line.startswith(b"PAR1"):
-        raise RowError("other files", "Parquet by its first bytes", "give the file a name that ends in .parquet")
+        raise RowError(OTHER_FILES, "Parquet by its first bytes", "give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise RowError("other files", "UTF-16 by its first bytes", "save the file as UTF-8")
+        raise RowError(OTHER_FILES, "UTF-16 by its first bytes", "save the file as UTF-8")
     if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        raise RowError("JSON arrays", "the file is one JSON array", f"{ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl")
+        raise RowError(OTHER_FILES, "the file is one JSON array", f"{ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl")
 
 
 def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> dict[str, Any]:
-    """Parse the object on a line strictly.
-
-    Refused are duplicate keys, NaN and infinities, integers of more than 64 bits, nesting deeper than 64, and
-    `forbidden` characters. Raises `RowError`.
-    """
+    """Parse the object on a line as strictly as `parse_json`, without `forbidden` characters. Raises `RowError`."""
     try:
         row: Any = STRICT_DECODER.decode(text)
         is_too_deep = text.count("[") + text.count("{") > MAX_JSON_DEPTH and measure_depth(row) > MAX_JSON_DEPTH
     except json.JSONDecodeError as error:
-        raise RowError("bad JSON", f"invalid JSON: {error.msg}", ONE_OBJECT, column=error.pos + 1) from None
+        problem = f"invalid JSON at character {error.pos + 1}: {error.msg}: {make_excerpt(text, error.pos + 1)}"
+        raise RowError("bad JSON", problem, ONE_OBJECT) from None
     except RecursionError:
         row, is_too_deep = {}, True
-    except ValueError as error:  # of a key or number, without its place
-        column = locate_values(text)[-1][1]
-        raise RowError("bad JSON", f"invalid JSON: {error}", column=column) from None
+    except ValueError as error:  # of a key or number
+        raise RowError("bad JSON", f"invalid JSON: {error}") from None
     if is_too_deep:
         raise RowError("deep JSON", f"nested deeper than {MAX_JSON_DEPTH}", "use plain fields")
     if not isinstance(row, dict):
-        raise RowError("other JSON", "not an object", ONE_OBJECT)
+        raise RowError("other JSON", f"not an object: {make_excerpt(text)}", ONE_OBJECT)
     if ("\\u" in text or not text.isascii()) and SUSPICIOUS_TEXT.search(text):
         check_characters(row, forbidden)
     return row
-
-
-def measure_depth(value: Any) -> int:
-    if not isinstance(value, dict | list):
-        return 0
-    return 1 + max(map(measure_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def check_characters(row: dict[str, Any], forbidden: re.Pattern[str]) -> None:
@@ -272,69 +243,12 @@ def check_characters(row: dict[str, Any], forbidden: re.Pattern[str]) -> None:
             raise RowError(kind, f"has {kind}", "remove them, or write the intended characters", field=key)
 
 
-def iter_texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for part in chain(value, value.values()) if isinstance(value, dict) else value:
-            yield from iter_texts(part)
-
-
-def _parse_integer(text: str) -> int:
-    if len(text) > MAX_INTEGER_DIGITS or not MIN_INTEGER <= int(text) <= MAX_INTEGER:
-        raise ValueError(f"integer {text[:MAX_INTEGER_DIGITS]} has more than 64 bits; put it in quotes")
-    return int(text)
-
-
-PLAIN_DECODER = json.JSONDecoder()
-STRICT_DECODER = json.JSONDecoder(
-    object_pairs_hook=build_object,
-    parse_constant=reject_constant,
-    parse_int=_parse_integer,
-    parse_float=parse_finite_float,
-)
-
-
-# --- locating and reporting problems
-
-
-def locate_values(text: str) -> list[tuple[str, int]]:
-    """Return each key of the object on a line with the column of its value, up to the first repeated or invalid one."""
-    values, seen = list[tuple[str, int]](), set[str]()
-    position = skip_space(text, 0) + 1
-    try:
-        while text[start := skip_space(text, position)] == '"':
-            key, end = PLAIN_DECODER.raw_decode(text, start)
-            value = skip_space(text, skip_space(text, end) + 1)
-            values.append((key, value + 1))
-            if key in seen:
-                break
-            seen.add(key)
-            position = skip_space(text, STRICT_DECODER.raw_decode(text, value)[1]) + 1
-    except (ValueError, IndexError, RecursionError):
-        pass
-    return values or [("", 1)]
-
-
-def skip_space(text: str, position: int) -> int:
-    match = JSON_SPACE.match(text, position)
-    return match.end() if match else position
-
-
-def locate_problem(error: RowError, row: NumberedRow, table: str | None = None) -> RowProblem:
-    """Return the problem of a row: at its line and column, or in a table of this name at its row number."""
-    column = error.column or next((column for key, column in locate_values(row.text) if key == error.field), 1)
-    field = "" if error.field is None else make_excerpt(error.field)
-    excerpt, remedy = f": {make_excerpt(row.text, column)}", f"; {error.remedy}"
-    message = error.problem + (excerpt if row.text else "") + (remedy if error.remedy else "")
-    if table is not None:
-        return RowProblem(0, 0, error.kind, f"{table}:row {row.number}{field and f':{field}'}: {message}")
-    return RowProblem(row.number, column, error.kind, f"{field and f'{field}: '}{message}")
+# --- reporting problems
 
 
 def format_problems(problems: Sequence[RowProblem], name: str) -> str:
     """Format the first 20 problems, one per line, and count the others by kind."""
-    lines = [f"{name}:{p.line}:{p.column}: {p.message}" if p.line else p.message for p in problems[:MAX_REPORTED]]
+    lines = [f"{name}:{p.line}: {p.message}" if p.line else p.message for p in problems[:MAX_REPORTED]]
     rest = Counter(p.kind for p in problems[MAX_REPORTED:])
     if rest:
         lines.append(f"and {rest.total():,} more: " + ", ".join(f"{n:,} {kind}" for kind, n in rest.most_common()))

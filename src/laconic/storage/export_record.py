@@ -133,16 +133,15 @@ def check_weights_while_reading(folder: Path) -> Generator[None]:
         return
     pool = ThreadPoolExecutor(min(NUM_THREADS, len(names)))
     checks = [pool.submit(record.check_file, name) for name in names]
-    problem: Exception | None = None
     try:
         try:
             yield
-        except Exception as error:
-            problem = error
+        except Exception:
+            for check in checks:
+                check.result()
+            raise
         for check in checks:
             check.result()
-        if problem is not None:
-            raise problem
     finally:  # after Ctrl-C, do not wait for the hashes
         pool.shutdown(wait=False, cancel_futures=True)
 

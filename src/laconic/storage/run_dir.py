@@ -202,15 +202,7 @@ class RunDirectory:
 
 def truncate_partial_line(path: Path) -> None:
     """Remove an incomplete last line, which an interrupted writer left."""
-    with path.open("rb+") as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65536)
-            file.seek(start)
-            line_end = file.read(end - start).rfind(b"\n")
-            if line_end >= 0:
-                end = start + line_end + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        os.truncate(path, end)

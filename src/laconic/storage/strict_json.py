@@ -3,6 +3,8 @@
 import json
 import math
 import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -16,6 +18,7 @@ MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of parsing, or 80,000 tensors in one file
 MAX_INTEGER_DIGITS = 100
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # never backtracks; an unclosed one ends the text
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 Value = TypeVar("Value")
 
 
@@ -63,14 +66,12 @@ def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, 
         parts = sum(map(JSON_STRING.sub(b"", data).count, (b",", b"[", b"{")))
     if parts > MAX_JSON_PARTS:
         raise InputError(f"{label}: {parts:,} values; the limit is {MAX_JSON_PARTS:,}")
-    strict_options: dict[str, Any] = {
-        "object_pairs_hook": build_object,
-        "parse_constant": reject_constant,
-        "parse_float": parse_finite_float,
-    }
     try:
-        value: object = json.loads(data.decode(), parse_int=_parse_integer, **(strict_options if is_strict else {}))
-        _check_tree(value)
+        value: object = (STRICT_DECODER if is_strict else FOREIGN_DECODER).decode(data.decode())
+        if measure_depth(value) > MAX_JSON_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_JSON_DEPTH}")
+        if b"\\u" in data and any(map(LONE_SURROGATES.search, iter_texts(value))):
+            raise ValueError("a string holds an unpaired surrogate")
     except json.JSONDecodeError as error:
         raise InputError(f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except UnicodeDecodeError as error:
@@ -122,19 +123,27 @@ def parse_finite_float(text: str) -> float:
     return value
 
 
-def _check_tree(value: object) -> None:
-    """Raise `ValueError` for values nested too deeply and for strings with an unpaired surrogate."""
-    level: list[Any] = [value]
-    for depth in range(MAX_JSON_DEPTH + 2):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, str) and not item.isascii() and any("\ud800" <= c <= "\udfff" for c in item):
-                raise ValueError("a string holds an unpaired surrogate")
-            if isinstance(item, dict | list) and depth >= MAX_JSON_DEPTH:
-                raise ValueError(f"nested deeper than {MAX_JSON_DEPTH}")
-            if isinstance(item, dict):
-                below += cast(dict[str, Any], item).keys()
-                below += cast(dict[str, Any], item).values()
-            elif isinstance(item, list):
-                below += cast(list[Any], item)
-        level = below
+def measure_depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    parts = cast(Iterable[Any], value.values() if isinstance(value, dict) else value)
+    return 1 + max(map(measure_depth, parts), default=0)
+
+
+def iter_texts(value: Any) -> Iterator[str]:
+    """Yield the strings of a JSON value, keys among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        values = cast(dict[str, Any], value).values() if isinstance(value, dict) else ()
+        for part in chain(cast(Iterable[Any], value), values):
+            yield from iter_texts(part)
+
+
+STRICT_DECODER = json.JSONDecoder(
+    object_pairs_hook=build_object,
+    parse_constant=reject_constant,
+    parse_int=_parse_integer,
+    parse_float=parse_finite_float,
+)
+FOREIGN_DECODER = json.JSONDecoder(parse_int=_parse_integer)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from laconic.data.audit import DocumentAudit, RowsAudit
     from laconic.data.reasoning.catalog import DatasetInfo
     from laconic.data.reasoning.read_examples import ExamplesFile
-    from laconic.data.strict_jsonl import RowProblem
 
 MAX_IDS_LISTED = 3
 SPLITS = ("train", "valid", "test")
@@ -119,9 +118,9 @@ class DataCheckCommand:
                 audit = audit_documents(Path(self.file), tokenizer, self.max_length, show, columns.get("text", "text"))
                 return self.print_documents(audit)
         with status(f"reading {self.file}"):
-            file, problems = self.scan_rows(columns)
+            file = self.scan_rows(columns)
         with progress("checking") as show:
-            audit = audit_examples(file, problems, tokenizer, self.max_length, show)
+            audit = audit_examples(file, tokenizer, self.max_length, show)
         if self.format == "json":
             print_json({"schema": 1, "file": self.file, "max_length": self.max_length} | asdict(audit))
         else:
@@ -142,7 +141,7 @@ class DataCheckCommand:
         if not self.documents and not self.is_file:
             refuse_flags({"columns": self.columns}, "only for a file")
 
-    def scan_rows(self, columns: Mapping[str, str]) -> "tuple[ExamplesFile, Sequence[RowProblem]]":
+    def scan_rows(self, columns: Mapping[str, str]) -> "ExamplesFile":
         from laconic.config.data import DataConfig
         from laconic.data.audit import AUDIT_CONFIG, scan_file
         from laconic.data.reasoning.load import load_examples
@@ -151,7 +150,7 @@ class DataCheckCommand:
             return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": columns}))
         data_dir = None if self.data_dir is None else str(self.data_dir)
         config = DataConfig(source="catalog", name=(self.file,), data_dir=data_dir)
-        return load_examples(self.file, "train", config), ()
+        return load_examples(self.file, "train", config)
 
     def print_rows_audit(self, audit: "RowsAudit") -> None:
         from laconic.data.strict_jsonl import RowProblem, format_problems

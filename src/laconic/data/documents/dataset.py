@@ -42,19 +42,9 @@ def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Seq
 class DocumentDataset:
     """Documents cut into rows of `config.row_tokens` tokens; the last row of a document may be shorter.
 
-    Args:
-        documents: The documents; rows are named after them.
-        ids: Token ids of each document.
-        config: Lengths of rows and segments.
-        seed: Seed of random segment lengths.
-        max_segment_tokens: Positions available to a segment (X in Eq. AC7).
-        fixed_segments: Cut segments of fixed length, as in evaluation, instead of random length.
-        pad_to_row_tokens: Pad every batch to all segments, so that ranks make the same number of passes.
-        max_rows: Use only this many rows, a random choice that is the same in every run.
-        min_rows: Smallest acceptable number of rows, usually the batch size.
-
-    Raises:
-        InputError: If there are fewer rows than `min_rows`.
+    Segments have random lengths, or fixed ones as in evaluation; `max_segment_tokens` is X in Eq. AC7. With
+    `pad_to_row_tokens`, every batch has all segments, so that ranks make the same number of passes. `max_rows` rows are
+    a random choice that is the same in every run. Raises `InputError` if there are fewer rows than `min_rows`.
     """
 
     def __init__(

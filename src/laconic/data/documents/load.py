@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from laconic.config.data import DataConfig, SplitName, TextConfig, is_row_file
+from laconic.config.data import ROW_FILE_SUFFIXES, DataConfig, SplitName, TextConfig, is_row_file
 from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
 from laconic.data.reasoning.contamination import ALLOW_OVERLAP_HINT
 from laconic.data.strict_jsonl import (
-    LONE_SURROGATES,
-    NumberedRow,
     RowError,
     RowProblem,
     check_data_file,
@@ -26,15 +24,15 @@ from laconic.data.strict_jsonl import (
     convert_rows,
     find_compression,
     format_problems,
-    number_table_rows,
     parse_lines,
     parse_row,
     read_rows,
     require_text,
 )
 from laconic.errors import InputError, UsageError, translate_os_errors
+from laconic.storage.strict_json import LONE_SURROGATES
 
-ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet")  # any other file is one text
+ROW_FILES = tuple(suffix for suffix in ROW_FILE_SUFFIXES if suffix != ".txt")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
 MIN_COMPARED_LENGTH = 200  # characters of a section
@@ -103,12 +101,14 @@ def parse_split(row: Mapping[str, Any]) -> SplitName | None:
     return ROW_SPLITS[split.lower()]
 
 
-def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -> tuple[list[Document], list[str]]:
+def read_documents(path: str, config: TextConfig) -> tuple[list[Document], list[str]]:
     """Read the documents of a file: rows, or one text for any other suffix; with notes. Raises `InputError`."""
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
-        rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows, parse_document)
-        return group_by_book(rows, file.name), [*notes, *note_blank(rows, file.name)]
+        rows, notes = read_rows(file, DocumentRowConverter(config).convert, parse=parse_document)
+        num_blank = rows.count(None)
+        notes += [f"{file.name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
+        return group_by_book(rows, file.name), notes
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
         if (program := find_compression(stream.peek(8))) is not None:
@@ -132,17 +132,12 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
         raise InputError(f"{file}: contains no rows; {accepted}, one per line")
 
 
-def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_rows: int | None) -> list[Document]:
+def load_hub_documents(name: str, config: TextConfig, revision: str | None) -> list[Document]:
     """Load the documents of a Hub data set: `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`. Raises `InputError`."""
     repo, hub_config, split = parse_hub_name(name)
-    rows: Iterable[NumberedRow] = number_table_rows(load_hub_split(repo, hub_config, split or "train", revision).rows)
-    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows, is_table=True)
+    rows = enumerate(load_hub_split(repo, hub_config, split or "train", revision).rows, 1)
+    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert)
     return group_by_book(documents, repo)
-
-
-def note_blank(rows: Sequence[Document | None], name: str) -> list[str]:
-    num_blank = sum(row is None for row in rows)
-    return [f"{name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
 
 
 def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
@@ -164,13 +159,10 @@ def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
 
 def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document], list[str]]:
     """Load the documents of a split, with notes. Raises `InputError`, also if training and held-out ones overlap."""
-    name, notes = (config.name or ("",))[0], list[str]()
     if config.path is not None:
-        if not Path(config.path).exists():
-            raise InputError(f"data.path: no file {config.path}; name a file of texts, data.path=FILE")
-        documents, notes = read_documents(config.path, config.text, config.max_train_rows)
+        documents, notes = read_documents(config.path, config.text)
     else:
-        documents = load_hub_documents(name, config.text, config.revision, config.max_train_rows)
+        documents, notes = load_hub_documents((config.name or ("",))[0], config.text, config.revision), []
     parts = split_documents(config, documents)
     if part != "train":
         return select_part(config, parts, part), notes
@@ -180,7 +172,7 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
             check_documents_disjoint(parts["train"], held_out, other, config.allow_contamination)
             noun = "document" if len(held_out) == 1 else "documents"
             notes.append(f"{other}: {len(held_out):,} {noun} held out, such as {held_out[0].name}")
-    return parts["train"], notes
+    return parts["train"][: config.max_train_rows], notes
 
 
 def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], part: SplitName) -> list[Document]:
@@ -190,7 +182,7 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
         selected = parts[part]
     else:
         is_file = is_row_file(name) or Path(name).is_file()
-        read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
+        read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None)
         selected = [document for document in read if document.part in (part, None)]
     if not selected:
         num_texts = len({document.sections for members in parts.values() for document in members})

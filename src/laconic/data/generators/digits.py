@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from laconic.config.data import DigitsConfig, SplitName
 from laconic.data.generators.write_jsonl import example_to_row
-from laconic.data.synthetic.digits import generate_digit_examples
+from laconic.data.synthetic.digits import DigitsDataset
 
 DigitChain = Literal["brackets", "equations", "results"]
 
@@ -37,8 +37,11 @@ def iter_digit_rows(
         num_operations=num_operations,
         min_operations=min_operations,
         chain_style="equations" if chain == "equations" else "results",
+        train_rows=num_rows,
+        valid_rows=num_rows,
+        test_rows=num_rows,
     )
-    for example in generate_digit_examples(seed, num_rows, config, part):
+    for example in DigitsDataset(seed, config, part).generate_examples(num_rows):
         steps, is_terse = example.steps, rng.random() < results_only_fraction
         if chain == "brackets" and not is_terse:
             steps = tuple(f"<{result}>" for result in steps)

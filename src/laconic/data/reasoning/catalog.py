@@ -102,12 +102,9 @@ def find_dataset(name: str) -> DatasetInfo | None:
 
 
 def refuse_csv(path: Path) -> None:
-    """Raise `InputError` for a CSV file, with a command that converts it."""
     if path.suffix.lower() in (".csv", ".tsv"):
-        delimiter = r"\t" if path.suffix.lower() == ".tsv" else ","
-        rows = f"csv.DictReader(open(0, encoding='utf-8-sig', newline=''), delimiter='{delimiter}')"
-        hint = f'python -c "import csv, json; [print(json.dumps(row)) for row in {rows}]" < FILE > rows.jsonl'
-        raise InputError(f"{path.name}: rows are read from JSONL and Parquet; convert them: {hint}")
+        remedy = 'convert it, as with pandas: read_csv(FILE).to_json("rows.jsonl", orient="records", lines=True)'
+        raise InputError(f"{path.name}: rows are read from JSONL and Parquet; {remedy}")
 
 
 def get_dataset(name: str) -> DatasetInfo:
@@ -116,11 +113,10 @@ def get_dataset(name: str) -> DatasetInfo:
     if info is None:
         refuse_csv(Path(base))
         suffixes = ", ".join(ROW_FILE_SUFFIXES)
-        if Path(base).is_dir():
-            hint = "name a data set of several files FOLDER/NAME, from the folder above"
-            raise InputError(f"{base} is a folder; give a .jsonl, .parquet or .txt file, or {hint}")
-        if Path(base).is_file():
-            raise InputError(f"{base}: the name of a file of rows ends in {suffixes}; rename it, or unpack it first")
+        if Path(base).exists():
+            kind = "a folder" if Path(base).is_dir() else "a file of another type"
+            files = f"give a file that ends in {suffixes}, or name a data set of several files FOLDER/NAME"
+            raise InputError(f"{base} is {kind}; {files}, from the folder above")
         hint = suggest_dataset(base) or f"`laconic data list` lists them; a file name ends in {suffixes}"
         raise InputError(f"unknown data set {base}; {hint}")
     return info

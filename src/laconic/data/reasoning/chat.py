@@ -24,6 +24,7 @@ SHAREGPT_ROLES: Mapping[str, str] = {
     **dict.fromkeys(("chatgpt", "bing", "bard"), "assistant"),
 }  # fmt: skip
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
+CONVERSATION_FIELDS = ("conversations", "conversation", "system", "system_prompt")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message, as servers write them
 # DeepSeek's template opens the mark in the prompt; OpenThoughts and Sky-T1 have marks of their own.
 THINKING = re.compile(
@@ -132,9 +133,10 @@ def convert_prompt_completion(row: Row) -> Row:
 def convert_conversations(row: Row) -> Row:
     """Convert a row of ShareGPT, `{"conversations": [{"from": "human", "value": …}, …]}`, with `system` if it has one.
 
+    The field may also be called `conversation`, as in LMSYS-Chat and WildChat, and turns may have `role` and `content`.
     Turns of the user after the last answer are left out. Raises `RowError`.
     """
-    turns, messages = row["conversations"], list[dict[str, Any]]()
+    turns, messages = row.get("conversations", row.get("conversation")), list[dict[str, Any]]()
     for turn in turns if isinstance(turns, list) else [turns]:
         fields = turn if isinstance(turn, dict) else {}
         message = {"role": get_role(fields), "content": fields.get("value")}
@@ -146,7 +148,7 @@ def convert_conversations(row: Row) -> Row:
         messages.insert(0, {"role": "system", "content": system})
     while messages[-1:] and messages[-1]["role"] == "user" and any(x["role"] == "assistant" for x in messages):
         messages.pop()  # has no answer
-    rest = {key: value for key, value in row.items() if key not in ("conversations", "system", "system_prompt")}
+    rest = {key: value for key, value in row.items() if key not in CONVERSATION_FIELDS}
     return convert_messages(rest | {"messages": messages})
 
 

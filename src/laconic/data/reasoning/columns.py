@@ -29,6 +29,7 @@ BOX_MARK = re.compile(
     re.DOTALL,
 )
 MATH_MARKS = re.compile(r"(?:[\s$.]|\\[()[\]])*")  # around a box: $, \( and \[, and a full stop
+MATH_TEXT = re.compile(r"\s*\$+([^$]*)\$+[\s.]*")
 INSTRUCTION_INPUTS = ("input", "context")  # of Alpaca and Dolly; read after the instruction
 
 
@@ -148,11 +149,13 @@ def find_boxed(solution: str) -> str | None:
 
 
 def unbox_answer(row: Row) -> Row:
-    """Replace an answer that is nothing but a box, with or without marks of mathematics, by its content."""
+    """Replace an answer that is nothing but a box, with or without marks of mathematics, or `$18$`, by its content."""
     answer = row["answer"] if isinstance(row.get("answer"), str) else ""
     start, end, _, _ = min(iter_boxes(answer), default=(0, 0, 0, 0))  # the first, which may be around others
     is_box = end and MATH_MARKS.fullmatch(answer, 0, start) and MATH_MARKS.fullmatch(answer, end)
     boxed = find_boxed(answer) if is_box else None
+    if (match := MATH_TEXT.fullmatch(answer)) and NUMBER_TEXT.fullmatch(match[1].strip()):
+        boxed = match[1]
     return row if boxed is None else row | {"answer": normalise_number(boxed)}
 
 
@@ -194,10 +197,10 @@ IDENTIFYING_COLUMNS: Sequence[tuple[str, set[str]]] = (
     ("instruction", {"instruction", "output"}),
     ("instruction", {"instruction", "response"}),
     ("conversations", {"conversations"}),
+    ("conversations", {"conversation"}),
 )
 FORM_COLUMNS = ("standard", *(name for name, _ in IDENTIFYING_COLUMNS))  # not those of a published set
 MATH_COLUMNS = {"problem", "solution"}
-FORM_FIELDS = MATH_COLUMNS.union(*(fields for _, fields in IDENTIFYING_COLUMNS))
 
 
 def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:

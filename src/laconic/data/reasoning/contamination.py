@@ -6,12 +6,11 @@ from typing import Any
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
-from laconic.data.reasoning.catalog import find_dataset, split_name
+from laconic.data.reasoning.catalog import split_name
 from laconic.data.reasoning.chat import has_history
 from laconic.errors import InputError
 
 USUAL_VALIDATION_SET = "gsm8k-aug:valid"  # used by the papers to select checkpoints
-GSM8K_SOLUTIONS, GPT4_SOLUTIONS = "gsm8k-nl", ("gsm8k-aug-nl", "zen-E/GSM8k-Aug-NL")
 # Marks of held-out rows: (field, value, description of the rows, what to use instead)
 HELD_OUT_MARKS: Sequence[tuple[str, Any, str, str]] = (
     ("icot_split", "valid", "validation questions of GSM8K-Aug", "data.name = gsm8k has the other 6,973"),
@@ -60,11 +59,6 @@ def check_dataset_names(config: DataConfig) -> None:
     if config.valid and split_name(config.valid)[1] == "test":
         message = f"data.valid {config.valid}: test rows must not select a checkpoint; use {USUAL_VALIDATION_SET}"
         raise InputError(message)
-    entries = [find_dataset(name) for name in (*training, config.valid, config.test) if name]
-    names = {info.name for info in entries if info}
-    generated = names & set(GPT4_SOLUTIONS)
-    if GSM8K_SOLUTIONS in names and generated:
-        raise InputError(f"{GSM8K_SOLUTIONS} and {min(generated)} have chains of different origin; use one of them")
 
 
 def check_known_files(config: DataConfig, files: Mapping[str, str]) -> None:

@@ -1,7 +1,6 @@
 """Reasoning examples as padded batches: filter rows by length, store them as ids, and collate."""
 
 import hashlib
-import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -45,20 +44,15 @@ class FilterCounts:
     num_unknown_tokens: int = 0
     num_documents: int = 0
 
-    def describe(self, num_latents: int = 0) -> list[str]:
+    def describe(self, num_latents: int) -> list[str]:
         counts = {
-            "rows read": self.num_read,
-            "rows dropped: answer without a leading digit (require_leading_digit)": self.num_without_leading_digit,
-            'rows dropped: too many tokens (on_too_long = "drop")': self.num_too_long,
-            'rows dropped: invalid (on_invalid_row = "skip")': self.num_invalid,
-            "rows used": self.num_used,
-            'questions truncated on the left (on_too_long = "truncate_question")': self.num_truncated,
             "rows without a chain": self.num_without_chain,
             f"rows whose chain has fewer than {num_latents} tokens, one per latent": self.num_short_chain,
             "unknown tokens in questions and chains": self.num_unknown_tokens,
             "rows with a document": self.num_documents,
         }
-        return [f"{count:,} {to_singular(text) if count == 1 else text}" for text, count in counts.items() if count]
+        lines = [f"{text}: {count:,}" for text, count in counts.items() if count]
+        return [f"{self.num_used:,} of {self.num_read:,} rows are used", *self.describe_left_out(), *lines]
 
     def describe_left_out(self, num_skipped: int = 0) -> tuple[str, ...]:
         """Return a line with the rows that filters left out or truncated, if any; `num_skipped` before, on reading."""
@@ -68,12 +62,9 @@ class FilterCounts:
             'invalid (on_invalid_row = "skip")': self.num_invalid + num_skipped,
         }
         parts = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
-        notes: list[str] = []
-        if parts:
-            total = self.num_read + num_skipped
-            notes.append(f"{sum(reasons.values()):,} of {total:,} rows left out: {', '.join(parts)}")
-        if self.num_truncated:
-            notes.append(f"{self.num_truncated:,} questions truncated")
+        left_out = f"{sum(reasons.values()):,} of {self.num_read + num_skipped:,} rows left out: {', '.join(parts)}"
+        truncated = f"{self.num_truncated:,} questions truncated"
+        notes = [left_out] * bool(parts) + [truncated] * bool(self.num_truncated)
         return ("; ".join(notes),) if notes else ()
 
 
@@ -81,11 +72,6 @@ def remove_file_name(id: str, files: Collection[str]) -> str:
     """Return the id of a row; only its number if it is that of a row without an id, `FILE:NUMBER`."""
     name, colon, number = id.rpartition(":")
     return colon + number if name in files and number.isdecimal() else id
-
-
-def to_singular(text: str) -> str:
-    """Return a description of several rows, questions or tokens as one of a single one."""
-    return re.sub(r"^(row|question|unknown token)s", r"\1", text)
 
 
 class ReasoningDataset:
@@ -134,7 +120,7 @@ class ReasoningDataset:
             try:
                 row = self._fit_row(example)
             except InputError as error:
-                problems.append(RowProblem(0, 0, "that cannot be encoded or do not fit", str(error)))
+                problems.append(RowProblem(0, "that cannot be encoded or do not fit", str(error)))
                 continue
             if row is not None:
                 self.examples.append(example)

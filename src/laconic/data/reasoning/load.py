@@ -27,7 +27,14 @@ from laconic.data.reasoning.contamination import (
     identify_question,
     merge_deduplicated,
 )
-from laconic.data.reasoning.read_examples import ExampleReader, ExamplesFile, gc_disabled, read_examples
+from laconic.data.reasoning.read_examples import (
+    ExampleConverter,
+    ExamplesFile,
+    check_problems,
+    collect_examples,
+    read_examples,
+    to_json_lines,
+)
 from laconic.errors import InputError
 
 
@@ -184,9 +191,8 @@ def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSpli
         raise InputError(f"{label}: no file {path}; data.data_dir must be the folder that contains {entry.path}")
     if config.size_check == "strict" and entry.num_rows != split.published_rows:
         raise InputError(f'{label}: {entry.path} is only a part; name gsm8k-aug-subset, or set data.size_check = "off"')
-    with gc_disabled():
-        file = read_examples(path, apply_dataset_fields(config, info))
-    num_rows = len(file.examples) + len(file.skipped)
+    file = read_examples(path, apply_dataset_fields(config, info))
+    num_rows = len(file.examples) + len(file.problems)
     if config.size_check == "off":
         return note_size(file, label, num_rows, split)
     if num_rows != entry.num_rows:
@@ -210,10 +216,9 @@ def load_from_hub(
     if config.size_check == "strict" and split.published_rows not in (None, table.num_rows):
         raise size_error(label, table.num_rows, split.published_rows or 0)
     columns = info.columns if info.splits else None
-    reader = ExampleReader(label, apply_dataset_fields(config, info), max_rows, columns=columns)
-    with gc_disabled():
-        reader.read_table(table.rows)
-    file = note_size(reader.result(), label, table.num_rows, split)
+    converter = ExampleConverter(apply_dataset_fields(config, info), columns)
+    file = check_problems(collect_examples(label, to_json_lines(table.rows), converter, max_rows), label, config)
+    file = note_size(file, label, table.num_rows, split)
     if split.required_mark:
         file = add_mark(file, config, split.required_mark[0], "gsm8k-aug:valid", ("valid", "train"))
     if info.name == "gsm-hard":
@@ -235,7 +240,7 @@ def note_size(file: ExamplesFile, label: str, num_rows: int, split: DatasetSplit
 def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
     """Return the configuration with the chain field and split of a catalog entry."""
     chain = {"chain_field": info.chain_field or None, "chain_split": info.chain_split, "columns": {}}
-    return config.model_copy(update={**(chain if info.splits else {}), "forbid_unknown_fields": False})
+    return config.model_copy(update=chain if info.splits else {})
 
 
 def add_mark(
@@ -270,5 +275,5 @@ def combine_files(
         tuple(examples),
         hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest(),
         (*(note for file in files for note in file.notes), *notes),
-        tuple(problem for file in files for problem in file.skipped),
+        tuple(problem for file in files for problem in file.problems),
     )

@@ -2,10 +2,12 @@
 
 import gc
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.catalog import refuse_csv
-from laconic.data.reasoning.chat import CHAIN_FIELDS, extract_thinking, get_role, split_thinking
+from laconic.data.reasoning.chat import CHAIN_FIELDS, extract_thinking, iter_strings, split_thinking
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
-    FORM_FIELDS,
+    FORM_COLUMNS,
     detect_columns,
     normalise_number,
     parse_icot_line,
@@ -24,10 +26,9 @@ from laconic.data.reasoning.columns import (
     split_chain,
     unbox_answer,
 )
-from laconic.data.reasoning.row_notes import iter_notes
 from laconic.data.strict_jsonl import (
-    NumberedRow,
     RowError,
+    RowParser,
     RowProblem,
     check_data_file,
     convert_each,
@@ -35,9 +36,7 @@ from laconic.data.strict_jsonl import (
     format_problems,
     is_within_skip_limit,
     iter_lines,
-    locate_problem,
     make_excerpt,
-    number_table_rows,
     parse_lines,
     parse_row,
     require_text,
@@ -50,6 +49,18 @@ ACCEPTED_FIELDS = (
     "expected messages, or prompt and completion, or instruction and output, or question, answer (text or number) and "
     "steps (a list of strings), or cot or rationale (a string), and optionally document (a string)"
 )
+UNREAD_CHAINS = (
+    *("generated_solution", "deepseek_reasoning", "complex_cot", "chain_of_thought", "explanation", "reasoning"),
+    *("thinking", "solution"),
+)  # usual names of chains
+UNREAD_TEXTS = (
+    *("input", "context", "system", "system_prompt", "history", "passage", "article", "paragraphs", "body", "story"),
+    *("query", "options", "choices"),
+)  # usual names of fields that belong to a question
+UNCLEAR_CHAINS = (
+    'steps: data.format "pccot" joins them without a separator, as in 3+4=77+1=8; write <<3+4=7>>, end a step with ; '
+    'or a line end, or set data.format = "codi" (spaces) or "chat" (lines)'
+)
 
 
 @dataclass(frozen=True)
@@ -59,31 +70,87 @@ class ExamplesFile:
     examples: tuple[ReasoningExample, ...]
     sha256: str  # SHA-256 of the file; of a Hub table, of its rows as JSON
     notes: tuple[str, ...]
-    skipped: tuple[str, ...] = ()  # problems of the rows that `on_invalid_row = "skip"` dropped
+    problems: tuple[RowProblem, ...] = ()  # of invalid rows, which `on_invalid_row = "skip"` drops
 
 
 def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
     """Read the first `max_rows` examples of JSONL, Parquet, or iCoT's lines (`.txt`); the SHA-256 is of the whole file.
 
-    Raises `InputError` with the first 20 problems and a count of the others; with `on_invalid_row = "skip"`, if more
-    than one row in a thousand is invalid.
+    Raises `InputError` as `check_problems`.
     """
     file = Path(path)
     check_data_file(file)
-    return scan_examples(file, config, max_rows).result()
+    return check_problems(scan_examples(file, config, max_rows), file.name, config)
 
 
-def scan_examples(file: Path, config: DataConfig, max_rows: int | None = None) -> "ExampleReader":
-    """Read a file to its end and collect its problems instead of raising them."""
-    refuse_csv(file)
-    reader = ExampleReader(file.name, config, max_rows)
-    with gc_disabled(), translate_os_errors(file), file.open("rb") as stream:
-        if file.suffix.lower() == ".parquet":
-            reader.read_table(read_parquet(file).rows)
-            reader.hash = hashlib.file_digest(stream, "sha256")
-        else:
-            reader.read_lines(iter_lines(stream), parse_icot_line if file.suffix == ".txt" else parse_row)
-    return reader
+def scan_examples(path: Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
+    """Read a file and collect its problems instead of raising them."""
+    refuse_csv(path)
+    with translate_os_errors(path), path.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        stream.seek(0)
+        is_table = path.suffix.lower() == ".parquet"
+        lines = to_json_lines(read_parquet(path)) if is_table else iter_lines(stream)
+        converter = ExampleConverter(config)
+        parse = parse_icot_line if path.suffix == ".txt" else parse_row
+        return replace(collect_examples(path.name, lines, converter, max_rows, parse), sha256=sha256)
+
+
+def to_json_lines(rows: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield the rows of a table as lines of JSON, which are read as strictly as those of a file."""
+    for row in rows:
+        yield json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def collect_examples(
+    name: str,
+    lines: Iterable[bytes],
+    converter: "ExampleConverter",
+    max_rows: int | None = None,
+    parse: RowParser = parse_row,
+) -> ExamplesFile:
+    """Return at most `max_rows` examples, the problems of other rows, and the SHA-256 of the lines that were read."""
+    digest = hashlib.sha256()
+
+    def hash_lines() -> Iterator[bytes]:
+        for line in lines:
+            digest.update(line)
+            yield line
+
+    examples, problems, notes = list[ReasoningExample](), list[RowProblem](), converter.notes
+    with gc_disabled():
+        for result in convert_each(name, parse_lines(hash_lines(), notes, parse), converter.convert):
+            if isinstance(result, RowProblem):
+                problems.append(result)
+            elif result is not None:
+                examples.append(result)
+            is_unknown = bool(problems) and problems[-1].kind == UNKNOWN_COLUMNS  # which every row would report
+            if is_unknown or (max_rows is not None and len(examples) >= max_rows):
+                break
+    for ours, theirs in converter.unseen_columns.items():  # a held-out file may have our names, or no chains
+        notes[f"no row has the field {theirs!r}, which data.columns names for {ours}"] += 1
+    return ExamplesFile(tuple(examples), digest.hexdigest(), tuple(format_notes(name, notes)), tuple(problems))
+
+
+def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> ExamplesFile:
+    """Return a file with notes on repeated questions and on the rows that are skipped.
+
+    Raises `InputError` with the first 20 problems and a count of the others, with `on_invalid_row = "skip"` if more
+    than one row in a thousand is invalid; and if there are no examples.
+    """
+    num_invalid, num_rows = len(file.problems), len(file.problems) + len(file.examples)
+    should_skip = config.on_invalid_row == "skip"
+    if num_invalid and not (should_skip and is_within_skip_limit(num_invalid, num_rows)):
+        limit = f"\n{num_invalid:,} of {num_rows:,} rows are invalid; at most 0.1 % may be skipped"
+        raise InputError(format_problems(file.problems, name) + (limit if should_skip else ""))
+    if not file.examples:
+        reasons = "".join(f" ({note})" for note in file.notes[:1])
+        raise InputError(f"{name}: contains no row{reasons}; {ACCEPTED_FIELDS}, one object per line")
+    questions = {(e.question, e.document, str(e.metadata.get("messages"))) for e in file.examples}
+    repeated = len(file.examples) - len(questions)
+    notes = [f"{name}: {repeated:,} questions are repeated"] if repeated else []
+    notes += [f"skipped: {name}:{p.line}: {p.message}" for p in file.problems]
+    return replace(file, notes=(*file.notes, *notes))
 
 
 @contextmanager
@@ -98,74 +165,25 @@ def gc_disabled() -> Generator[None]:
             gc.enable()
 
 
-class ExampleReader:
-    """One pass over the lines of a file or the rows of a table, for at most `max_rows` examples.
+class ExampleConverter:
+    """Converts the rows of a file, the first of which decides on the columns and the field of the chain.
 
     `columns` is a key of `COLUMN_CONVERTERS`, by default detected from the first row.
     """
 
-    def __init__(self, name: str, config: DataConfig, max_rows: int | None = None, columns: str | None = None) -> None:
-        self.name, self.config, self.max_rows, self.columns = name, config, max_rows, columns
-        self.hash = hashlib.sha256()
-        self.examples: list[ReasoningExample] = []
-        self.problems: list[RowProblem] = []
+    def __init__(self, config: DataConfig, columns: str | None = None) -> None:
+        self.config, self.columns = config, columns
         self.notes: Counter[str] = Counter()
         self.ids: set[str] = set()
         self.chain_field, self.is_first = config.chain_field, True
         self.unseen_columns = dict(config.columns)
 
-    def read_lines(self, lines: Iterable[bytes], parse: Callable[[str], dict[str, Any]] = parse_row) -> None:
-        lines = self._hash_lines(lines)
-        self._read(parse_lines(lines, self.notes, parse), is_table=False)
-        for _ in lines:
-            pass
-        self._note_unseen_columns()
-
-    def read_table(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Read the rows of a table as strictly as those of a JSONL file."""
-        self._read(self._reparse(number_table_rows(rows)), is_table=True)
-        self._note_unseen_columns()
-
-    def _note_unseen_columns(self) -> None:
-        """Note names of `data.columns` that no row has; a held-out file may have our names, or no chains."""
-        for ours, theirs in self.unseen_columns.items():
-            self.notes[f"no row has the field {theirs!r}, which data.columns names for {ours}"] += 1
-
-    def _hash_lines(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        line = b"\n"
-        for line in lines:
-            self.hash.update(line)
-            yield line
-        if not line.endswith(b"\n"):
-            self.notes["no line end after the last row"] += 1
-
-    def _reparse(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow | RowProblem]:
-        for row in rows:
-            self.hash.update(row.text.encode("utf-8", "surrogatepass") + b"\n")
-            try:
-                yield row._replace(row=parse_row(row.text))
-            except RowError as error:
-                yield locate_problem(error, row, self.name)
-
-    def _read(self, rows: Iterable[NumberedRow | RowProblem], *, is_table: bool) -> None:
-        for result in convert_each(self.name, rows, self._convert, is_table=is_table):
-            if isinstance(result, RowProblem):
-                self.problems.append(result)
-                if result.kind == UNKNOWN_COLUMNS:  # which every row would report
-                    return
-            elif result is not None:
-                self.examples.append(result)
-            if self.max_rows is not None and len(self.examples) >= self.max_rows:
-                return
-
-    def _convert(self, read: dict[str, Any], name: str) -> ReasoningExample | None:
+    def convert(self, read: dict[str, Any], name: str) -> ReasoningExample | None:
         """Return the example of a row; None for a row without an answer, which is noted."""
         renamed = rename_columns(read, self.config.columns) if self.config.columns else read
         if self.unseen_columns:
             self.unseen_columns = {ours: name for ours, name in self.unseen_columns.items() if ours not in renamed}
         self.columns = self.columns or detect_columns(renamed)
-        if self.columns == "standard" and not {"question", "answer"} & renamed.keys():
-            check_form(renamed)
         try:
             row = COLUMN_CONVERTERS[self.columns](renamed)
         except KeyError as missing:
@@ -173,8 +191,6 @@ class ExampleReader:
         if row is None:
             self.notes["rows dropped because they have no answer"] += 1
             return None
-        if self.columns == "conversations" and get_role(renamed["conversations"][-1]) == "user":
-            self.notes["conversations: turns of the user after the last answer are left out"] += 1
         row = split_thinking(row)
         if self.columns in ("standard", "math") or self.config.answer_type == "number":
             row = unbox_answer(row)
@@ -189,51 +205,19 @@ class ExampleReader:
         if example.id in self.ids:
             raise RowError("duplicate ids", f"duplicate id {example.id[:60]!r}", "ids must be unique", field="id")
         self.ids.add(example.id)
-        self.notes.update(iter_notes(example, self.config, self.columns, self.chain_field))
+        self.notes.update(iter_notes(example, self.config, self.columns))
         return example
-
-    def result(self) -> ExamplesFile:
-        """Return what was read. Raises `InputError` with the problems."""
-        num_invalid, num_rows = len(self.problems), len(self.problems) + len(self.examples)
-        should_skip = self.config.on_invalid_row == "skip"
-        if num_invalid and not (should_skip and is_within_skip_limit(num_invalid, num_rows)):
-            limit = f"\n{num_invalid:,} of {num_rows:,} rows are invalid; at most 0.1 % may be skipped"
-            raise InputError(format_problems(self.problems, self.name) + (limit if should_skip else ""))
-        if not self.examples:
-            reasons = "".join(f": {note}" for note in list(self.notes)[:1])
-            raise InputError(f"{self.name}: contains no row{reasons}; {ACCEPTED_FIELDS}, one object per line")
-        notes = format_notes(self.name, self.notes)
-        repeated = len(self.examples) - len(
-            {(e.question, e.document, str(e.metadata.get("messages"))) for e in self.examples}
-        )
-        if repeated:
-            notes.append(f"{self.name}: {repeated:,} questions are repeated")
-        skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)
-        notes += [f"skipped: {problem}" for problem in skipped]
-        return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(notes), skipped)
-
-
-def check_form(row: dict[str, Any]) -> None:
-    """Raise `RowError` for a row of another form than question and answer, which the first row has."""
-    form = detect_columns(row)
-    if form != "standard":
-        fields = " and ".join(sorted(row.keys() & FORM_FIELDS))
-        raise RowError("other formats", f"has {fields}, the first row question and answer", "give a file for each")
 
 
 def parse_example(row: dict[str, Any], name: str, chain_field: str | None, config: DataConfig) -> ReasoningExample:
     numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
     row = row | {key: normalise_number(number) for key, number in numbers.items()}
     for field in ("question", "answer", *(["id"] if row.get("id") is not None else [])):
-        check_text(row, field)
+        require_text(row, field, ACCEPTED_FIELDS)
     metadata = {key: value for key, value in row.items() if key not in ("id", "question", "answer", chain_field)}
     document = metadata.pop("document", None)
     if not isinstance(document, str | None):
-        raise type_error("document", document, "a string", "join its parts into one text")
-    known = ("messages", "tools") if "messages" in metadata else ()
-    unknown = [key for key in metadata if key not in known]
-    if config.forbid_unknown_fields and unknown:
-        raise RowError("unknown fields", "unknown field", ACCEPTED_FIELDS, field=unknown[0])
+        raise RowError("wrong types", "not a string", "join its parts into one text", field="document")
     steps = parse_steps(row, chain_field, config)
     return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document)
 
@@ -241,7 +225,7 @@ def parse_example(row: dict[str, Any], name: str, chain_field: str | None, confi
 def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig) -> tuple[str, ...]:
     others = [field for field in CHAIN_FIELDS if field != chain_field and row.get(field)]
     if chain_field is None:
-        if others and not config.forbid_unknown_fields:
+        if others:
             remedy = 'if some have none, write "steps": []'
             raise RowError("other formats", "has a chain, but the first row has none", remedy, field=others[0])
         return ()
@@ -255,29 +239,16 @@ def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig
         problem = f"has a chain, but {chain_field} is read"
         raise RowError("other formats", problem, f'set data.chain_field = "{others[0]}"', field=others[0])
     if chain_field != "steps":
-        check_text(row, chain_field)
+        require_text(row, chain_field, ACCEPTED_FIELDS)
         return split_chain(extract_thinking(value), config.chain_split)
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(step, str) and step.strip() for step in value):
         remedy = 'write ["<<3+4=7>>"], or [] for none; a chain that is one text belongs in the field cot'
-        raise type_error("steps", value, "a list of strings", remedy)
-    for step in value:
-        if not isinstance(step, str) or not step.strip():
-            raise type_error("steps", step, "a non-empty string per step", "put each step in quotes")
+        raise RowError("wrong types", "not a list of non-empty strings", remedy, field="steps")
     return tuple(value)
-
-
-def check_text(row: dict[str, Any], field: str) -> None:
-    value = row.get(field, "")
-    if not isinstance(value, str):
-        hint = {int: "put it in quotes", float: "put it in quotes", bool: 'write a text, as "yes" or "no"'}
-        raise type_error(field, value, "a string", hint.get(type(value), ACCEPTED_FIELDS))
-    require_text(row, field, ACCEPTED_FIELDS)
 
 
 def check_columns(row: dict[str, Any]) -> None:
     """Raise `RowError` for a first row that is no question and answer."""
-    if "text" in row and "question" not in row:
-        raise RowError(UNKNOWN_COLUMNS, "rows with text are not reasoning examples", ACCEPTED_FIELDS, field="text")
     missing = [field for field in ("question", "answer") if field not in row]
     if missing:
         names = ", ".join(f'{field} = "FIELD"' for field in missing)
@@ -285,10 +256,24 @@ def check_columns(row: dict[str, Any]) -> None:
         raise RowError(UNKNOWN_COLUMNS, problem, f"rename them, or set data.columns = {{ {names} }}")
 
 
-def type_error(field: str, value: Any, expected: str, remedy: str) -> RowError:
-    names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
-    actual = "empty string" if value == "" else names.get(type(value), "number")
-    return RowError("wrong types", f"expected {expected}, got {actual}", remedy, field=field)
+def iter_notes(example: ReasoningExample, config: DataConfig, columns: str) -> Iterator[str]:
+    """Yield a note for each part of a row that training would leave out or write unclearly."""
+    for field, value in example.metadata.items() if columns in FORM_COLUMNS else ():
+        if field.lower() in UNREAD_TEXTS and any(text not in example.question for text in iter_strings(value)):
+            yield f"{make_excerpt(field)}: has a value, which is not part of the question; add it there"
+    if not example.steps:
+        field = next((x for x in UNREAD_CHAINS if isinstance(example.metadata.get(x), str)), None)
+        if field is not None:
+            yield f'{field}: not read; if it is the chain of thought, set data.columns = {{ cot = "{field}" }}'
+    if config.format == "pccot" and joins_unclearly(example.steps):
+        yield UNCLEAR_CHAINS
+
+
+def joins_unclearly(steps: Sequence[str]) -> bool:
+    """Return whether nothing separates two steps that follow one another; steps of one character need nothing."""
+    if max(map(len, steps), default=0) < 2:
+        return False
+    return any(a[-1:].isalnum() and b[:1].isalnum() for a, b in pairwise(steps))
 
 
 def most_common_answer(examples: Sequence[ReasoningExample]) -> tuple[str, float]:

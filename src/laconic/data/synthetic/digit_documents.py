@@ -7,15 +7,12 @@ The problems, and their division into test, validation and training, are those o
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from laconic.batches import ReasoningBatch, ReasoningExample
-from laconic.config.data import DigitsConfig, SplitName
+from laconic.config.data import SplitName
 from laconic.data.synthetic.base import IntArray
 from laconic.data.synthetic.digits import (
     TOKEN_IDS,
@@ -25,7 +22,6 @@ from laconic.data.synthetic.digits import (
     DigitProblems,
     DigitsDataset,
     build_digits_tokenizer,
-    generate_digit_examples,
 )
 from laconic.data.tokenizer import Tokenizer
 from laconic.rng import uniform
@@ -65,9 +61,12 @@ class DigitDocumentsDataset(DigitsDataset):
         ids[:, 1 : 2 * problems.operators.shape[1] + 2 : 2] = problems.names
         return ids
 
-    def chain_ids(self, problems: DigitProblems, terse: bool) -> DigitChains:
+    def format_step(self, words: Sequence[str]) -> str:
+        return f"{words[0]} {''.join(words[1:])}" if words[0] in NAMES else super().format_step(words)
+
+    def chain_ids(self, problems: DigitProblems, num_steps: int, terse: bool) -> DigitChains:
         """Return the steps as ids; with style "lookups" the digit of each name comes first."""
-        chains = super().chain_ids(problems, terse)
+        chains = super().chain_ids(problems, num_steps, terse)
         if terse or self.config.chain_style != "lookups" or problems.names is None:
             return chains
         ends = [TOKEN_IDS[end] for end in self.config.step_end]
@@ -79,13 +78,7 @@ class DigitDocumentsDataset(DigitsDataset):
         is_digit = np.tile([i == 1 for i in range(width)], num_lookups)
         return DigitChains(ids, index, np.concatenate([is_digit, chains.is_result]))
 
-    def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
-        """Return the batch of some problems with k operations, with their documents."""
-        ids = torch.from_numpy(self.write_documents(self.get_problems(k, rows), rows))
-        batch = super().batch_of(k, rows, row_index, epoch, step)
-        return replace(batch, document_ids=ids, document_mask=torch.ones_like(ids, dtype=torch.bool))
-
-    def write_documents(self, problems: DigitProblems, rows: IntArray) -> IntArray:
+    def documents(self, problems: DigitProblems, rows: IntArray) -> IntArray:
         """Return documents with one fact in each of k+1 equal stretches, at a random place, and fillers, [n, N]."""
         assert problems.names is not None
         k, N = problems.operators.shape[1], self.config.document_tokens or 0
@@ -97,29 +90,3 @@ class DigitDocumentsDataset(DigitsDataset):
         ids = FIRST_FILLER + fillers.astype(np.int64)
         ids[np.arange(len(ids))[:, None], places] = FIRST_FACT + 10 * (problems.names - FIRST_NAME) + problems.digits
         return ids
-
-
-def generate_document_examples(
-    seed: int, n: int, config: DigitsConfig, part: SplitName = "train"
-) -> list[ReasoningExample]:
-    """Return the first n problems of a split as text, with their documents."""
-    examples = generate_digit_examples(seed, n, config, part)
-    batch = DigitDocumentsDataset(seed, config, part).batch(range(n), 0, 0)
-    assert batch.document_ids is not None
-    written = list[ReasoningExample]()
-    for example, ids, mask, document_ids in zip(
-        examples, batch.question_ids, batch.question_mask, batch.document_ids, strict=True
-    ):
-        question, document = to_words(ids[mask].tolist()), to_words(document_ids.tolist())
-        facts, names = {word[0]: word[1] for word in document.split() if word in FACTS}, question.split()[:-1:2]
-        lookups = [f"{name} {facts[name]}{config.step_end}" for name in names] if has_lookups(config) else []
-        written.append(replace(example, question=question, steps=(*lookups, *example.steps), document=document))
-    return written
-
-
-def has_lookups(config: DigitsConfig) -> bool:
-    return config.chain_style == "lookups" and config.results_only_fraction < 1
-
-
-def to_words(ids: Sequence[int]) -> str:
-    return " ".join(DOCUMENT_VOCABULARY[i] for i in ids if i != TOKEN_IDS["<bos>"])

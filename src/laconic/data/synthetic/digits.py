@@ -7,6 +7,7 @@ row i has the (i mod n)-th of the n numbers.
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -89,47 +90,8 @@ def solve(digits: IntArray, operators: IntArray) -> IntArray:
     return results
 
 
-def generate_digit_examples(
-    seed: int, n: int, config: DigitsConfig, part: SplitName = "train"
-) -> list[ReasoningExample]:
-    """Return the first n problems of a split as text; their numbers of operations take turns."""
-    counts = config.operation_counts
-    examples: list[ReasoningExample | None] = [None] * n
-    for offset, k in enumerate(counts):
-        rows = range(offset, n, len(counts))
-        problems = generate_problems(seed, k, range(len(rows)), part)
-        numbers = problems.digits, problems.operators, problems.results
-        for i, digits, operators, results in zip(rows, *(a.tolist() for a in numbers), strict=True):
-            examples[i] = ReasoningExample(
-                problem_id(k, part, seed, i // len(counts)),
-                format_question(digits, operators, config),
-                format_steps(digits, operators, results, config),
-                str(results[-1]),
-            )
-    return [example for example in examples if example is not None]
-
-
 def problem_id(k: int, part: SplitName, seed: int, row: int) -> str:
     return f"digits{k}-{part}-{seed}-{row:06d}"
-
-
-def format_question(digits: Sequence[int], operators: Sequence[int], config: DigitsConfig) -> str:
-    """Return `3 + 4 * 2 =`, followed by `:` if every chain is terse."""
-    end = "= :" if config.results_only_fraction == 1 else "="
-    terms = (f"{OPERATORS[i]} {d}" for i, d in zip(operators, digits[1:], strict=True))
-    return " ".join([str(digits[0]), *terms, end])
-
-
-def format_steps(
-    digits: Sequence[int], operators: Sequence[int], results: Sequence[int], config: DigitsConfig
-) -> tuple[str, ...]:
-    if config.chain_style == "results" or config.results_only_fraction == 1:
-        return tuple(map(str, results))
-    if config.chain_style == "bracket_tokens":
-        return tuple(f"< < {r} > >" for r in results)
-    begin, end = ("<<", ">>") if config.chain_style == "brackets" else ("", config.step_end)
-    steps = zip([digits[0], *results], operators, digits[1:], results, strict=False)
-    return tuple(f"{begin}{a}{OPERATORS[i]}{b}={r}{end}" for a, i, b, r in steps)
 
 
 def concat_batches(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
@@ -158,16 +120,9 @@ def build_digits_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str 
 
 
 class DigitsDataset:
-    """The digits task as batches of ids (batches.TrainingData).
+    """The digits task as batches of ids (batches.TrainingData), in the order of the seed.
 
-    Args:
-        seed: Seed of the order of problems.
-        config: Task.
-        part: Split.
-        drop_last_step: Leave out the last step of each chain.
-
-    Raises:
-        InputError: If the split has fewer problems than the configured rows.
+    Raises `InputError` if the split has fewer problems than the configured rows.
     """
 
     vocabulary: Sequence[str] = VOCABULARY
@@ -196,8 +151,9 @@ class DigitsDataset:
 
     @property
     def max_length(self) -> int:
-        problems = self.get_problems(self.config.num_operations, np.zeros(1, np.int64))
-        return self.chain_ids(problems, self.config.results_only_fraction == 1).ids.shape[1]
+        k = self.config.num_operations
+        problems = self.get_problems(k, np.zeros(1, np.int64))
+        return self.chain_ids(problems, k - self.drop_last_step, self.is_always_terse).ids.shape[1]
 
     def __len__(self) -> int:
         return self.num_rows
@@ -220,16 +176,18 @@ class DigitsDataset:
 
     def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
         """Return the batch of some problems with k operations, whose indices in the data set are `row_index`."""
-        problems = self.get_problems(k, rows)
-        terse = self.is_terse(step)
-        question, (chain, step_index, is_result) = self.question_ids(problems, terse), self.chain_ids(problems, terse)
+        problems, terse = self.get_problems(k, rows), self.is_terse(step)
+        chain, step_index, is_result = self.chain_ids(problems, k - self.drop_last_step, terse)
+        question, documents = map(
+            torch.from_numpy, (self.question_ids(problems, terse), self.documents(problems, rows))
+        )
         n = len(question)
         answer = np.full((n, 3), TOKEN_IDS["<eos>"])
         answer[:, 0], answer[:, 1] = TOKEN_IDS["ans"], problems.results[:, -1]
         targets = np.concatenate([chain, answer, np.full((n, 1), IGNORE_INDEX)], axis=1)
         chain_end = chain.shape[1] + 1
         return ReasoningBatch(
-            question_ids=torch.from_numpy(question),
+            question_ids=question,
             question_mask=torch.ones(question.shape, dtype=torch.bool),
             chain_ids=torch.from_numpy(chain),
             chain_mask=torch.ones(chain.shape, dtype=torch.bool),
@@ -245,13 +203,47 @@ class DigitsDataset:
             ids=tuple(problem_id(k, self.part, self.seed, int(row)) for row in rows),
             epoch=epoch,
             step=step,
+            document_ids=documents if documents.numel() else None,
+            document_mask=torch.ones_like(documents, dtype=torch.bool) if documents.numel() else None,
             chain_result_mask=torch.from_numpy(np.tile(is_result, (n, 1))),
         )
+
+    def generate_examples(self, num_rows: int) -> list[ReasoningExample]:
+        """Return the first rows as text, with every step of their chains; they are terse only if all are."""
+        counts, terse, words = self.config.operation_counts, self.is_always_terse, np.array(self.vocabulary, object)
+        examples: dict[int, ReasoningExample] = {}
+        for offset, k in enumerate(counts):
+            rows = np.arange(len(range(offset, num_rows, len(counts))))
+            problems = self.get_problems(k, rows)
+            chains = self.chain_ids(problems, k, terse)
+            starts = [*np.flatnonzero(np.diff(chains.step_index, prepend=-1)).tolist(), chains.ids.shape[1]]
+            ids = (self.question_ids(problems, terse)[:, 1:], chains.ids, self.documents(problems, rows))
+            texts = zip(*(words[part].tolist() for part in ids), strict=True)
+            for row, (question, chain, document) in enumerate(texts):
+                examples[offset + row * len(counts)] = ReasoningExample(
+                    id=problem_id(k, self.part, self.seed, row),
+                    question=" ".join(question),
+                    steps=tuple(self.format_step(chain[a:b]) for a, b in pairwise(starts)),
+                    answer=str(problems.results[row, -1]),
+                    document=" ".join(document) or None,
+                )
+        return [examples[i] for i in range(num_rows)]
+
+    def format_step(self, words: Sequence[str]) -> str:
+        return (" " if self.config.chain_style == "bracket_tokens" else "").join(words)
+
+    def documents(self, problems: DigitProblems, rows: IntArray) -> IntArray:
+        """Return the ids of the documents that questions are about, [n, N]; here they have none, N = 0."""
+        return np.zeros((len(rows), 0), np.int64)
+
+    @property
+    def is_always_terse(self) -> bool:
+        return self.config.results_only_fraction == 1
 
     def is_terse(self, step: int) -> bool:
         """Return whether the chains of this step are results only: at random in training, else only if all are."""
         fraction = self.config.results_only_fraction
-        return fraction == 1 or (self.part == "train" and bool(uniform(self.seed, TERSE_KEY, step) < fraction))
+        return self.is_always_terse or (self.part == "train" and bool(uniform(self.seed, TERSE_KEY, step) < fraction))
 
     def question_ids(self, problems: DigitProblems, terse: bool) -> IntArray:
         """Return bos, the digits and operators, =, and : if the chain is to be terse."""
@@ -261,7 +253,7 @@ class DigitsDataset:
         ids[:, 1 : 2 * k + 2 : 2], ids[:, 2 : 2 * k + 2 : 2] = problems.digits, problems.operators + TOKEN_IDS["+"]
         return ids
 
-    def chain_ids(self, problems: DigitProblems, terse: bool) -> DigitChains:
+    def chain_ids(self, problems: DigitProblems, num_steps: int, terse: bool) -> DigitChains:
         before = np.concatenate([problems.digits[:, :1], problems.results[:, :-1]], axis=1)
         columns = {
             "a": before,
@@ -278,7 +270,7 @@ class DigitsDataset:
         }
         layout = ["r"] if terse else layouts[self.config.chain_style]
         parts = [columns[c] if c in columns else np.full_like(before, TOKEN_IDS[c]) for c in layout]
-        ids = np.stack(parts, axis=2)[:, : problems.operators.shape[1] - self.drop_last_step]
-        n, num_steps, width = ids.shape
+        ids = np.stack(parts, axis=2)[:, :num_steps]
+        n, _, width = ids.shape
         is_result = np.tile([c == "r" for c in layout], num_steps)
         return DigitChains(ids.reshape(n, num_steps * width), np.repeat(np.arange(num_steps), width), is_result)

@@ -57,17 +57,9 @@ class NeedleDataset:
     S-1 hides a number of seven digits in a filler text, S-2 in a book, S-3 a UUID in a book. MK asks for one of four
     facts, MV for all four numbers of one key in order, MQ for those of four keys.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        books: Tokens of the texts in which facts are hidden, read from random positions.
-        kinds: Kinds of items.
-        lengths: Tokens of a whole item.
-        depths: Shares of the haystack before a fact; for MK the target, otherwise any. Other facts are anywhere.
-        items_per_cell: Items of each kind, length and depth.
-        seed: Seed of facts and positions.
-
-    Raises:
-        InputError: If a length leaves no room for a haystack, or a kind needs a book and there is none.
+    Lengths are tokens of a whole item. Books are read from random positions. Depths are shares of the haystack before a
+    fact, for MK the target; other facts are anywhere. Raises `InputError` if a length leaves no room for a haystack, or
+    a kind needs a book and there is none.
     """
 
     tokenizer: Tokenizer

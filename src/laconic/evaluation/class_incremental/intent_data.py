@@ -124,7 +124,7 @@ def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
         raise InputError(f"{info.name} is not on the Hub; give the folder that contains {info.file}")
     rows: list[LabelledText] = []
     for part, split in info.splits:
-        for row in load_hub_split(info.hub_repo, info.hub_config, split, None, class_names=True).rows:
+        for row in load_hub_split(info.hub_repo, info.hub_config, split, None).rows:
             rows.append(LabelledText(row["text"], row["intent" if "intent" in row else "label"], part))
     return rows
 

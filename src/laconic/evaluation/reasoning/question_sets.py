@@ -146,7 +146,7 @@ def resolve_set(recipe: Recipe, name: str, run: str) -> str:
 def evaluation_data_config(data: DataConfig, root: str | None, is_recipe_split: bool) -> DataConfig:
     """Return how rows are read for evaluation: all of them; the recipe's chain field counts for its own splits only."""
     chain_field, data_dir = data.chain_field if is_recipe_split else None, data.data_dir if root is None else root
-    all_rows = {"forbid_unknown_fields": False, "max_train_rows": None, "require_leading_digit": False}
+    all_rows = {"max_train_rows": None, "require_leading_digit": False}
     update = {**all_rows, "max_tokens": None, "chain_field": chain_field, "data_dir": data_dir}
     return data.model_copy(update=update)
 

@@ -20,9 +20,8 @@ from laconic.data.synthetic.continual_translation import ContinualTranslationDat
 from laconic.data.synthetic.digit_documents import (
     DigitDocumentsDataset,
     build_digit_documents_tokenizer,
-    generate_document_examples,
 )
-from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer, generate_digit_examples
+from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer
 from laconic.data.synthetic.fact_recall import FactRecallDataset
 from laconic.data.synthetic.formal_languages import FormalLanguageDataset
 from laconic.data.synthetic.mqar import MQARDataset
@@ -259,11 +258,10 @@ def load_held_out_rows(
     if data.source == "digits":
         digits = build_digits(data, tokenizer, HELD_OUT_SEED, part)
         num_rows = min(max_rows or len(digits), len(digits))
-        generate = generate_digit_examples if data.digits.document_tokens is None else generate_document_examples
-        return RowSet(digits, generate(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
+        return RowSet(digits, digits.generate_examples(num_rows), DIGIT)
     file = reasoning_load.load_held_out(data, part, max_rows)
     rows = encode_examples(recipe, tokenizer, file.examples, context)
-    notes = rows.counts.describe_left_out(len(file.skipped))
+    notes = rows.counts.describe_left_out(len(file.problems))
     return RowSet(rows, rows.examples, choose_default_protocol(data), notes)
 
 
