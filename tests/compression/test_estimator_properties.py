@@ -96,10 +96,7 @@ def head(reader: AutoCompressor, loss: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(("w", "K"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_reinforce_over_all_outcomes_is_exact(generator: str, w: int, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sum over all pairs of outcomes; in longer windows later stops depend on earlier vectors."""
-    reader, batch = (
-        method(generator, K, estimator="reinforce", joint_training=True, exploration=0.0),
-        documents(w).select_rows([0]),
-    )
+    reader, batch = method(generator, K, estimator="reinforce"), documents(w).select_rows([0])
     expected, (chances,) = exact(reader, batch)
     assert abs(sum(chances.values()) - 1) < tolerances.ORACLE
     result = [torch.zeros_like(x) for x in expected]
@@ -114,17 +111,16 @@ def test_reinforce_over_all_outcomes_is_exact(generator: str, w: int, K: int, mo
 
 
 @GENERATOR
-@pytest.mark.parametrize("joint", [False, True])
-def test_ponder_is_exact(generator: str, joint: bool) -> None:
-    """w = 2: the head's gradient is exact, in the head-only phase and jointly with the decoder."""
-    reader, batch = method(generator, 3, estimator="ponder", joint_training=joint), documents(2)
+def test_ponder_is_exact(generator: str) -> None:
+    """w = 2: the head's gradient is exact."""
+    reader, batch = method(generator, 3, estimator="ponder"), documents(2)
     expected, _ = exact(reader, batch)
     assert distance(head(reader, reader(batch).loss), expected) < tolerances.ORACLE
 
 
 def test_rows_that_have_ended_have_no_price() -> None:
     """The second row has two of three segments, so nothing reads its second compression."""
-    reader, batch = method("parallel", 3, estimator="ponder", joint_training=True), documents(3)
+    reader, batch = method("parallel", 3, estimator="ponder"), documents(3)
     whole = head(reader, reader(batch).loss * batch.loss_mask.sum())
     parts = [
         head(reader, reader(row).loss * row.loss_mask.sum()) for row in (batch.select_rows([0]), batch.select_rows([1]))

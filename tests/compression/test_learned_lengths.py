@@ -55,9 +55,8 @@ def head_gradients(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("index", INDEX)
-@pytest.mark.parametrize("joint", [False, True])
-def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
-    config = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
+def test_ponder_is_the_exact_expectation(index: str) -> None:
+    config = {"estimator": "ponder", "length_cost": 0.3, "stop_position": index} | AT_ONCE
     method = compressor(stop_head=config, length_policy="stop_head")
     assert_all_close(
         head_gradients(method, method(BATCH).loss), head_gradients(method, exact_expectation(method, BATCH))
@@ -65,18 +64,9 @@ def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
 
 
 @pytest.mark.parametrize("index", INDEX)
-@pytest.mark.parametrize(("joint", "explore"), [(False, 0.0), (True, 0.3)])
-def test_sample_over_all_outcomes_is_the_exact_expectation(
-    index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_over_all_outcomes_is_the_exact_expectation(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pair of lengths that the two samples can give, weighted by its probability."""
-    config = {
-        "estimator": "reinforce",
-        "length_cost": 0.3,
-        "joint_training": joint,
-        "exploration": explore,
-        "stop_position": index,
-    } | AT_ONCE
+    config = {"estimator": "reinforce", "length_cost": 0.3, "stop_position": index} | AT_ONCE
     method = compressor(stop_head=config, length_policy="stop_head", max_vectors=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
@@ -104,10 +94,9 @@ def expanded(pair: tuple[int, int], batch: DocumentBatch) -> Iterator[int]:
     return iter([pair[0]] * n + [pair[1]] * n)
 
 
-@pytest.mark.parametrize("estimator", ["soft", "straight_through"])
-def test_soft_and_straight_through_train_head_and_summaries(estimator: str) -> None:
+def test_soft_trains_head_and_summaries() -> None:
     """The gradient flows through log s into the state that the head reads."""
-    config = {"estimator": estimator, "hard_window_fraction": 0.0, "cost_on": "read"}
+    config = {"estimator": "soft", "hard_window_fraction": 0.0, "cost_on": "read"}
     method = compressor(stop_head=config, length_policy="stop_head")
     course = training_window.WindowRun(
         method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "joint", 1, "length"
@@ -154,9 +143,8 @@ def test_training_phases_decoder_then_head_only() -> None:
         result = gradients(method, method(batch.sequential_parts[0]).loss)
         learned = {name for name, g in result.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
-    assert not compressor(stop_head={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(
-        documents(step=8)
-    )
+    soft = compressor(stop_head={"estimator": "soft"}, length_policy="stop_head")
+    assert not soft.resets_optimizer_state(documents(step=8))
 
 
 def test_head_only_loss_of_a_single_segment_is_differentiable() -> None:
@@ -290,21 +278,16 @@ def test_length_cost_ramps_up() -> None:
         assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
 
 
-def test_carried_memory_is_soft_or_hard() -> None:
-    """Soft lengths carry a soft memory, or one hardened by the inference rule if configured."""
+def test_carried_memory_is_soft_if_lengths_are() -> None:
     batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).sequential_parts[0]
     config = {"estimator": "soft", "hard_window_fraction": 0.0}
     soft = compressor(stop_head=config, length_policy="stop_head")(batch).state
-    hard = compressor(stop_head=config, length_policy="stop_head", carry_between_windows="hard")(batch).state
+    hard = compressor(summary="select")(batch).state
     assert soft is not None
     assert hard is not None
     assert soft.log_s is not None
     assert soft.vectors_per_segment.tolist() == [[3, 3]]
     assert hard.log_s is None
-    assert hard.vectors_per_segment.sum() < 6
-    straight = compressor(stop_head={"estimator": "straight_through"}, length_policy="stop_head")(batch).state
-    assert straight is not None
-    assert straight.log_s is None
 
 
 @pytest.mark.parametrize("gate", ["attention_bias", "scale_vectors", "none"])
@@ -345,11 +328,11 @@ def test_soft_memory_is_read_by_its_gate(gate: str, memory: str) -> None:
     assert memory_mask.num_vectors.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
 
 
-@pytest.mark.parametrize("estimator", some(["soft", "ponder", "reinforce", "straight_through"], 4))
+@pytest.mark.parametrize("estimator", some(["soft", "ponder", "reinforce"], 3))
 def test_stop_logits_are_computed_in_float32(estimator: str) -> None:
     """Whatever dtype the decoder has, also under autocast and with checkpointed segments."""
     for narrow in (True, False):
-        config = {"estimator": estimator, "joint_training": True, "length_cost": 0.1}
+        config = {"estimator": estimator, "length_cost": 0.1}
         method = compressor(stop_head=config, length_policy="stop_head", checkpoint_segments=True).float().train()
         if narrow:
             method.decoder.to(torch.bfloat16)

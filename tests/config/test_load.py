@@ -473,7 +473,6 @@ def test_load_notes_chat_replies_at_which_nothing_is_distilled(kava: Path, answe
         ),
         ("demo-kava", ["latents.projection_width=8"], 'not used with latents.projection = "pccot"'),
         ("demo-kava", ["kv_selection.importance_weight=0.3"], 'not used with kv_selection.policy = "results"'),
-        ("read-books", ["stop_head.entropy_floor=1.0"], "not used with stop_head.entropy_weight = 0.0"),
         (
             "read-books",
             ['stop_head.cost_kind="ratio"', 'stop_head.estimator="reinforce"'],

@@ -12,6 +12,7 @@ from jaxtyping import Int, Shaped
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
+from laconic.config.config_model import drop_former_options
 from laconic.console import to_html_table
 from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
 from laconic.storage.atomic import check_finite, load_artifact, save_artifact
@@ -98,7 +99,7 @@ class BaseMetadata(ABC):
     def from_json(cls: type[Metadata], file: str, data: Mapping[str, Any]) -> Metadata:
         """Parse the metadata of a file. Raises `CorruptArtifactError` if a field is malformed."""
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+            return TypeAdapter(cls).validate_json(json.dumps(drop_former_options(data)), strict=True)
         except ValidationError as error:
             name = error.errors()[0]["loc"][0]
             raise CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use an intact copy") from None

@@ -22,12 +22,12 @@ from laconic.compression.segment import (
     CompressionOutput,
     StopCheck,
     build_memory_prompt,
+    count_prefix,
     generate_summaries,
     mark_last_valid,
     masked_mean,
     read_segment,
     replace_last_with_trigger,
-    resolve_position_scheme,
 )
 from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
@@ -84,14 +84,11 @@ class SegmentModel:
 
     @property
     def prefix_length(self) -> int:
-        return int(self.bos_token_id is not None and self.config.bos in ("sink", "first"))
+        return count_prefix(self.config, self.bos_token_id)
 
     def check_fits(self, memory: SummaryMemory, segment_tokens: int, *, compresses: bool = True) -> None:
-        num_slots = memory.M
-        if resolve_position_scheme(self.config, self.decoder.config) == "reserved":
-            num_slots = int((memory.vectors_per_segment > 0).sum(1).amax()) * self.config.fixed_length
         check_fits(
-            self.decoder.config, self.config, self.prefix_length, segment_tokens, num_slots, compresses=compresses
+            self.decoder.config, self.config, self.prefix_length, segment_tokens, memory.M, compresses=compresses
         )
 
     def apply_gate(self, memory: SummaryMemory) -> SummaryMemory:

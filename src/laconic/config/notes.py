@@ -6,15 +6,13 @@ from collections.abc import Collection, Iterator
 from laconic.config.data import SYNTHETIC_DOCUMENTS, DataConfig
 from laconic.config.recipe import COT_TEACHER_METHODS, FULL_CHAIN_METHODS, NEW_DECODER_KEYS, Recipe
 
-# Keys that need a value of another key of their table: (table, key, that key, its values, or None for any but 0).
-DEPENDENT_KEYS: tuple[tuple[str, str, str, tuple[object, ...] | None], ...] = (
+# Keys that need a value of another key of their table: (table, key, that key, its values).
+DEPENDENT_KEYS: tuple[tuple[str, str, str, tuple[object, ...]], ...] = (
     ("latents", "projection_width", "projection", ("codi",)),
     ("latents", "projection_dropout", "projection", ("codi",)),
     ("latents", "length_cost", "length_policy", ("stop_head",)),
     ("kv_selection", "importance_weight", "policy", ("rkv", "boundary")),
     ("stop_head", "ratio_memory_weight", "cost_kind", ("ratio",)),
-    ("stop_head", "exploration", "joint_training", (True,)),
-    ("stop_head", "entropy_floor", "entropy_weight", None),
 )
 OWN_PROMPT_FORMATS = ("coconut", "icot", "digits")  # formats with a fixed text before the answer
 
@@ -52,7 +50,7 @@ def list_dependent_keys(recipe: Recipe) -> Iterator[str]:
         if config is None or key not in config.model_fields_set:
             continue
         value = getattr(config, other)
-        if not value if values is None else value not in values:
+        if value not in values:
             yield f"{table}.{key}: not used with {table}.{other} = {json.dumps(value)}"
 
 

@@ -71,7 +71,7 @@ class ContextCompressor:
         `MAX_FIXED_LENGTHS` lengths. The cost is the run's, or 0 if it has none.
         """
         method, lengths = self.method, spread_lengths(self.method.config.possible_lengths)
-        price = 0.0 if method.stop_head_config is None else float(method.summaries.price_state[0])
+        price = 0.0 if method.stop_head_config is None else method.stop_head_config.length_cost
         memory, best_lengths, segments = None, list[Tensor](), split.segments
         for columns, after in zip(segments, (*segments[1:], None), strict=True):
             ids = split.context[:, columns]
