@@ -16,6 +16,7 @@ from laconic.halting.estimators import (
     length_penalty,
     mark_priced_everywhere,
     mark_priced_if_read,
+    mean_field_gate,
     penalty_ramp,
     ponder_loss,
     ratio_penalty,
@@ -168,8 +169,8 @@ def test_update_price() -> None:
 @pytest.mark.equation("halting", "VL19")
 @EVERY
 def test_mean_field(index: StopPosition) -> None:
-    agree(log_survival_gate, ORACLE["VL19"], MISREAD["VL19"], logits(3, 5), index)
-    assert gradcheck(lambda a: log_survival_gate(a, index), logits(2, 4).requires_grad_())
+    agree(mean_field_gate, ORACLE["VL19"], MISREAD["VL19"], logits(3, 5), index)
+    assert gradcheck(lambda a: mean_field_gate(a, index), logits(2, 4).requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL20")

@@ -22,6 +22,7 @@ from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
 from laconic.halting.estimators import (
     expected_memory_size,
     first_slots_mask,
+    mean_field_gate,
     sample_column,
 )
 from laconic.halting.stop_distribution import (
@@ -31,7 +32,6 @@ from laconic.halting.stop_distribution import (
     length_by_threshold,
     length_log_probs,
     length_support,
-    log_survival_gate,
     mask_disallowed_stops,
     uniform_length,
 )
@@ -247,7 +247,7 @@ class WindowRun:
             return SegmentVectors(vectors, sampled)
         is_hard = self.is_read_hard[:, None]
         valid = torch.where(is_hard, sampled, has_text[:, None])
-        return SegmentVectors(vectors, valid, log_survival_gate(a, stop_position).masked_fill(is_hard, 0.0).float())
+        return SegmentVectors(vectors, valid, mean_field_gate(a, stop_position).masked_fill(is_hard, 0.0).float())
 
     def inference_lengths(self, a: Float[Tensor, "B K"], N: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
         """Return the lengths by the inference rule, for logging; N itself if that rule samples."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.halting.stop_distribution import StopPosition, length_log_probs, length_probs, upcast
+from laconic.halting.stop_distribution import StopPosition, length_log_probs, length_probs, log_survival_gate, upcast
 
 
 def mark_priced_if_read(
@@ -79,6 +79,11 @@ def length_entropy(a: Float[Tensor, "B K"], stop_position: StopPosition = "after
 def first_slots_mask(N: Int[Tensor, " B"], K: int) -> Bool[Tensor, "B K"]:
     """Mark the first N of K positions."""
     return torch.arange(K, device=N.device) < N[:, None]
+
+
+def mean_field_gate(a: Float[Tensor, "B K"], stop_position: StopPosition = "after") -> Float[Tensor, "B K"]:
+    """Eq. VL19: log P(N >= t), the gate of each of the K positions, which are all read once."""
+    return log_survival_gate(a, stop_position)
 
 
 def sample_column(p: Float[Tensor, "B n"], u: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
