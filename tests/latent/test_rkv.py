@@ -135,14 +135,11 @@ def selected(policy: str, M: int = 3, results: Tensor | None = None, **more: Any
             for row in zip(selection.columns.index, selection.columns.valid, strict=True)]  # fmt: skip
 
 
-def test_policies_crop_uniform_and_boundary() -> None:
+def test_policies_crop_and_uniform() -> None:
     assert selected("crop") == [[[0, 1, 2]] * 2, [[0, 1]] * 2]
     assert selected("uniform") == [[[0, 3, 6]] * 2, [[0, 1]] * 2]
     assert selected("uniform", 1) == [[[0]] * 2, [[0]] * 2]
     assert selected("uniform", 4)[0] == [[0, 2, 4, 6]] * 2
-    bounded = selected("boundary", 4)
-    assert all(columns[0] == 0 and columns[-1] == 6 for columns in bounded[0])
-    assert selected("boundary", 1) == selected("rkv", 1)
 
 
 def test_policy_results_selects_the_marked_columns_in_order() -> None:
@@ -206,7 +203,6 @@ def test_select_tokens_computes_only_answer_times_chain() -> None:
         ({"importance_weight": 1.0}, (True, False)),
         ({"policy": "attention"}, (True, False)),
         ({}, (True, True)),
-        ({"policy": "boundary", "importance_weight": 0.0}, (False, True)),
         *(({"policy": name}, (False, False)) for name in ("crop", "uniform", "random")),
     ],
 )

@@ -61,7 +61,7 @@ class BaseMetadata(ABC):
 
     @abstractmethod
     def first_invalid_tensor(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good."""
+        """Return the name of a tensor that is missing, unknown, or inconsistent with others; None if all are good."""
 
     @property
     def origin(self) -> tuple[object, ...]:

@@ -53,13 +53,14 @@ class StoredMemory(ABC, Generic[Metadata]):
         """Return the memory of the tensors of a file."""
 
     def _repr_html_(self) -> str:
+        tokens, sizes = self.sizes
         documents = () if self.metadata is None else self.metadata.documents
-        names = [", ".join(document.name for document in row) for row in documents] or map(str, range(len(self.sizes[0])))
-        cells = zip(names, *self.sizes, strict=True)
-        return to_html_table(
-            ("text", "tokens", self.UNIT),
-            [(name, f"{int(n):,}", f"{float(size):,.1f}".removesuffix(".0")) for name, n, size in cells],
-        )
+        names = [", ".join(document.name for document in row) for row in documents] or map(str, range(len(tokens)))
+        rows = [
+            (name, f"{int(n):,}", f"{float(size):,.1f}".removesuffix(".0"))
+            for name, n, size in zip(names, tokens, sizes, strict=True)
+        ]
+        return to_html_table(("text", "tokens", self.UNIT), rows)
 
     def is_equal(self, other: "StoredMemory[Metadata]") -> bool:
         """Test whether every tensor is equal bit for bit and in dtype, and the models, method and texts behind it.
@@ -76,9 +77,7 @@ class StoredMemory(ABC, Generic[Metadata]):
         )
 
     @classmethod
-    def check_joinable(
-        cls: type[Memory], operation: str, memories: Sequence[Memory], *, equal_rows: bool
-    ) -> Memory:
+    def check_joinable(cls: type[Memory], operation: str, memories: Sequence[Memory], *, equal_rows: bool) -> Memory:
         """Return the first memory; raise if the memories cannot be concatenated."""
         if not memories:
             raise UsageError(f"{operation}: expected at least one memory")
@@ -107,7 +106,9 @@ class StoredMemory(ABC, Generic[Metadata]):
             raise UsageError(f"{path} is a folder; give the name of a file, such as {path / 'memory.safetensors'}")
         data = asdict(replace(self.metadata, dtype=str(dtype).removeprefix("torch.")))
         if sum(map(to_canonical_json(data).count, ",[{")) > MAX_JSON_PARTS // 2:
-            raise UsageError(f"{path}: {len(self.sizes[0]):,} texts are too many for one memory file; write several files")
+            raise UsageError(
+                f"{path}: {len(self.sizes[0]):,} texts are too many for one memory file; write several files"
+            )
         save_artifact(path, tensors, self.FILE_KIND, data, is_named=True)
 
     @classmethod

@@ -75,7 +75,7 @@ class DistillationConfig(ConfigModel):
 class KVSelectionConfig(ConfigModel):
     """[kv_selection]: which chain tokens' keys and values KaVa distils (R-KV and its controls)."""
 
-    policy: Literal["rkv", "results", "cosine", "attention", "crop", "uniform", "random", "boundary"] = "rkv"
+    policy: Literal["rkv", "results", "cosine", "attention", "crop", "uniform", "random"] = "rkv"
     """score that ranks the chain tokens; results: the last number of each step; the rest are controls"""
     importance_weight: Fraction = 0.1
     """lambda, weight of importance against redundancy"""

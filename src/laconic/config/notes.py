@@ -11,7 +11,7 @@ DEPENDENT_KEYS: tuple[tuple[str, str, str, tuple[object, ...]], ...] = (
     ("latents", "projection_width", "projection", ("codi",)),
     ("latents", "projection_dropout", "projection", ("codi",)),
     ("latents", "length_cost", "length_policy", ("stop_head",)),
-    ("kv_selection", "importance_weight", "policy", ("rkv", "boundary")),
+    ("kv_selection", "importance_weight", "policy", ("rkv",)),
     ("stop_head", "ratio_memory_weight", "cost_kind", ("ratio",)),
 )
 OWN_PROMPT_FORMATS = ("coconut", "icot", "digits")  # formats with a fixed text before the answer
