@@ -74,9 +74,7 @@ class SegmentModel:
 
     def reading_context(self) -> AbstractContextManager[object]:
         """Return the context for reading; with adapter_scope "write" it disables the adapter."""
-        if self.config.adapter_scope == "write" and self.base_model_context is not None:
-            return self.base_model_context()
-        return nullcontext()
+        return self.teacher_context() if self.config.adapter_scope == "write" else nullcontext()
 
     def empty_memory(self, B: int) -> SummaryMemory:
         table = self.decoder.token_embedding.weight
@@ -223,7 +221,9 @@ class SegmentModel:
             logits = head(rows)
             logits = logits.to(accumulation_dtype(logits.dtype))
             nll, is_correct = score_rows(lambda _: logits, rows, labels)
-            zeros, teacher_logits = nll.new_zeros(len(targets)), self.teacher_logits(teacher_states[at])
+            zeros = nll.new_zeros(len(targets))
+            with torch.no_grad(), self.teacher_context():
+                teacher_logits = self.decoder.logits(teacher_states[at])
             student_logits = logits[:, : teacher_logits.shape[1]]  # without control rows
             kl = zeros.index_add(
                 0, at[0], distillation_loss(student_logits, teacher_logits, self.config.distillation_temperature)
@@ -240,15 +240,6 @@ class SegmentModel:
             memory, embeds = self.empty_memory(len(input_ids)), self.decoder.embed(input_ids)
             output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, self.bos_token_id)
         return output.text_states
-
-    def is_read_like_teacher(self, memory: SummaryMemory) -> bool:
-        """Return whether a text after this memory is read as the teacher reads it: without adapter, after nothing."""
-        return memory.M == 0 and self.config.adapter_scope == "write"
-
-    @torch.no_grad()
-    def teacher_logits(self, hidden_states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        with self.teacher_context():
-            return self.decoder.logits(hidden_states)
 
     def teacher_context(self) -> AbstractContextManager[object]:
         """Return the context in which the decoder is the teacher: without its adapter, if it has one."""

@@ -7,7 +7,7 @@ position after the document.
 Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -17,14 +17,15 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from laconic.compression.kv.memory_file import FILE_KIND, KVMemoryMetadata
-from laconic.compression.kv.positions import rotate_keys
 from laconic.compression.kv.scores import concat_parts, merge_ranks
 from laconic.compression.stored_memory import StoredMemory, Target, check_size, list_rows, resolve_target
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
+from laconic.models import rope
 from laconic.models.cache import KVCache, RowIndex
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS, get_movable_rope
 
 SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
@@ -351,3 +352,22 @@ class KVMemory(StoredMemory[KVMemoryMetadata]):
 def to_ints(x: Int[Tensor, "*shape"]) -> list[int]:
     """Return the entries of a tensor in order."""
     return list(map(int, x.flatten()))
+
+
+def rotate_keys(
+    config: DecoderConfig, keys: Sequence[Float[Tensor, "_ E"]], offsets: Sequence[Int[Tensor, " _"]]
+) -> tuple[Float[Tensor, "_ E"], ...]:
+    """Rotate the keys of every layer; `offsets` is the new position of each key minus the old one.
+
+    RoPE allows this without error beyond rounding.
+    """
+    scaling = get_movable_rope(config.rope, config.family, "use one memory at a time")
+    rotated = list[Tensor]()
+    for layer, (k, offset) in enumerate(zip(keys, offsets, strict=True)):
+        if layer in config.nope_layers:
+            rotated.append(k)
+            continue
+        omega, _ = ROPE_SCALINGS[scaling.kind](scaling, config.head_dim, offset[:1])
+        cos, sin = rope.cos_sin_tables(offset[None], omega, 1.0, torch.float32)
+        rotated.append(rope.rotate_pairs(k.float()[None, None], cos, sin)[0, 0].to(k.dtype))
+    return tuple(rotated)
