@@ -380,7 +380,7 @@ def test_compress_fit_and_export_to_a_cartridge(
     refused = run_cli("export", unfit, "--out", tmp_path / "other")
     assert (refused.code, "KVMemory(" in refused.err) == (2, False)
     assert "12 slots cannot be a peft cartridge" in refused.err
-    assert "give a memory made with laconic compress --fit --equal-heads" in refused.err
+    assert "give one that laconic compress --fit --equal-heads has written" in refused.err
     refused = run_cli("export", memory, "--out", tmp_path / "other", "--reader", "stories260k")
     assert (refused.code, "--reader: only with --to vllm" in refused.err) == (2, True)
 

@@ -241,6 +241,10 @@ class SegmentModel:
             output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, self.bos_token_id)
         return output.text_states
 
+    def is_read_like_teacher(self, memory: SummaryMemory) -> bool:
+        """Return whether a text after this memory is read as the teacher reads it: without adapter, after nothing."""
+        return memory.M == 0 and self.config.adapter_scope == "write"
+
     def teacher_context(self) -> AbstractContextManager[object]:
         """Return the context in which the decoder is the teacher: without its adapter, if it has one."""
         return nullcontext() if self.base_model_context is None else self.base_model_context()

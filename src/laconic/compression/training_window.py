@@ -115,8 +115,7 @@ class WindowRun:
         teacher_states = None
         if self.teacher_states is not None:
             teacher_states = self.teacher_states[:, self.batch.segment_slices[i]]
-        # without adapter and memory, the teacher reads the text in the same way
-        known_states = teacher_states if self.config.adapter_scope == "write" and self.memory.M == 0 else None
+        known_states = teacher_states if model.is_read_like_teacher(self.memory) else None
         hidden_states, compressed = model.run_segment(
             self.memory, input_ids, attention_mask, n, is_read or self.prices_all_segments, known_states
         )
