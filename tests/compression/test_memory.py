@@ -149,14 +149,14 @@ def test_memory_concat_rows(a: Lengths, b: Lengths, soft: bool) -> None:
 
 
 @given(lengths=memory_lengths())
-def test_memory_from_ragged_inverts_to_ragged(lengths: Lengths) -> None:
+def test_memory_from_tensors_inverts_to_ragged(lengths: Lengths) -> None:
     memory = make_memory(lengths, gap=True, with_metadata=True)
     vectors, offsets = memory.to_ragged()
     rows = memory.to_list()
     assert torch.equal(vectors, torch.cat(rows))
     assert offsets.tolist() == [0, *torch.tensor([len(row) for row in rows]).cumsum(0).tolist()]
-    segment_ids = memory.segment_ids[memory.valid]
-    back = SummaryMemory.from_ragged(vectors, offsets, segment_ids, memory.segment_tokens, memory.metadata)
+    tensors = {"vectors": vectors, "offsets": offsets, "segment_ids": memory.segment_ids[memory.valid]}
+    back = SummaryMemory.from_tensors(tensors | {"segment_tokens": memory.segment_tokens}, memory.metadata)
     assert back.is_equal(memory.compact())
 
 

@@ -12,12 +12,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, drop_oldest_segments, exceeds_budget
 from laconic.compression.segment import replace_last_with_trigger
 from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
-from laconic.compression.summary_tokens import (
-    SummaryParameters,
-    last_token_embeds,
-    pool_spans,
-    select_top_columns,
-)
+from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
 from tests.compression.documents import compressor
 from tests.models.fixtures import noise, small

@@ -16,14 +16,7 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import KVSelectionConfig
 from laconic.errors import UsageError
 from laconic.latent import codi, rkv
-from laconic.latent.rkv import (
-    answer_logits,
-    importance,
-    redundancy,
-    score,
-    select_tokens,
-    select_top_m,
-)
+from laconic.latent.rkv import answer_logits, importance, redundancy, score, select_tokens, select_top_m
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 from tests.latent.batches import reasoning_batch

@@ -295,12 +295,7 @@ class AutoCompressor(nn.Module):
         return max_segment_tokens(self.decoder.config, self.config, self.segment_model.prefix_length)
 
 
-def check_settings(
-    decoder: Decoder,
-    config: CompressionConfig,
-    bos_token_id: int | None,
-    has_base_model: bool,
-) -> None:
+def check_settings(decoder: Decoder, config: CompressionConfig, bos_token_id: int | None, has_base_model: bool) -> None:
     """Raise `UsageError` for settings that do not fit each other or the decoder."""
     resolve_position_scheme(config, decoder.config)
     if config.adapter_scope == "write" and not has_base_model:

@@ -304,23 +304,15 @@ class SummaryMemory(StoredMemory[MemoryMetadata]):
         return self.vectors[self.valid], F.pad(self.num_vectors.cumsum(0), (1, 0))
 
     @classmethod
-    def from_ragged(
-        cls,
-        vectors: Float[Tensor, "all D"],
-        offsets: Int[Tensor, " rows"],
-        segment_ids: Int[Tensor, " all"],
-        segment_tokens: Int[Tensor, "B N"],
-        metadata: MemoryMetadata | None = None,
-    ) -> "SummaryMemory":
-        """Build a compact memory from `vectors`, `offsets` and `segment_tokens` of `to_ragged`, its `metadata` and the
-        `segment_ids` of the valid slots.
-        """
+    def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: MemoryMetadata | None) -> "SummaryMemory":
+        """Build a compact memory from vectors and offsets of `to_ragged`, segment ids of the vectors, and tokens."""
+        vectors, offsets, segment_ids = (tensors[name] for name in ("vectors", "offsets", "segment_ids"))
         lengths, D = offsets.diff(), vectors.shape[1]
         M = int(lengths.max()) if len(lengths) else 0
         valid = torch.arange(M, device=vectors.device) < lengths[:, None]
         padded = vectors.new_zeros(len(lengths), M, D).masked_scatter(valid[..., None], vectors)
         padded_ids = segment_ids.new_full(valid.shape, -1).masked_scatter(valid, segment_ids)
-        return cls(padded, valid, padded_ids, None, segment_tokens, metadata)
+        return cls(padded, valid, padded_ids, None, tensors["segment_tokens"], metadata)
 
     def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
         """Save the valid vectors and the metadata to one safetensors file.
@@ -344,7 +336,3 @@ class SummaryMemory(StoredMemory[MemoryMetadata]):
             "segment_tokens": self.segment_tokens,
         }
         self.write(path, tensors, vectors.dtype)
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> "SummaryMemory":
-        return cls.from_ragged(**tensors, metadata=metadata)

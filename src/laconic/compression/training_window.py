@@ -19,12 +19,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors
 from laconic.compression.segment import CompressionOutput
 from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
-from laconic.halting.estimators import (
-    expected_memory_size,
-    first_slots_mask,
-    mean_field_gate,
-    sample_column,
-)
+from laconic.halting.estimators import expected_memory_size, first_slots_mask, mean_field_gate, sample_column
 from laconic.halting.stop_distribution import (
     RandomStream,
     draw_uniforms,
@@ -101,11 +96,7 @@ class WindowRun:
         return self
 
     def run_segment(
-        self,
-        i: int,
-        input_ids: Int[Tensor, "B T"],
-        attention_mask: Bool[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        self, i: int, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"]
     ) -> None:
         """Read segment `i` after the current memory, and compress it if its vectors are needed."""
         model, is_read, compresses = self.model, i < self.w - 1, self.should_compress(i)

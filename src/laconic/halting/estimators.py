@@ -101,9 +101,7 @@ def cost_to_go(nats: Float[Tensor, "*B w"], price: Float[Tensor, "*B w"]) -> Flo
 
 
 def reinforce_two_samples(
-    log_p: Float[Tensor, "2 B w"],
-    G: Float[Tensor, "2 B w"],
-    is_priced: Bool[Tensor, "B w"],
+    log_p: Float[Tensor, "2 B w"], G: Float[Tensor, "2 B w"], is_priced: Bool[Tensor, "B w"]
 ) -> Float[Tensor, ""]:
     """Eq. VL20: sum over k of sg((G_k - G'_k) / 2) (log P(N_k) - log P(N'_k)), for two samples of each row.
 

@@ -39,11 +39,7 @@ def mark_priced_segments(window: WindowRun) -> Bool[Tensor, "B w"]:
 
 
 def length_loss(
-    windows: list[WindowRun],
-    config: StopHeadConfig,
-    omega: float,
-    weight: Weight,
-    denominators: Mapping[str, float],
+    windows: list[WindowRun], config: StopHeadConfig, omega: float, weight: Weight, denominators: Mapping[str, float]
 ) -> Float[Tensor, ""]:
     """Compute the classifier's loss, or price and gradient estimator of the stop head, of one or two passes.
 
