@@ -141,7 +141,7 @@ def test_memory_save_rejects_soft_undescribed_and_nonfinite_memories(tmp_path: P
 def test_memory_save_rejects_more_documents_than_a_header_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.compression.stored_memory.MAX_JSON_PARTS", 60)
+    monkeypatch.setattr("laconic.compression.saved_memory.MAX_JSON_PARTS", 60)
     with pytest.raises(UsageError, match="2 texts are too many"):
         save_example(tmp_path)
     assert not list(tmp_path.iterdir())

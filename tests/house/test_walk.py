@@ -54,7 +54,7 @@ def test_walk_compress(tmp_path: Path) -> None:
     """From a loaded model to a written memory file."""
     model = reader()
     files = trace_files(lambda: model.compress(["a text of several segments"]).save(tmp_path / "memory.safetensors"))
-    assert {"compression/segment.py", "compression/memory_file.py"} <= files.keys()
+    assert {"compression/segment.py", "compression/saved_memory.py"} <= files.keys()
     assert len(files) <= MAX_COMPRESSION_FILES, sorted(files)
 
 

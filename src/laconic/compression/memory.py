@@ -17,13 +17,13 @@ from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from laconic.compression.memory_file import FILE_KIND, MemoryMetadata
-from laconic.compression.stored_memory import StoredMemory, Target, check_size, list_rows, resolve_target
+from laconic.compression.saved_memory import SavedMemory, Target, check_size, list_rows, resolve_target
 from laconic.errors import UsageError
 from laconic.models.cache import RowIndex
 
 
 @dataclass(frozen=True, eq=False)
-class SummaryMemory(StoredMemory[MemoryMetadata]):
+class SummaryMemory(SavedMemory[MemoryMetadata]):
     """Summary vectors of B texts in document order, oldest first. Build one with `empty` and `append`.
 
     Attributes:
@@ -305,7 +305,10 @@ class SummaryMemory(StoredMemory[MemoryMetadata]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: MemoryMetadata | None) -> "SummaryMemory":
-        """Build a compact memory from vectors and offsets of `to_ragged`, segment ids of the vectors, and tokens."""
+        """Build a compact memory with `metadata` from the `tensors` of a file.
+
+        These are vectors and offsets, as `to_ragged` returns them, segment ids of the vectors, and segment tokens.
+        """
         vectors, offsets, segment_ids = (tensors[name] for name in ("vectors", "offsets", "segment_ids"))
         lengths, D = offsets.diff(), vectors.shape[1]
         M = int(lengths.max()) if len(lengths) else 0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laconic.compression.kv.memory_file import FILE_KIND, KVMemoryMetadata
 from laconic.compression.kv.scores import concat_parts, merge_ranks
-from laconic.compression.stored_memory import StoredMemory, Target, check_size, list_rows, resolve_target
+from laconic.compression.saved_memory import SavedMemory, Target, check_size, list_rows, resolve_target
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
 from laconic.models import rope
@@ -31,7 +31,7 @@ SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
 
 @dataclass(frozen=True, eq=False)
-class KVMemory(StoredMemory[KVMemoryMetadata]):
+class KVMemory(SavedMemory[KVMemoryMetadata]):
     """Keys and values that replace the text of documents in a prompt, one row per document.
 
     Slots are stored document by document, head by head, and in ascending order of their positions. `positions` and
@@ -344,6 +344,7 @@ class KVMemory(StoredMemory[KVMemoryMetadata]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> "KVMemory":
+        """Build a memory with `metadata` from the `tensors` of a file, which have the names that `tensors` returns."""
         keys, values = (tuple(tensors[f"{kind}.{i}"] for i in range(metadata.layers)) for kind in ("keys", "values"))
         positions, ranks = (tensors[name].long() for name in ("positions", "ranks"))
         return cls(keys, values, positions, ranks, tensors["slots"], tensors["num_tokens"], metadata)

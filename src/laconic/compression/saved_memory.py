@@ -21,10 +21,10 @@ from laconic.storage.atomic import check_finite, load_artifact, save_artifact
 from laconic.storage.strict_json import MAX_JSON_PARTS, to_canonical_json
 
 Target = torch.device | str | int | torch.dtype
-Memory = TypeVar("Memory", bound="StoredMemory[Any]")
+Memory = TypeVar("Memory", bound="SavedMemory[Any]")
 
 
-class StoredMemory(ABC, Generic[Metadata]):
+class SavedMemory(ABC, Generic[Metadata]):
     """Base of memories, one row for each text, or for several texts that were joined."""
 
     FILE_KIND: ClassVar[str]
@@ -62,7 +62,7 @@ class StoredMemory(ABC, Generic[Metadata]):
         ]
         return to_html_table(("text", "tokens", self.UNIT), rows)
 
-    def is_equal(self, other: "StoredMemory[Metadata]") -> bool:
+    def is_equal(self, other: "SavedMemory[Metadata]") -> bool:
         """Test whether every tensor is equal bit for bit and in dtype, and the models, method and texts behind it.
 
         When they were written, by which version, and what was measured then is not compared.
@@ -93,8 +93,8 @@ class StoredMemory(ABC, Generic[Metadata]):
                 memory.metadata.check_joinable(operation, first.metadata)
             rows = [len(m.sizes[0]) for m in (first, memory)]
             if equal_rows and rows[0] != rows[1]:
-                given = f"memories of {rows[0]} and {rows[1]} texts"
-                raise UsageError(f"{given} cannot be joined; give some of equally many texts")
+                numbers = f"{rows[0]} and {rows[1]}"
+                raise UsageError(f"memories of {numbers} texts cannot be joined; give some of equally many texts")
         return first
 
     def write(self, path: str | Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
