@@ -375,12 +375,12 @@ def test_compress_fit_and_export_to_a_cartridge(
     assert (reply.code, reply.out.strip() != "") == (0, True)
     refused = run_cli("export", uneven, "--out", tmp_path / "other")
     assert refused.code == 2
-    assert "cannot be a peft cartridge, which has the same number in every head" in refused.err
+    assert "cannot be a peft cartridge, whose heads have equally many slots" in refused.err
     assert run_cli("compress", "stories260k", text, "--out", unfit, "--slots", 12, "--equal-heads").code == 0
     refused = run_cli("export", unfit, "--out", tmp_path / "other")
     assert (refused.code, "KVMemory(" in refused.err) == (2, False)
-    assert "12.0 slots per head cannot be a peft cartridge" in refused.err
-    assert "give a memory made with laconic compress --fit --equal-heads" in refused.err
+    assert "12 slots cannot be a peft cartridge" in refused.err
+    assert "give one that laconic compress --fit --equal-heads has written" in refused.err
     refused = run_cli("export", memory, "--out", tmp_path / "other", "--reader", "stories260k")
     assert (refused.code, "--reader: only with --to vllm" in refused.err) == (2, True)
 

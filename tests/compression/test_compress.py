@@ -104,10 +104,9 @@ def test_compress_first_vectors_do_not_depend_on_the_rest(generator: str) -> Non
         assert_close(method.compress(text, rule=StopRule("fixed", num_vectors=n)).vectors, longest.vectors[:, :n])
 
 
-@pytest.mark.parametrize("positions", ["contiguous", "reserved"])
 @pytest.mark.parametrize("soft", [False, True])
-def test_read_text_ignores_invalid_slots(positions: str, soft: bool) -> None:
-    method = compressor(summary_positions=positions)
+def test_read_text_ignores_invalid_slots(soft: bool) -> None:
+    method = compressor()
     D, mask = (
         method.summaries.width,
         torch.tensor([[True, False, True, True, False], [False, True, True, False, False]]),
@@ -122,9 +121,9 @@ def test_read_text_ignores_invalid_slots(positions: str, soft: bool) -> None:
     assert_close(method.read_text(text, None, memory.compact()), method.read_text(text, None, memory), within)
 
 
-def test_read_text_gate_of_zero_removes_slots_with_reserved_positions() -> None:
+def test_read_text_gate_of_zero_removes_slots_without_positions() -> None:
     """Survival 1 for the first slots and almost 0 for the others reads like the hard memory."""
-    method = compressor(summary_positions="reserved")
+    method = compressor("opt")
     D, lengths = method.summaries.width, torch.tensor([[1], [2]])
     vectors, every = noise(1, 2, 3, D), torch.ones(2, 3, dtype=torch.bool)
     first = torch.arange(3) < lengths
@@ -212,16 +211,6 @@ def test_forward_of_a_frozen_decoder_has_zero_gradients_where_no_segment_reads_a
     assert all(g is not None and not g.any() for g in gradients)
 
 
-def test_bos_first_precedes_only_the_first_segment() -> None:
-    text = torch.tensor([[4, 5, 6, 7]])
-    method, plain = (compressor(bos=bos, bos_token_id=1) for bos in ("first", "none"))
-    memory = method.compress(text)
-    assert not torch.equal(memory.vectors, plain.compress(text).vectors)
-    assert torch.equal(method.compress(text, None, memory).vectors, plain.compress(text, None, memory).vectors)
-    assert method.build_prompt(memory).attention_mask.shape[1] == 3
-    assert method.build_prompt(method.segment_model.empty_memory(1)).attention_mask.shape[1] == 1
-
-
 def test_read_text_needs_no_room_for_summary_positions() -> None:
     method = compressor(sizes={"max_position_embeddings": 10})
     memory = method.compress(torch.tensor([[4, 5, 6, 7]]))
@@ -242,22 +231,8 @@ def test_max_segments() -> None:
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(62) == 0
     assert compressor(sizes={"max_position_embeddings": 64}, memory_policy="replace").max_segments(40) is None
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(40, 1) == 22  # 40 + 3 + 21 * 1 = 64
-    reserved = compressor(sizes={"max_position_embeddings": 64}, summary_positions="reserved")
-    assert reserved.max_segments(40, 1) == 8
+    budgeted = compressor(sizes={"max_position_embeddings": 64}, memory_policy="budgeted", max_memory_vectors=22)
+    assert budgeted.max_segments(40) is None  # 40 + 3 + 7 * 3 = 64, and no more than 7 * 3 of 22 are kept
     assert compressor(sizes={"max_position_embeddings": 64}).max_segment_tokens == 61
     assert compressor("opt", sizes={"max_position_embeddings": 64}).max_segment_tokens == 64
     assert compressor("opt", sizes={"max_position_embeddings": 64}).max_segments(64) is None
-
-
-def test_after_update_moves_the_price_to_the_target_length() -> None:
-    method = compressor(
-        stop_head={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head"
-    )
-    for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
-        method.after_update({"expected": number})
-        torch.testing.assert_close(method.summaries.price_state, torch.tensor([price, mean]).double())
-    still = compressor(stop_head={"length_cost": 0.5}, length_policy="stop_head")
-    still.after_update({"expected": 3.0})
-    method.after_update({"nats": 1.0})
-    assert float(still.summaries.price_state[0]) == 0.5
-    assert float(method.summaries.price_state[1]) == pytest.approx(2.98)

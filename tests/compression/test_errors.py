@@ -30,7 +30,6 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
             "this trigger_placement needs text",
         ),
         ({"memory_policy": "budgeted", "max_memory_vectors": 5}, "needs at least 6"),
-        ({"carry_between_windows": "soft"}, 'estimator = "soft"'),
         ({"length_policy": "stop_head"}, r"\[stop_head\]"),
     ],
 )
@@ -104,11 +103,11 @@ def test_forward_rejects_attention_without_a_gradient_for_the_gate() -> None:
         ({"max_position_embeddings": 12}, {}, 2, "or memory_policy = "),
         (
             {"max_position_embeddings": 8},
-            {"summary": "autoregressive", "bos": "first", "memory_policy": "replace"},
+            {"summary": "autoregressive", "bos": "sink", "memory_policy": "replace"},
             0,
             "4 summary positions and bos",
         ),
-        ({"max_position_embeddings": 7}, {"summary_positions": "reserved"}, 1, "3 memory vectors"),
+        ({"max_position_embeddings": 7}, {}, 1, "3 memory vectors"),
     ],
 )
 def test_compress_rejects_segments_that_do_not_fit(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from laconic.compression.memory_file import SourceDocument
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.storage import atomic
 from tests import tolerances
+from tests.compression.test_memory import make_memory
 
 FILE = "book.safetensors"
 
@@ -137,7 +139,7 @@ def test_kv_memory_file_round_trip(tmp_path: Path) -> None:
     loaded = KVMemory.load(tmp_path / FILE)
     assert loaded.metadata is not None
     assert (loaded.metadata.dtype, loaded.keys[0].dtype) == ("bfloat16", torch.bfloat16)
-    with pytest.raises(UsageError, match="does not name its model"):
+    with pytest.raises(UsageError, match="names its model"):
         replace(memory, metadata=None).save(tmp_path / FILE)
 
 
@@ -230,33 +232,41 @@ def test_kv_memory_keep_top_slots_leaves_no_measurement_of_the_larger_memory() -
     assert limited.settings == {"slots": 2}
 
 
-def test_kv_memory_is_compared_by_identity_and_is_equal_by_content() -> None:
+def make_either(kind: str, **changes: Any) -> Any:
+    """Build a memory of one text, of keys and values or of summary vectors, with metadata."""
+    if kind == "summaries":
+        memory = make_memory([[1, 2]], with_metadata=True)
+        assert memory.metadata is not None
+        return replace(memory, metadata=replace(memory.metadata, **changes))
     decoder = make_decoder()
-    cache, metadata = read(decoder, IDS), make_metadata(decoder)
-    memory = KVMemory.from_cache(cache, metadata)
-    later = KVMemory.from_cache(cache, replace(metadata, created="2027-01-01T00:00:00+00:00", laconic="9"))
+    return KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder, **changes))
+
+
+@pytest.mark.parametrize(("kind", "model"), [("kv", "model"), ("summaries", "writer")])
+def test_memories_are_compared_by_identity_and_equal_by_content(kind: str, model: str) -> None:
+    memory, later = make_either(kind), make_either(kind, created="2027-01-01T00:00:00+00:00", laconic="9")
     assert memory != later
     assert len({memory, later, memory}) == 2
     assert memory.is_equal(later)
-    assert not memory.is_equal(replace(memory, metadata=replace(metadata, model="0" * 64)))
+    assert not memory.is_equal(make_either(kind, **{model: "e" * 64}))
     assert not memory.is_equal(memory.to(torch.bfloat16))
     assert not memory.is_equal(memory.select_rows([0, 0]))
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_kv_memory_refuses_arguments_of_other_types(tmp_path: Path) -> None:
-    decoder = make_decoder()
-    memory: Any = KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder))
-    assert memory.to(torch.bfloat16).keys[0].dtype == torch.bfloat16
+@pytest.mark.parametrize(("kind", "keep"), [("kv", "keep_top_slots"), ("summaries", "keep_top_vectors")])
+def test_memories_refuse_arguments_of_other_types(tmp_path: Path, kind: str, keep: str) -> None:
+    memory = make_either(kind)
     assert memory.to("cpu").is_equal(memory)
     assert memory.select_rows(torch.tensor([0, 0])).B == 2
-    assert memory.select_rows([True]).is_equal(memory)
-    for rows in (1, [0.0], [True, False], [False], [], "0", torch.tensor(0)):
+    for mask in ([True], np.array([True]), torch.tensor([True])):
+        assert memory.select_rows(mask).is_equal(memory)
+    for rows in (1, [0.0], [True, False], [False], [], "0", [[0], [0, 0]], torch.tensor(0)):
         with pytest.raises(UsageError, match="give a list of at least one row number"):
             memory.select_rows(rows)
-    for num_slots in ("5", 2.5, True, None):
-        with pytest.raises(UsageError, match=r"cannot keep .* slots; give an integer, 1 or more"):
-            memory.keep_top_slots(num_slots)
+    for num in ("5", 2.5, True, None):
+        with pytest.raises(UsageError, match=r"cannot keep .*; give an integer, [01] or more"):
+            getattr(memory, keep)(num)
     for dtype in (torch.int8, torch.bool, torch.float8_e4m3fn, "bfloat16"):
         with pytest.raises(UsageError, match=r"dtype .*: a memory holds floating-point numbers"):
             memory.to(dtype=dtype)

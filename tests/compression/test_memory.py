@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -151,14 +149,14 @@ def test_memory_concat_rows(a: Lengths, b: Lengths, soft: bool) -> None:
 
 
 @given(lengths=memory_lengths())
-def test_memory_from_ragged_inverts_to_ragged(lengths: Lengths) -> None:
+def test_memory_from_tensors_inverts_to_ragged(lengths: Lengths) -> None:
     memory = make_memory(lengths, gap=True, with_metadata=True)
     vectors, offsets = memory.to_ragged()
     rows = memory.to_list()
     assert torch.equal(vectors, torch.cat(rows))
     assert offsets.tolist() == [0, *torch.tensor([len(row) for row in rows]).cumsum(0).tolist()]
-    segment_ids = memory.segment_ids[memory.valid]
-    back = SummaryMemory.from_ragged(vectors, offsets, segment_ids, memory.segment_tokens, memory.metadata)
+    tensors = {"vectors": vectors, "offsets": offsets, "segment_ids": memory.segment_ids[memory.valid]}
+    back = SummaryMemory.from_tensors(tensors | {"segment_tokens": memory.segment_tokens}, memory.metadata)
     assert back.is_equal(memory.compact())
 
 
@@ -256,10 +254,10 @@ def with_method(memory: SummaryMemory, **settings: str) -> SummaryMemory:
         (lambda m: SummaryMemory.concat_segments(), UsageError, "at least one"),
         (lambda m: SummaryMemory.concat_segments(m, m.select_rows([0])), UsageError, "2 and 1 texts"),
         (lambda m: SummaryMemory.concat_segments(m, make_memory([[1], [1]], soft=True)), UsageError, "soft"),
-        (lambda m: SummaryMemory.concat_rows(m, SummaryMemory.empty(1, 3)), UsageError, "width 5 and 3"),
+        (lambda m: SummaryMemory.concat_rows(m, SummaryMemory.empty(1, 3)), UsageError, "width 5 and .* width 3"),
         (
             lambda m: SummaryMemory.concat_segments(m, make_memory([[1], [1]], with_metadata=True)),
-            CorruptArtifactError,
+            UsageError,
             "has none",
         ),
         (
@@ -276,30 +274,3 @@ def test_memory_rejects_invalid_arguments(
 ) -> None:
     with pytest.raises(error, match=message):
         call(make_memory([[1, 2], [2, 0]]))
-
-
-def test_memory_is_compared_by_identity_and_is_equal_by_content() -> None:
-    memory = make_memory([[1, 2]], with_metadata=True)
-    assert memory.metadata is not None
-    later = replace(memory, metadata=replace(memory.metadata, created="2027-01-01", laconic="9"))
-    assert memory != later
-    assert len({memory, later, memory}) == 2
-    assert memory.is_equal(later)
-    assert not memory.is_equal(replace(memory, metadata=replace(memory.metadata, writer="e" * 64)))
-    assert not memory.is_equal(memory.to(torch.bfloat16))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_memory_refuses_arguments_of_other_types(tmp_path: Path) -> None:
-    memory: Any = make_memory([[1, 2], [2, 0]], with_metadata=True)
-    for rows in (1, [0.0], [True], [], torch.tensor([False, False])):
-        with pytest.raises(UsageError, match="give a list of at least one row number"):
-            memory.select_rows(rows)
-    for budget in ("5", 2.5, True):
-        with pytest.raises(UsageError, match=r"cannot keep .* vectors; give an integer, 0 or more"):
-            memory.keep_top_vectors(budget)
-    for call in (lambda: memory.to(torch.int8), lambda: memory.save(tmp_path / "x", torch.int8)):
-        with pytest.raises(UsageError, match=r"dtype torch\.int8: a memory holds floating-point numbers"):
-            call()
-    with pytest.raises(UsageError, match="is a folder; give the name of a file"):
-        memory.save(tmp_path)

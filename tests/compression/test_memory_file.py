@@ -1,6 +1,6 @@
 """Memory files: contents, dtype, which model may read them, and damaged metadata."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_file import MemoryMetadata, SourceDocument, load_memory
+from laconic.compression.memory_file import MemoryMetadata, SourceDocument
 from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
-from laconic.storage.atomic import save_artifact
+from laconic.storage.atomic import load_artifact, save_artifact
 from tests.compression.test_memory import METADATA, make_memory
 
 FILE = "book.safetensors"
@@ -37,7 +37,8 @@ def test_memory_file_round_trip_in_each_dtype(tmp_path: Path, dtype: torch.dtype
 
 def test_memory_file_contents(tmp_path: Path) -> None:
     memory = save_example(tmp_path)
-    tensors, metadata = load_memory(tmp_path / FILE)
+    tensors, metadata = load_artifact(tmp_path / FILE, "memory")[0], SummaryMemory.load(tmp_path / FILE).metadata
+    assert metadata is not None
     assert tensors.keys() == {"vectors", "offsets", "segment_ids", "segment_tokens"}
     assert torch.equal(tensors["vectors"], memory.to_ragged()[0])
     assert memory.num_bytes == tensors["vectors"].nbytes
@@ -81,9 +82,9 @@ def test_memory_file_fields_that_may_differ_from_the_reader(tmp_path: Path) -> N
 
 def rewrite_file(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
     """Replace entries of a memory file and give it a valid digest, as somebody else could; None removes a tensor."""
-    old_tensors, old_metadata = load_memory(path)
-    new_tensors = {name: x for name, x in {**old_tensors, **tensors}.items() if x is not None}
-    save_artifact(path, new_tensors, "memory", {**asdict(old_metadata), **metadata})
+    old_tensors, old_metadata = load_artifact(path, "memory")
+    new_tensors = {name: x.clone() for name, x in {**old_tensors, **tensors}.items() if x is not None}
+    save_artifact(path, new_tensors, "memory", {**old_metadata, **metadata})
 
 
 DOCUMENT = {"name": "n", "sha256": "s", "tokens": 1, "segments": [1], "first": 0}
@@ -140,7 +141,7 @@ def test_memory_save_rejects_soft_undescribed_and_nonfinite_memories(tmp_path: P
 def test_memory_save_rejects_more_documents_than_a_header_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.compression.memory_file.MAX_JSON_PARTS", 60)
+    monkeypatch.setattr("laconic.compression.saved_memory.MAX_JSON_PARTS", 60)
     with pytest.raises(UsageError, match="2 texts are too many"):
         save_example(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -11,13 +11,11 @@ from torch import Tensor
 from laconic.compression.memory import SummaryMemory
 from laconic.halting.estimators import (
     cost_to_go,
-    exploration_mixture,
     length_penalty,
     mark_priced_if_read,
     ponder_loss,
     reinforce_two_samples,
     sample_column,
-    straight_through_slots,
 )
 from laconic.halting.stop_distribution import (
     StopPosition,
@@ -35,6 +33,7 @@ from laconic.halting.stop_distribution import (
 )
 from tests import tolerances
 from tests.oracles.compare import distance
+from tests.reference.halting import straight_through_slots
 
 EVERY_STOP_POSITION = pytest.mark.parametrize("index", ["after", "before", "mixture"])
 BETA = 0.3
@@ -175,17 +174,6 @@ def test_reinforce_is_unbiased_in_longer_windows() -> None:
     assert distance(torch.autograd.grad(estimate, (first, second)), expected) < tolerances.ORACLE
 
 
-def test_reinforce_importance_weights(table: Tensor) -> None:
-    """Two samples from (1 - e) P + e uniform, weighted by P / mixture, give the gradient of P."""
-    a, B = torch.randn(K).double().requires_grad_(), K**2
-    (expected,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
-    M, N = exploration_mixture(a[None], 0.3, tuple(range(1, K + 1)))[0].detach(), outcomes(2).T
-    log_p, chance = picked(a.expand(2, B, K), N), M[N - 1].prod(0)
-    weight, G = log_p.exp() / M[N - 1], chance * table[N - 1]
-    term = reinforce_two_samples(log_p[..., None], G[..., None], torch.ones(B, 1, dtype=torch.bool), weight[..., None])
-    assert distance(torch.autograd.grad(term, a)[0], expected) < tolerances.ORACLE
-
-
 def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) -> None:
     """For the loss -log of a mean over slots, the gradients of both estimators differ from the exact one."""
     a = torch.randn(1, K).double().requires_grad_()
@@ -200,10 +188,9 @@ def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) 
     (soft,) = torch.autograd.grad(nats(torch.ones(K).double(), log_survival_gate(a)[0]), a)
     through = torch.zeros_like(expected)
     for n in range(1, K + 1):
-        slots = straight_through_slots(a, torch.tensor([n]))
-        assert slots.log_s is not None
+        (valid,), (log_s,) = straight_through_slots(a, torch.tensor([n]))
         chance = length_probs(a)[0, n - 1].detach()
-        through += chance * torch.autograd.grad(nats(slots.valid[0].double(), slots.log_s[0]), a)[0]
+        through += chance * torch.autograd.grad(nats(valid.double(), log_s), a)[0]
     assert distance(soft, expected) > 1e-2
     assert distance(through, expected) > 1e-2
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from laconic.config.config_model import drop_former_options
 from laconic.config.methods import LatentConfig
 from laconic.config.nested import (
     CMSConfig,
@@ -14,7 +15,6 @@ from laconic.config.nested import (
     MixerConfig,
     SelfModifyingOptions,
     TitansOptions,
-    drop_former_options,
 )
 
 
@@ -64,6 +64,10 @@ def test_tables_without_none_are_equal_when_loaded_again(table: Any) -> None:
 def test_former_options_are_dropped_if_they_have_their_default() -> None:
     stored = {"cms": {"donor_map": None, "inner_lr": 0.1}, "mixer": {"titans": {"max_lr": 1.5}}}
     assert drop_former_options(stored) == {"cms": {"inner_lr": 0.1}, "mixer": {"titans": {"max_lr": 1.5}}}
+    compression = {"carry_between_windows": "hard", "bos": None}
+    assert drop_former_options({"compression": compression, "stop_head": {"joint_training": False}}) == {
+        "compression": compression, "stop_head": {},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ CELLS: list[dict[str, Any]] = [
     {"summary": "autoregressive", "trigger_placement": "replace"}, {"memory_policy": "replace"}, {"summary": "pool"},
     {"memory_policy": "fifo", "max_memory_vectors": 9}, {"memory_policy": "budgeted", "max_memory_vectors": 9},
     {"summary": "select"},
-    {"memory_policy": "budgeted", "max_memory_vectors": 9, "summary": "autoregressive"}, {"bos": "first"},
+    {"memory_policy": "budgeted", "max_memory_vectors": 9, "summary": "autoregressive"},
 ]  # fmt: skip
 
 

@@ -41,10 +41,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
     PAPER: (
         "distillation.student_ce_weight", "distillation.teacher_ce_weight",  # CODI, eq. 5
         "stop_head.stop_quantile", "stop_head.stop_threshold", "stop_head.head_only_after",
-        "stop_head.initial_mean_fraction", "stop_head.joint_training", "stop_head.exploration",
-        "stop_head.prior_kl_weight", "stop_head.prior_stop_prob",  # VL10
-        "stop_head.entropy_weight", "stop_head.entropy_floor",  # VL11
-        "stop_head.target_mean_length", "stop_head.cost_step_size", "stop_head.max_length_cost",  # VL13
+        "stop_head.initial_mean_fraction",  # VL13
         "mixer.self_modifying.max_memory_norm", "mixer.self_modifying.mlp_width", "mixer.self_modifying.loss_factor",
         "mixer.titans.decay_half_life", "mixer.titans.mlp_width", "mixer.titans.lr_init",
         "mixer.titans.num_persistent_tokens",  # Titans, eq. 19

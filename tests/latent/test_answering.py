@@ -7,11 +7,7 @@ from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.config.methods import DistillationConfig
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
-from laconic.latent.answering import (
-    AnswerDecoding,
-    decode_answers,
-    prompt_with_question,
-)
+from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_with_question
 from laconic.latent.codi import Codi
 from laconic.latent.pccot import Pccot
 from laconic.latent.thoughts import LatentThoughts

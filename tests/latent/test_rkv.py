@@ -16,14 +16,7 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import KVSelectionConfig
 from laconic.errors import UsageError
 from laconic.latent import codi, rkv
-from laconic.latent.rkv import (
-    answer_logits,
-    importance,
-    redundancy,
-    score,
-    select_tokens,
-    select_top_m,
-)
+from laconic.latent.rkv import answer_logits, importance, redundancy, score, select_tokens, select_top_m
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 from tests.latent.batches import reasoning_batch
@@ -135,14 +128,11 @@ def selected(policy: str, M: int = 3, results: Tensor | None = None, **more: Any
             for row in zip(selection.columns.index, selection.columns.valid, strict=True)]  # fmt: skip
 
 
-def test_policies_crop_uniform_and_boundary() -> None:
+def test_policies_crop_and_uniform() -> None:
     assert selected("crop") == [[[0, 1, 2]] * 2, [[0, 1]] * 2]
     assert selected("uniform") == [[[0, 3, 6]] * 2, [[0, 1]] * 2]
     assert selected("uniform", 1) == [[[0]] * 2, [[0]] * 2]
     assert selected("uniform", 4)[0] == [[0, 2, 4, 6]] * 2
-    bounded = selected("boundary", 4)
-    assert all(columns[0] == 0 and columns[-1] == 6 for columns in bounded[0])
-    assert selected("boundary", 1) == selected("rkv", 1)
 
 
 def test_policy_results_selects_the_marked_columns_in_order() -> None:
@@ -206,7 +196,6 @@ def test_select_tokens_computes_only_answer_times_chain() -> None:
         ({"importance_weight": 1.0}, (True, False)),
         ({"policy": "attention"}, (True, False)),
         ({}, (True, True)),
-        ({"policy": "boundary", "importance_weight": 0.0}, (False, True)),
         *(({"policy": name}, (False, False)) for name in ("crop", "uniform", "random")),
     ],
 )

@@ -11,11 +11,7 @@ from laconic.errors import UsageError
 from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from laconic.latent.rollout import read_after_latents, read_question
-from laconic.latent.stop_head import (
-    StopHead,
-    draw_lengths,
-    keep_first_latents,
-)
+from laconic.latent.stop_head import StopHead, draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining, compute_stop_loss, compute_trial_losses
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_student_targets

@@ -4,31 +4,21 @@
 every step, without a cache, row by row without padding.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def gelu(x: Tensor) -> Tensor:
-    return torch.stack([v * (1 + torch.erf(v / math.sqrt(2))) / 2 for v in x])
-
-
 def map_of(
-    z: Tensor, c: Tensor, r: float, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor,
-    *, norm: str = "rms", rest: bool = True, scaled: bool = True, fed: str = "z",
+    z: Tensor, c: Tensor, r: float, *, norm: str = "rms", scaled: bool = True,
 ) -> Tensor:  # fmt: skip
-    """VL1, state by state, with the inner map; `c` and `r` alone are the scale map."""
+    """VL1, state by state: the scale map."""
     result: list[Tensor] = []
     for x in z:
         square = (x * x).sum()
         size = {"rms": torch.sqrt(square / len(x)), "l2": torch.sqrt(square), "none": 1.0}[norm]
-        scaled_state = c * (r if scaled else 1.0) * x / size
-        inner = scaled_state if fed == "scaled" else x
-        more = torch.stack([W2[i] @ gelu(torch.stack([W1[j] @ inner + b1[j] for j in range(len(W1))])) + b2[i]
-                            for i in range(len(W2))])  # fmt: skip
-        result.append(scaled_state + more if rest else scaled_state)
+        result.append(c * (r if scaled else 1.0) * x / size)
     return torch.stack(result)
 
 
@@ -256,9 +246,7 @@ MISREAD = {
     "VL1": {
         "divided by the L2 norm": lambda *arguments: map_of(*arguments, norm="l2"),
         "raw": lambda *arguments: map_of(*arguments, norm="none"),
-        "without the inner map": lambda *arguments: map_of(*arguments, rest=False),
         "r forgotten": lambda *arguments: map_of(*arguments, scaled=False),
-        "inner map of what was scaled": lambda *arguments: map_of(*arguments, fed="scaled"),
     },
     "VL2": {
         "what is fed back is gated": looped(gated=0.5),

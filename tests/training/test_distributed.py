@@ -167,7 +167,7 @@ def test_ranks_fsdp_with_documents_of_any_length(tmp_path: Path, compression: di
     """Ranks whose rows end after other numbers of segments make equally many passes, and learn as one process does."""
 
     def method() -> nn.Module:
-        head = {"joint_training": True, "length_cost": 0.1} if compression.get("length_policy") == "stop_head" else None
+        head = {"estimator": "soft", "length_cost": 0.1} if compression.get("length_policy") == "stop_head" else None
         return compressor("llama", head, sizes={"vocab_size": 257}, total_steps=3, **compression).float()
 
     def source(whole: bool) -> DocumentDataset:

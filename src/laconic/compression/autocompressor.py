@@ -27,17 +27,15 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import max_segment_tokens, max_segments
 from laconic.compression.segment import MemoryPrompt, build_memory_prompt, resolve_position_scheme
 from laconic.compression.segment_model import SegmentModel
-from laconic.compression.summary_tokens import NO_MEAN_LENGTH, SummaryParameters
+from laconic.compression.summary_tokens import SummaryParameters
 from laconic.compression.training_window import TrainingPhase, WindowRun
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
-from laconic.halting.estimators import PriceState, length_entropy, penalty_ramp, update_price
+from laconic.halting.estimators import length_entropy, penalty_ramp
 from laconic.halting.stop_distribution import RandomStream, expected_length
 from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
-
-GATING_ESTIMATORS = ("soft", "straight_through")  # estimators that gate the attention logits
 
 
 class AutoCompressor(nn.Module):
@@ -82,7 +80,7 @@ class AutoCompressor(nn.Module):
         base_model_context: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
         super().__init__()
-        check_settings(decoder, config, stop_head_config, bos_token_id, base_model_context is not None)
+        check_settings(decoder, config, bos_token_id, base_model_context is not None)
         self.decoder, self.summaries, self.config, self.stop_head_config = decoder, summaries, config, stop_head_config
         self.total_steps, self.seed = total_steps, seed
         self.segment_model = SegmentModel(decoder, summaries, bos_token_id, base_model_context)
@@ -91,13 +89,13 @@ class AutoCompressor(nn.Module):
         """Return what update `step` (from 0) trains: the decoder with predetermined lengths, the head, or both."""
         if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
             return "decoder"
-        if self.stop_head_config.joint_training or self.stop_head_config.estimator in GATING_ESTIMATORS:
+        if self.stop_head_config.estimator == "soft":
             return "joint"
         return "head_only" if step >= self.head_only_step else "decoder"
 
     @property
     def head_only_step(self) -> int:
-        """The update from which only the head is trained, unless it is trained jointly."""
+        """The update from which only the head is trained, unless the estimator is soft."""
         fraction = 0.0 if self.stop_head_config is None else self.stop_head_config.head_only_after
         return math.ceil(fraction * self.total_steps)
 
@@ -148,12 +146,13 @@ class AutoCompressor(nn.Module):
             omega = 1.0
             if phase == "joint":
                 omega = penalty_ramp(batch.step, self.total_steps, head.cost_start, head.cost_ramp)
-            beta = float(self.summaries.price_state[0])
-            loss = loss + length_loss(windows, head, beta, omega, weight, denominators) + self.summaries.zero_loss
+            loss = loss + length_loss(windows, head, omega, weight, denominators) + self.summaries.zero_loss
         if torch.is_grad_enabled() and not loss.requires_grad:  # no segment reads a summary, and reading trains nothing
             loss = loss + sum(0 * parameter.sum() for parameter in self.parameters() if parameter.requires_grad)
-        metrics = self._compute_metrics(windows[0], denominators)
-        return StepOutput(loss, metrics, self._carry_memory(windows[0], memory))
+        carried = windows[0].carried_memory
+        if carried is not None and not self.has_soft_lengths:
+            carried = replace(carried, log_s=None)
+        return StepOutput(loss, self._compute_metrics(windows[0], denominators), carried)
 
     def _check_window(self, batch: DocumentBatch) -> None:
         """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
@@ -164,11 +163,7 @@ class AutoCompressor(nn.Module):
             raise UsageError(
                 f"the batch has {n} segments, but a window has {w}; pass `batch.sequential_parts` one after another"
             )
-        is_gated = self.config.summary == "select" or (
-            self.training_phase(batch.step) == "joint"
-            and self.stop_head_config is not None
-            and self.stop_head_config.estimator in GATING_ESTIMATORS
-        )
+        is_gated = self.config.summary == "select" or self.training_phase(batch.step) == "joint"
         if is_gated and self.decoder.attn_implementation == "flex":
             raise UsageError('attention "flex" has no gradient for a bias, which the gate needs; use "sdpa"')
 
@@ -204,41 +199,14 @@ class AutoCompressor(nn.Module):
             metrics[name] = values.masked_fill(~is_priced, 0.0).sum() / num_compressions
         metrics["at_1"] = ((lengths == 1) & is_priced).sum() / num_compressions
         metrics["at_K"] = ((lengths == self.config.fixed_length) & is_priced).sum() / num_compressions
-        metrics["price"] = self.summaries.price_state[0].float() * is_priced.sum() / num_compressions
+        metrics["price"] = self.stop_head_config.length_cost * is_priced.sum() / num_compressions
         return metrics
-
-    def _carry_memory(self, window: WindowRun, before: SummaryMemory) -> SummaryMemory | None:
-        """Return the memory for the next window: soft if lengths are, unless configured to be hard."""
-        carried = window.carried_memory
-        if carried is None or carried.log_s is None:
-            return carried
-        if not self.has_soft_lengths:
-            return replace(carried, log_s=None)
-        if self.config.carry_between_windows != "hard":
-            return carried
-        new_lengths = window.hard_lengths[:, : carried.num_segments - before.num_segments]
-        return carried.truncate_to(torch.cat([before.vectors_per_segment, new_lengths], 1))
 
     @property
     def has_soft_lengths(self) -> bool:
         """Whether lengths are soft while they are learned."""
         head = self.stop_head_config
         return self.config.length_policy == "stop_head" and head is not None and head.estimator == "soft"
-
-    def after_update(self, metrics: Mapping[str, float]) -> None:
-        """Adjust the price towards the target length, if there is one, after an optimizer step."""
-        head = self.stop_head_config
-        if head is None or head.target_mean_length is None or "expected" not in metrics:
-            return
-        beta, mean = (float(x) for x in self.summaries.price_state)
-        state = update_price(
-            PriceState(beta, None if mean == NO_MEAN_LENGTH else mean),
-            metrics["expected"],
-            head.target_mean_length,
-            head.cost_step_size,
-            head.max_length_cost,
-        )
-        self.summaries.price_state.copy_(torch.tensor([state.beta, state.mean_length], dtype=torch.float64))
 
     def compress(
         self,
@@ -327,19 +295,13 @@ class AutoCompressor(nn.Module):
         return max_segment_tokens(self.decoder.config, self.config, self.segment_model.prefix_length)
 
 
-def check_settings(
-    decoder: Decoder,
-    config: CompressionConfig,
-    stop_head_config: StopHeadConfig | None,
-    bos_token_id: int | None,
-    has_base_model: bool,
-) -> None:
+def check_settings(decoder: Decoder, config: CompressionConfig, bos_token_id: int | None, has_base_model: bool) -> None:
     """Raise `UsageError` for settings that do not fit each other or the decoder."""
     resolve_position_scheme(config, decoder.config)
     if config.adapter_scope == "write" and not has_base_model:
         raise UsageError('adapter_scope = "write" needs an adapter; set train.trainable = "lora"')
-    if config.bos in ("first", "sink") and bos_token_id is None:
-        raise UsageError(f'bos = "{config.bos}", but the tokenizer has no bos token; use "none"')
+    if config.bos == "sink" and bos_token_id is None:
+        raise UsageError('bos = "sink", but the tokenizer has no bos token; use "none"')
     policy, budget = config.memory_policy, config.max_memory_vectors
     if policy == "budgeted" and (config.summary in ("pool", "select") or config.trigger_placement == "replace"):
         key = "summary" if config.trigger_placement == "insert" else "trigger_placement"
@@ -347,6 +309,3 @@ def check_settings(
     least = {"budgeted": 2 * config.fixed_length, "fifo": config.fixed_length}.get(policy, 0)
     if budget is not None and budget < least:
         raise UsageError(f'max_memory_vectors = {budget}: memory_policy = "{policy}" needs at least {least}')
-    is_soft = stop_head_config is not None and stop_head_config.estimator == "soft"
-    if config.carry_between_windows == "soft" and not is_soft:
-        raise UsageError('carry_between_windows = "soft" needs estimator = "soft"; remove carry_between_windows')

@@ -6,23 +6,24 @@ documents. Every operation returns a new value and leaves the old one unchanged;
 Symbols: M slots, valid or not; N segments; s the survival of a slot, 1 where lengths are hard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
-from laconic.compression import memory_arguments as arguments
-from laconic.compression.memory_file import MemoryMetadata, load_memory, memory_to_html, save_memory
-from laconic.errors import CorruptArtifactError, UsageError
+from laconic.compression.memory_file import FILE_KIND, MemoryMetadata
+from laconic.compression.saved_memory import SavedMemory, Target, check_size, list_rows, resolve_target
+from laconic.errors import UsageError
 from laconic.models.cache import RowIndex
 
 
 @dataclass(frozen=True, eq=False)
-class SummaryMemory:
+class SummaryMemory(SavedMemory[MemoryMetadata]):
     """Summary vectors of B texts in document order, oldest first. Build one with `empty` and `append`.
 
     Attributes:
@@ -40,6 +41,10 @@ class SummaryMemory:
         SummaryMemory([9] tokens in [2] vectors of width 4)
     """
 
+    FILE_KIND: ClassVar = FILE_KIND
+    METADATA_TYPE: ClassVar = MemoryMetadata
+    UNIT: ClassVar = "vectors"
+
     vectors: Float[Tensor, "B M D"]
     valid: Bool[Tensor, "B M"]
     segment_ids: Int[Tensor, "B M"]
@@ -50,10 +55,6 @@ class SummaryMemory:
     def __repr__(self) -> str:
         tokens, vectors = (list(map(int, numbers)) for numbers in (self.num_tokens, self.num_vectors))
         return f"SummaryMemory({tokens} tokens in {vectors} vectors of width {self.D})"
-
-    def _repr_html_(self) -> str:
-        documents = () if self.metadata is None else self.metadata.documents
-        return memory_to_html(documents, "vectors", self.num_tokens, self.num_vectors)
 
     @classmethod
     def empty(
@@ -94,6 +95,14 @@ class SummaryMemory:
         return self.valid.sum(1)
 
     @property
+    def sizes(self) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
+        return self.num_tokens, self.num_vectors
+
+    @property
+    def shape_text(self) -> str:
+        return f"{'hard' if self.log_s is None else 'soft'} vectors of width {self.D}"
+
+    @property
     def vectors_per_segment(self) -> Int[Tensor, "B N"]:
         """Number of valid vectors of each segment."""
         N, ids = self.num_segments, self.segment_ids
@@ -125,25 +134,15 @@ class SummaryMemory:
         """Eq. AC6: the same values, detached from the autograd graph."""
         return self.map_tensors(lambda x: x.detach())
 
-    def to(self, device: arguments.Target | None = None, dtype: torch.dtype | None = None) -> "SummaryMemory":
+    def to(self, device: Target | None = None, dtype: torch.dtype | None = None) -> "SummaryMemory":
         """Move to a device and convert the vectors to a dtype; one argument may be either. `log_s` stays float32.
 
         Raises:
             UsageError: If torch cannot use the device, or the dtype is not a floating-point one.
         """
-        device, dtype = arguments.resolve_target(device, dtype)
+        device, dtype = resolve_target(device, dtype)
         moved = self.map_tensors(lambda x: x.to(device))
         return replace(moved, vectors=moved.vectors.to(dtype))
-
-    def is_equal(self, other: "SummaryMemory") -> bool:
-        """Test whether every tensor is equal bit for bit, and the models, method and texts that they come from.
-
-        When they were written, and by which version, is not compared.
-        """
-        mine, theirs = self.tensors(), other.tensors()
-        origins = [None if memory.metadata is None else memory.metadata.origin for memory in (self, other)]
-        same = mine.keys() == theirs.keys() and origins[0] == origins[1]
-        return same and arguments.are_equal_tensors([*mine.values()], [*theirs.values()])
 
     def append(
         self,
@@ -211,7 +210,7 @@ class SummaryMemory:
         Raises:
             UsageError: If there is no index, or one is not an integer or is out of range.
         """
-        rows = arguments.list_rows(rows, self.B)
+        rows = list_rows(rows, self.B)
         index = torch.tensor(rows, device=self.valid.device)
         metadata = self.metadata and self.metadata.select_rows(rows)
         return replace(self.map_tensors(lambda x: x.index_select(0, index)), metadata=metadata)
@@ -240,10 +239,7 @@ class SummaryMemory:
             UsageError: If numbers of rows or widths differ, or if only some memories are soft.
             CorruptArtifactError: If the memories were written by different models.
         """
-        first = check_compatible("concat_segments", memories)
-        odd = next((memory.B for memory in memories if memory.B != first.B), None)
-        if odd is not None:
-            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; give some of equally many texts")
+        first = SummaryMemory.check_joinable("concat_segments", memories, equal_rows=True)
         starts = [sum(memory.num_segments for memory in memories[:i]) for i in range(len(memories))]
         moved = [
             replace(memory, segment_ids=(memory.segment_ids + start).masked_fill(~memory.valid, -1))
@@ -257,7 +253,7 @@ class SummaryMemory:
     @staticmethod
     def concat_rows(*memories: "SummaryMemory") -> "SummaryMemory":
         """Concatenate the rows of all memories into one batch. Raises like `concat_segments`."""
-        first = check_compatible("concat_rows", memories)
+        first = SummaryMemory.check_joinable("concat_rows", memories, equal_rows=False)
         M, N = max(memory.M for memory in memories), max(memory.num_segments for memory in memories)
 
         def pad(memory: SummaryMemory, name: str) -> Tensor:
@@ -275,7 +271,7 @@ class SummaryMemory:
         Raises:
             UsageError: If `budget` is not an integer of 0 or more.
         """
-        arguments.check_size(budget, "vectors", 0)
+        check_size(budget, "vectors", 0)
         log_s = torch.zeros_like(self.valid, dtype=torch.float32) if self.log_s is None else self.log_s
         by_rank = self.ranks_in_segment.masked_fill(~self.valid, self.M).argsort(dim=1, stable=True)
         weight = log_s.masked_fill(~self.valid, -torch.inf).gather(1, by_rank)
@@ -308,23 +304,18 @@ class SummaryMemory:
         return self.vectors[self.valid], F.pad(self.num_vectors.cumsum(0), (1, 0))
 
     @classmethod
-    def from_ragged(
-        cls,
-        vectors: Float[Tensor, "all D"],
-        offsets: Int[Tensor, " rows"],
-        segment_ids: Int[Tensor, " all"],
-        segment_tokens: Int[Tensor, "B N"],
-        metadata: MemoryMetadata | None = None,
-    ) -> "SummaryMemory":
-        """Build a compact memory from `vectors`, `offsets` and `segment_tokens` of `to_ragged`, its `metadata` and the
-        `segment_ids` of the valid slots.
+    def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: MemoryMetadata | None) -> "SummaryMemory":
+        """Build a compact memory with `metadata` from the `tensors` of a file.
+
+        These are vectors and offsets, as `to_ragged` returns them, segment ids of the vectors, and segment tokens.
         """
+        vectors, offsets, segment_ids = (tensors[name] for name in ("vectors", "offsets", "segment_ids"))
         lengths, D = offsets.diff(), vectors.shape[1]
         M = int(lengths.max()) if len(lengths) else 0
         valid = torch.arange(M, device=vectors.device) < lengths[:, None]
         padded = vectors.new_zeros(len(lengths), M, D).masked_scatter(valid[..., None], vectors)
         padded_ids = segment_ids.new_full(valid.shape, -1).masked_scatter(valid, segment_ids)
-        return cls(padded, valid, padded_ids, None, segment_tokens, metadata)
+        return cls(padded, valid, padded_ids, None, tensors["segment_tokens"], metadata)
 
     def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
         """Save the valid vectors and the metadata to one safetensors file.
@@ -340,50 +331,11 @@ class SummaryMemory:
         """
         if self.log_s is not None:
             raise UsageError(f"{path}: a soft memory has no lengths to save; call truncate_to first")
-        if self.metadata is None:
-            raise UsageError(f"{path}: this memory has no metadata that names its reader; set `metadata` first")
-        memory = self if dtype is None else self.to(dtype)
-        vectors, offsets = memory.to_ragged()
-        metadata = replace(self.metadata, dtype=str(vectors.dtype).removeprefix("torch."))
+        vectors, offsets = (self if dtype is None else self.to(dtype)).to_ragged()
         tensors = {
             "vectors": vectors,
             "offsets": offsets,
             "segment_ids": self.segment_ids[self.valid],
             "segment_tokens": self.segment_tokens,
         }
-        save_memory(Path(path), tensors, metadata)
-
-    @classmethod
-    def load(cls, path: str | Path, reader: MemoryMetadata | None = None) -> "SummaryMemory":
-        """Load a memory that `save` wrote, on the CPU and in its stored dtype.
-
-        Args:
-            path: File to read.
-            reader: Metadata that the model would write and the file must fit; `TextCompressor.load_memory` passes it.
-
-        Raises:
-            CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.
-            UsageError: If `reader` is a model, or anything else but metadata.
-        """
-        tensors, metadata = load_memory(Path(path))
-        if reader is not None:
-            metadata.check_reader(Path(path).name, reader)
-        return cls.from_ragged(**tensors, metadata=metadata)
-
-
-def check_compatible(operation: str, memories: Sequence[SummaryMemory]) -> SummaryMemory:
-    """Return the first memory; raise if the memories cannot be concatenated."""
-    if not memories:
-        raise UsageError(f"{operation}: expected at least one memory")
-    first = memories[0]
-    for memory in memories[1:]:
-        if memory.D != first.D:
-            raise UsageError(f"{operation}: vectors of width {first.D} and {memory.D}; use memories of one model")
-        if (memory.log_s is None) != (first.log_s is None):
-            raise UsageError(f"{operation}: a soft memory and a hard one; call truncate_to on the soft one first")
-        if memory.metadata is None or first.metadata is None:
-            if memory.metadata is not first.metadata:
-                raise CorruptArtifactError(f"{operation}: one memory has metadata and another has none")
-        else:
-            memory.metadata.check_joinable(operation, first.metadata)
-    return first
+        self.write(path, tensors, vectors.dtype)

@@ -3,19 +3,16 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
-from jaxtyping import Int, Shaped
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from laconic.console import to_html_table
-from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
-from laconic.storage.atomic import check_finite, load_artifact, save_artifact
-from laconic.storage.strict_json import MAX_JSON_PARTS, to_canonical_json
+from laconic.config.config_model import drop_former_options
+from laconic.errors import CorruptArtifactError, UsageError
+from laconic.storage.strict_json import to_canonical_json
 
 FILE_KIND = "memory"
 OVERWRITING_POLICIES = ("replace", "budgeted")  # memory policies by which a segment can overwrite older ones
@@ -62,6 +59,15 @@ class BaseMetadata(ABC):
     def shape_text(self) -> str:
         """Family and sizes of the model, for messages."""
 
+    @abstractmethod
+    def first_invalid_tensor(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Return the name of a tensor that is missing, unknown, or inconsistent with others; None if all are good."""
+
+    @property
+    def origin(self) -> tuple[object, ...]:
+        """The weights, method and texts that a memory comes from."""
+        return tuple(getattr(self, name) for name in (*self.JOINED_FIELDS, "method", "documents"))
+
     def select_rows(self: Metadata, rows: Sequence[int]) -> Metadata:
         return replace(self, documents=tuple(self.documents[row] for row in rows))
 
@@ -98,7 +104,7 @@ class BaseMetadata(ABC):
     def from_json(cls: type[Metadata], file: str, data: Mapping[str, Any]) -> Metadata:
         """Parse the metadata of a file. Raises `CorruptArtifactError` if a field is malformed."""
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+            return TypeAdapter(cls).validate_json(json.dumps(drop_former_options(data)), strict=True)
         except ValidationError as error:
             name = error.errors()[0]["loc"][0]
             raise CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use an intact copy") from None
@@ -135,11 +141,6 @@ class MemoryMetadata(BaseMetadata):
         """Whether a segment's vectors may also summarise older segments."""
         return (self.method.get("compression") or {}).get("memory_policy") in OVERWRITING_POLICIES
 
-    @property
-    def origin(self) -> tuple[object, ...]:
-        """The weights that wrote and may read a memory, the method, and the texts."""
-        return self.reader, self.writer, self.tokenizer, self.method, self.positions, self.bos, self.documents
-
     def slice_segments(self, start: int, stop: int) -> "MemoryMetadata":
         """Return the metadata of the segments `start` to `stop`."""
         cut = ([document.slice_segments(start, stop) for document in row] for row in self.documents)
@@ -154,20 +155,33 @@ class MemoryMetadata(BaseMetadata):
         ]
         return replace(parts[0], documents=tuple(sum(rows, ()) for rows in zip(*moved, strict=True)))
 
-
-def memory_to_html(
-    documents: Sequence[Sequence[SourceDocument]],
-    unit: str,
-    num_tokens: Int[Tensor, " B"],
-    sizes: Shaped[Tensor, " B"],
-) -> str:
-    """Return a table with the texts of each row, if they are known, their tokens, and how many `unit` they became."""
-    names = [", ".join(document.name for document in row) for row in documents] or map(str, range(len(sizes)))
-    cells = zip(names, num_tokens, sizes, strict=True)
-    return to_html_table(
-        ("text", "tokens", unit),
-        [(name, f"{int(n):,}", f"{float(size):,.1f}".removesuffix(".0")) for name, n, size in cells],
-    )
+    def first_invalid_tensor(self, tensors: Mapping[str, Tensor]) -> str | None:
+        dimensions = {"vectors": 2, "offsets": 1, "segment_ids": 1, "segment_tokens": 2}
+        bad = min(tensors.keys() ^ dimensions.keys(), default=None)
+        if bad is not None:
+            return bad
+        for name, ndim in dimensions.items():
+            x = tensors[name]
+            if x.ndim != ndim or (x.dtype != torch.long if name != "vectors" else not x.is_floating_point()):
+                return name
+        vectors, offsets, segment_ids, segment_tokens = (tensors[name] for name in dimensions)
+        num_rows, lengths = len(self.documents), offsets.diff()
+        if vectors.shape[1] != self.width or vectors.dtype.itemsize == 1:
+            return "vectors"
+        if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
+            return "offsets"
+        tokens = [sum(sum(document.segments) for document in row) for row in self.documents]
+        if segment_tokens.shape[0] != num_rows or bool((segment_tokens < 0).any()):
+            return "segment_tokens"
+        if not torch.equal(segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long)):
+            return "segment_tokens"
+        if len(segment_ids) != len(vectors) or not bool(
+            ((segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])).all()
+        ):
+            return "segment_ids"
+        row = torch.arange(num_rows).repeat_interleave(lengths)
+        is_sorted = (segment_ids.diff() >= 0) | (row.diff() > 0)
+        return None if bool(is_sorted.all()) else "segment_ids"
 
 
 def abbreviate_hash(fingerprint: str) -> str:
@@ -179,70 +193,3 @@ def format_setting(value: object) -> str:
     """Format a value in at most 60 characters, and a hash shorter."""
     text = abbreviate_hash(value) if isinstance(value, str) else to_canonical_json(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
-
-
-def check_file_path(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give the name of a file, such as {path / 'memory.safetensors'}")
-
-
-def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:
-    check_file_path(path)
-    data = asdict(metadata)
-    text = to_canonical_json(data)
-    if sum(map(text.count, ",[{")) > MAX_JSON_PARTS // 2:
-        raise UsageError(
-            f"{path}: {len(metadata.documents):,} texts are too many for one memory file; write several files"
-        )
-    save_artifact(path, tensors, FILE_KIND, data, is_named=True)
-
-
-def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
-    tensors, data = load_artifact(path, FILE_KIND)
-    metadata = MemoryMetadata.from_json(path.name, data)
-    check_tensors(path.name, first_invalid_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})
-    return tensors, metadata
-
-
-def check_tensors(file: str, bad: str | None, tensors: Mapping[str, Tensor | None]) -> None:
-    """Raise `CorruptArtifactError` for a `bad` tensor (missing or inconsistent), or for numbers that are not finite."""
-    if bad is not None:
-        raise CorruptArtifactError(
-            f"memory: {file}: {bad} is missing or inconsistent with the other tensors; use an intact copy"
-        )
-    try:
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                check_finite(name, tensor)
-    except NonFiniteError as error:
-        raise CorruptArtifactError(f"memory: {file}: {error}; compress again") from None
-
-
-def first_invalid_tensor(tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> str | None:
-    """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good."""
-    dimensions = {"vectors": 2, "offsets": 1, "segment_ids": 1, "segment_tokens": 2}
-    bad = min(tensors.keys() ^ dimensions.keys(), default=None)
-    if bad is not None:
-        return bad
-    for name, ndim in dimensions.items():
-        x = tensors[name]
-        if x.ndim != ndim or (x.dtype != torch.long if name != "vectors" else not x.is_floating_point()):
-            return name
-    vectors, offsets, segment_ids, segment_tokens = (tensors[name] for name in dimensions)
-    num_rows, lengths = len(metadata.documents), offsets.diff()
-    if vectors.shape[1] != metadata.width or vectors.dtype.itemsize == 1:
-        return "vectors"
-    if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
-        return "offsets"
-    tokens = [sum(sum(document.segments) for document in row) for row in metadata.documents]
-    if segment_tokens.shape[0] != num_rows or bool((segment_tokens < 0).any()):
-        return "segment_tokens"
-    if not torch.equal(segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long)):
-        return "segment_tokens"
-    if len(segment_ids) != len(vectors) or not bool(
-        ((segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])).all()
-    ):
-        return "segment_ids"
-    row = torch.arange(num_rows).repeat_interleave(lengths)
-    is_sorted = (segment_ids.diff() >= 0) | (row.diff() > 0)
-    return None if bool(is_sorted.all()) else "segment_ids"

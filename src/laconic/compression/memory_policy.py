@@ -102,16 +102,15 @@ def max_segments(
 ) -> int | None:
     """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit.
 
-    Each becomes `num_vectors`, by default the configured number; with "reserved" positions it takes as many anyway.
+    Each becomes `num_vectors`, by default the configured number.
     """
-    room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens)
-    if room is None:
+    room, n = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens), config.fixed_length
+    budget = config.max_memory_vectors or n
+    if config.length_policy == "fixed":
+        budget -= budget % n  # which is never exceeded, as all segments have n
+    if room is None or (config.memory_policy != "accumulate" and room >= budget):
         return None
-    if config.memory_policy != "accumulate" and room >= (config.max_memory_vectors or config.fixed_length):
-        return None
-    is_reserved = resolve_position_scheme(config, decoder_config) == "reserved"
-    n = config.fixed_length if num_vectors is None or is_reserved else num_vectors
-    return room // n + 1 if room >= 0 else 0
+    return room // (num_vectors or n) + 1 if room >= 0 else 0
 
 
 def check_fits(

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 
-PositionScheme = Literal["contiguous", "reserved", "zero"]
+PositionScheme = Literal["contiguous", "zero"]
 StopCheck = Callable[[Tensor], bool]
 
 
@@ -68,47 +67,9 @@ def resolve_position_scheme(config: CompressionConfig, decoder_config: DecoderCo
     return config.summary_positions or default
 
 
-def build_bos_mask(config: CompressionConfig, memory: SummaryMemory, bos_token_id: int | None) -> Bool[Tensor, "B b"]:
-    """Mark the rows whose prompt begins with bos; the mask has one column, or none if no row has a bos."""
-    is_first = memory.num_tokens == 0
-    if bos_token_id is None or config.bos not in ("sink", "first"):
-        return memory.valid[:, :0]
-    if config.bos == "first" and not bool(is_first.any()):
-        return memory.valid[:, :0]
-    return (is_first if config.bos == "first" else torch.ones_like(is_first))[:, None]
-
-
-def build_position_ids(
-    scheme: PositionScheme,
-    K: int,
-    bos_mask: Bool[Tensor, "B b"],
-    memory: SummaryMemory,
-    attention_mask: Bool[Tensor, "B T"],
-    num_summaries: int,
-) -> Int[Tensor, "B P"] | None:
-    """Compute position ids of bos, memory, text and summary positions.
-
-    - "contiguous": consecutive positions, returned as None, the decoder's default.
-    - "zero": memory and summaries have no position (-1), and the text has those it has alone.
-    - "reserved": every segment of the memory takes K positions, however many vectors it has.
-    """
-    if scheme == "contiguous":
-        return None
-    num_bos, text = bos_mask.sum(1, keepdim=True), attention_mask.cumsum(1)
-    bos = text.new_zeros(bos_mask.shape)
-    if scheme == "zero":
-        memory_ids = bos.new_full(memory.valid.shape, -1)
-        summary_ids = bos.new_full((len(text), num_summaries), -1)
-        return torch.cat([bos, memory_ids, (num_bos + text - 1) * attention_mask, summary_ids], 1)
-    is_written = memory.vectors_per_segment > 0
-    order = F.pad(is_written.cumsum(1) - 1, (0, 1))
-    # an empty slot has segment -1, whose remainder is the column of padding
-    segment_start = num_bos + K * order.gather(1, memory.segment_ids % order.shape[1])
-    memory_ids = (segment_start + memory.ranks_in_segment) * memory.valid
-    text_start = num_bos + K * is_written.sum(1, keepdim=True)
-    summary_start = text_start + attention_mask.sum(1, keepdim=True)
-    summary_ids = summary_start + torch.arange(num_summaries, device=text.device)
-    return torch.cat([bos, memory_ids, (text_start + text - 1) * attention_mask, summary_ids], 1)
+def count_prefix(config: CompressionConfig, bos_token_id: int | None) -> int:
+    """Return 1 if bos precedes every memory, else 0."""
+    return int(bos_token_id is not None and config.bos == "sink")
 
 
 def build_memory_prompt(
@@ -119,18 +80,23 @@ def build_memory_prompt(
     text_mask: Bool[Tensor, "B T"] | None = None,
     num_summaries: int = 0,
 ) -> MemoryPrompt:
-    """Build [bos; M_{i-1}]; mask and position ids include a text and summary positions after it, if any."""
-    bos_mask = build_bos_mask(config, memory, bos_token_id)
+    """Build [bos; M_{i-1}]; mask and position ids include a text and summary positions after it, if any.
+
+    With "zero" positions, memory and summaries have none (-1), and the text has those that it has alone.
+    """
     embeds = memory.vectors.to(decoder.token_embedding.weight.dtype)
     text_mask = memory.valid[:, :0] if text_mask is None else text_mask
-    if bos_mask.shape[1]:
-        bos = torch.full_like(bos_mask, bos_token_id or 0, dtype=torch.long)
+    bos = embeds.new_full((memory.B, count_prefix(config, bos_token_id)), bos_token_id or 0, dtype=torch.long)
+    if bos.shape[1]:
         embeds = torch.cat([decoder.embed(bos), embeds], 1)
-    mask = torch.cat([bos_mask, memory.valid, text_mask, text_mask.new_ones(len(text_mask), num_summaries)], 1)
-    scheme = resolve_position_scheme(config, decoder.config)
-    return MemoryPrompt(
-        embeds, mask, build_position_ids(scheme, config.fixed_length, bos_mask, memory, text_mask, num_summaries)
-    )
+    summary_mask = text_mask.new_ones(memory.B, num_summaries)
+    mask = torch.cat([torch.ones_like(bos, dtype=torch.bool), memory.valid, text_mask, summary_mask], 1)
+    position_ids = None
+    if resolve_position_scheme(config, decoder.config) == "zero":
+        text_ids = (bos.shape[1] + text_mask.cumsum(1) - 1) * text_mask
+        memory_ids, summary_ids = (x.long().fill_(-1) for x in (memory.valid, summary_mask))
+        position_ids = torch.cat([torch.zeros_like(bos), memory_ids, text_ids, summary_ids], 1)
+    return MemoryPrompt(embeds, mask, position_ids)
 
 
 def read_segment(

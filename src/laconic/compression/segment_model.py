@@ -22,12 +22,12 @@ from laconic.compression.segment import (
     CompressionOutput,
     StopCheck,
     build_memory_prompt,
+    count_prefix,
     generate_summaries,
     mark_last_valid,
     masked_mean,
     read_segment,
     replace_last_with_trigger,
-    resolve_position_scheme,
 )
 from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
@@ -74,9 +74,7 @@ class SegmentModel:
 
     def reading_context(self) -> AbstractContextManager[object]:
         """Return the context for reading; with adapter_scope "write" it disables the adapter."""
-        if self.config.adapter_scope == "write" and self.base_model_context is not None:
-            return self.base_model_context()
-        return nullcontext()
+        return self.teacher_context() if self.config.adapter_scope == "write" else nullcontext()
 
     def empty_memory(self, B: int) -> SummaryMemory:
         table = self.decoder.token_embedding.weight
@@ -84,14 +82,11 @@ class SegmentModel:
 
     @property
     def prefix_length(self) -> int:
-        return int(self.bos_token_id is not None and self.config.bos in ("sink", "first"))
+        return count_prefix(self.config, self.bos_token_id)
 
     def check_fits(self, memory: SummaryMemory, segment_tokens: int, *, compresses: bool = True) -> None:
-        num_slots = memory.M
-        if resolve_position_scheme(self.config, self.decoder.config) == "reserved":
-            num_slots = int((memory.vectors_per_segment > 0).sum(1).amax()) * self.config.fixed_length
         check_fits(
-            self.decoder.config, self.config, self.prefix_length, segment_tokens, num_slots, compresses=compresses
+            self.decoder.config, self.config, self.prefix_length, segment_tokens, memory.M, compresses=compresses
         )
 
     def apply_gate(self, memory: SummaryMemory) -> SummaryMemory:
@@ -226,7 +221,9 @@ class SegmentModel:
             logits = head(rows)
             logits = logits.to(accumulation_dtype(logits.dtype))
             nll, is_correct = score_rows(lambda _: logits, rows, labels)
-            zeros, teacher_logits = nll.new_zeros(len(targets)), self.teacher_logits(teacher_states[at])
+            zeros = nll.new_zeros(len(targets))
+            with torch.no_grad(), self.teacher_context():
+                teacher_logits = self.decoder.logits(teacher_states[at])
             student_logits = logits[:, : teacher_logits.shape[1]]  # without control rows
             kl = zeros.index_add(
                 0, at[0], distillation_loss(student_logits, teacher_logits, self.config.distillation_temperature)
@@ -247,11 +244,6 @@ class SegmentModel:
     def is_read_like_teacher(self, memory: SummaryMemory) -> bool:
         """Return whether a text after this memory is read as the teacher reads it: without adapter, after nothing."""
         return memory.M == 0 and self.config.adapter_scope == "write"
-
-    @torch.no_grad()
-    def teacher_logits(self, hidden_states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        with self.teacher_context():
-            return self.decoder.logits(hidden_states)
 
     def teacher_context(self) -> AbstractContextManager[object]:
         """Return the context in which the decoder is the teacher: without its adapter, if it has one."""

@@ -25,7 +25,6 @@ from laconic.models.init import NORMAL_STD, build_seeded_linear
 from laconic.storage.saved_module import SavedModule
 
 TRIGGER_ROW, STOP_ROW = 0, 1  # rows of `control`
-NO_MEAN_LENGTH = -1.0  # the mean length in `price_state` before the first adjustment
 
 
 class SummaryParameters(SavedModule):
@@ -33,9 +32,9 @@ class SummaryParameters(SavedModule):
 
     Parameters are at least float32, whatever the decoder's dtype. None of them is a scalar, because FSDP cannot shard
     scalars. Saved files have their names: `tokens` are the summary tokens e, `start` is the trigger, `steps` its step
-    embeddings, `control` the vocabulary rows of trigger and stop. `scale`, `inner`, `outer` and `residual` belong to
-    the map A, `u` and `b` to the stop head, `ratio` to the classifier of lengths, `v` and `c` to the selection score.
-    `r` is the mean rms of token embeddings.
+    embeddings, `control` the vocabulary rows of trigger and stop. `scale` and `residual` belong to the map A, `u` and
+    `b` to the stop head, `ratio` to the classifier of lengths, `v` and `c` to the selection score. `r` is the mean rms
+    of token embeddings.
 
     Args:
         stop_head_config: Settings of learned lengths; required for length_policy "stop_head" and "classifier".
@@ -67,7 +66,9 @@ class SummaryParameters(SavedModule):
         self.register_buffer("r", torch.tensor(norm, dtype=dtype))
         generator = torch.Generator().manual_seed(seed)
         self.add_summary_tokens(table, eos_token_id, generator)
-        self.add_map(generator)
+        self.scale = None if config.resolved_summary_map == "none" else nn.Parameter(torch.ones(1, dtype=dtype))
+        D, copies = self.width, self.copies_last_tokens
+        self.residual = nn.Parameter(torch.zeros(D, D, dtype=dtype)) if copies else None
         self.add_heads(generator)
         self.to(table.device)
 
@@ -114,19 +115,8 @@ class SummaryParameters(SavedModule):
     def param_dtype(self) -> torch.dtype:
         return self.r.dtype
 
-    def add_map(self, generator: torch.Generator) -> None:
-        kind = self.config.resolved_summary_map
-        self.scale = nn.Parameter(torch.ones(1, dtype=self.param_dtype)) if kind != "none" else None
-        self.inner = self.outer = None
-        D = self.width
-        self.residual = nn.Parameter(torch.zeros(D, D, dtype=self.param_dtype)) if self.copies_last_tokens else None
-        if kind == "mlp":
-            self.inner, self.outer = (build_seeded_linear(D, D, generator).to(self.param_dtype) for _ in range(2))
-            nn.init.zeros_(self.outer.weight)
-            nn.init.zeros_(self.outer.bias)
-
     def add_heads(self, generator: torch.Generator) -> None:
-        """Create the stop head or the ratio classifier, and the buffer of the price and the mean length."""
+        """Create the stop head or the ratio classifier."""
         config, head, D = self.config, self.stop_head_config, self.width
         has_stop_head = head is not None and config.length_policy == "stop_head" and head.head == "linear"
         self.u = nn.Parameter(torch.zeros(D, dtype=self.param_dtype)) if has_stop_head else None
@@ -143,7 +133,8 @@ class SummaryParameters(SavedModule):
                 for p in self.ratio.parameters():
                     p /= 1.0 if head is None else head.head_lr_multiplier
         price = 0.0 if head is None else head.length_cost
-        self.register_buffer("price_state", torch.tensor([price, NO_MEAN_LENGTH], dtype=torch.float64))
+        # files have the price, and a mean length that no longer moves it
+        self.register_buffer("price_state", torch.tensor([price, -1.0], dtype=torch.float64))
 
     @property
     def zero_loss(self) -> Float[Tensor, ""]:
@@ -168,7 +159,7 @@ class SummaryParameters(SavedModule):
     def map_to_vectors(
         self, z: Float[Tensor, "*B D"], last_embeds: Float[Tensor, "*B D"] | None = None
     ) -> Float[Tensor, "*B D"]:
-        """Eq. VL1: A(z) = z; "scale": scale r z / rms(z); "mlp": that + W2 gelu(W1 z). The dtype is that of z.
+        """Eq. VL1: A(z) = z, or with "scale" scale r z / rms(z). The dtype is that of z.
 
         With summary_init "last_tokens", see `add_mapped_states` instead.
         """
@@ -177,11 +168,8 @@ class SummaryParameters(SavedModule):
             return add_mapped_states(last_embeds, z, self.residual, self.r)
         if self.scale is None:
             return z
-        x = z.to(self.param_dtype)
-        vectors: Tensor = self.scale * self.r * self.width**0.5 * F.normalize(x, dim=-1)
-        if self.inner is not None and self.outer is not None:
-            vectors = vectors + self.outer(F.gelu(self.inner(x)))
-        return vectors.to(z.dtype)
+        unit = F.normalize(z.to(self.param_dtype), dim=-1)
+        return (self.scale * self.r * self.width**0.5 * unit).to(z.dtype)
 
     def loop_input(self, t: int, z: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
         """Return the input of step t (from 1) of the autoregressive loop: A(z_{t-1}) + step_t, never gated."""

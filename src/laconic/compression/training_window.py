@@ -19,14 +19,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors
 from laconic.compression.segment import CompressionOutput
 from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
-from laconic.halting.estimators import (
-    expected_memory_size,
-    exploration_mixture,
-    first_slots_mask,
-    mean_field_slots,
-    sample_column,
-    straight_through_slots,
-)
+from laconic.halting.estimators import expected_memory_size, first_slots_mask, mean_field_gate, sample_column
 from laconic.halting.stop_distribution import (
     RandomStream,
     draw_uniforms,
@@ -59,7 +52,6 @@ class WindowRun:
         memory_sizes: Expected number of vectors that each segment reads, [B, w].
         trial_losses: Loss in nats of the segment after each compression, for every possible length, [B, A] each.
         length_log_probs: Log probability of the sampled lengths, [B] each.
-        importance_weights: P / exploration mixture of the sampled lengths, [B] each.
         carried_memory: The memory that the next window begins with.
     """
 
@@ -88,7 +80,6 @@ class WindowRun:
         self.first_states: list[Tensor | None] = [None] * self.w
         self.trial_losses: list[Tensor | None] = [None] * self.w
         self.length_log_probs: list[Tensor] = [zero[:, 0]] * self.w
-        self.importance_weights: list[Tensor] = [zero[:, 0] + 1] * self.w
         self.is_read_hard = self.sample_hard_rows()
         self.pending_trial: tuple[SummaryMemory, CompressionOutput, Tensor] | None = None
         self.targets = build_window_targets(model, batch)
@@ -105,11 +96,7 @@ class WindowRun:
         return self
 
     def run_segment(
-        self,
-        i: int,
-        input_ids: Int[Tensor, "B T"],
-        attention_mask: Bool[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        self, i: int, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"]
     ) -> None:
         """Read segment `i` after the current memory, and compress it if its vectors are needed."""
         model, is_read, compresses = self.model, i < self.w - 1, self.should_compress(i)
@@ -229,7 +216,9 @@ class WindowRun:
     def sample_vectors(
         self, i: int, compressed: CompressionOutput, attention_mask: Bool[Tensor, "B T"]
     ) -> SegmentVectors:
-        """Return the vectors as the estimator requires: gated, or as many as the stop head samples."""
+        """Return as many vectors as the stop head samples; with "soft", all in rows that do not read hard, gated by
+        their survival (Eq. VL19).
+        """
         model, config = self.model, self.stop_head_config
         assert config is not None
         z, has_text, stop_position = compressed.summary_states, attention_mask.any(1), config.stop_position
@@ -238,37 +227,18 @@ class WindowRun:
             a = mask_disallowed_stops(logits, self.config.possible_lengths, stop_position)
             log_p = length_log_probs(a, stop_position)
         self.a[i] = a
-        exploration = config.exploration if config.joint_training else 0.0
-        p = exploration_mixture(a, exploration, self.candidate_lengths, stop_position).detach()
-        column = sample_column(p, self.draw_uniforms(self.stream, i, 1)[:, 0])
-        N = column + (a.shape[1] + 1 - p.shape[1])  # the first column is length 0 or 1, the last is K
+        column = sample_column(log_p.detach().exp(), self.draw_uniforms(self.stream, i, 1)[:, 0])
+        N = column + (a.shape[1] + 1 - log_p.shape[1])  # the first column is length 0 or 1, the last is K
         with torch.enable_grad():
             self.length_log_probs[i] = log_p.gather(1, column[:, None])[:, 0]
-        self.importance_weights[i] = self.length_log_probs[i].detach().exp() / p.gather(1, column[:, None])[:, 0]
         self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(~has_text, 0)
         vectors = model.summaries.map_to_vectors(z, compressed.last_embeds)
         sampled = first_slots_mask(N, a.shape[1]) & has_text[:, None]
-        if config.estimator in ("ponder", "reinforce"):
+        if config.estimator != "soft":
             return SegmentVectors(vectors, sampled)
-        if config.estimator == "straight_through":
-            slots = straight_through_slots(a, N, stop_position)
-            return SegmentVectors(vectors, sampled, None if slots.log_s is None else slots.log_s.float())
-        return self.soft_vectors(vectors, a, sampled, has_text)
-
-    def soft_vectors(
-        self,
-        vectors: Float[Tensor, "B K D"],
-        a: Float[Tensor, "B K"],
-        sampled_mask: Bool[Tensor, "B K"],
-        has_text: Bool[Tensor, " B"],
-    ) -> SegmentVectors:
-        """Return all vectors gated by their survival; in rows that read hard, the sampled ones without a gate."""
-        assert self.stop_head_config is not None
-        slots, is_hard = mean_field_slots(a, self.stop_head_config.stop_position), self.is_read_hard[:, None]
-        assert slots.log_s is not None
-        log_s = slots.log_s.masked_fill(is_hard, 0.0)
-        valid = torch.where(is_hard, sampled_mask, slots.valid & has_text[:, None])
-        return SegmentVectors(vectors, valid, log_s.float())
+        is_hard = self.is_read_hard[:, None]
+        valid = torch.where(is_hard, sampled, has_text[:, None])
+        return SegmentVectors(vectors, valid, mean_field_gate(a, stop_position).masked_fill(is_hard, 0.0).float())
 
     def inference_lengths(self, a: Float[Tensor, "B K"], N: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
         """Return the lengths by the inference rule, for logging; N itself if that rule samples."""

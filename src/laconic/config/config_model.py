@@ -1,9 +1,26 @@
 """The base class of all recipe tables, and the number ranges that several tables use. Nothing here imports torch."""
 
 import os
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+# Former options that runs, models, states and memories store with their default values
+FORMER_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "max_lr": (1.0,), "reset_every": (None,), "global_chunk_size": (None,), "new_level_init": ("zero",),
+    "donor_map": (None,), "forbid_unknown_fields": (False,), "reduction": ("mean",), "carry_between_windows": (None, "soft"), "joint_training": (False,),
+    "exploration": (0.3,), "prior_kl_weight": (0.0,), "prior_stop_prob": (0.25,), "entropy_weight": (0.0,),
+    "entropy_floor": (0.0,), "target_mean_length": (None,), "cost_step_size": (0.01,), "max_length_cost": (10.0,),
+}  # fmt: skip
+
+
+def drop_former_options(content: Any) -> Any:
+    """Return stored options, or a recipe with its tables, without former options that have their default value."""
+    if not isinstance(content, Mapping):
+        return content
+    items = cast(Mapping[str, Any], content).items()
+    return {name: drop_former_options(value) for name, value in items if value not in FORMER_DEFAULTS.get(name, ())}
 
 
 def path_to_text(value: Any) -> Any:

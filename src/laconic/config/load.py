@@ -13,8 +13,8 @@ from typing import Any, cast
 import tomli_w
 from pydantic import ValidationError
 
+from laconic.config.config_model import drop_former_options
 from laconic.config.data import is_row_file
-from laconic.config.nested import drop_former_options
 from laconic.config.notes import list_notes
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,

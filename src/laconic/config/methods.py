@@ -75,7 +75,7 @@ class DistillationConfig(ConfigModel):
 class KVSelectionConfig(ConfigModel):
     """[kv_selection]: which chain tokens' keys and values KaVa distils (R-KV and its controls)."""
 
-    policy: Literal["rkv", "results", "cosine", "attention", "crop", "uniform", "random", "boundary"] = "rkv"
+    policy: Literal["rkv", "results", "cosine", "attention", "crop", "uniform", "random"] = "rkv"
     """score that ranks the chain tokens; results: the last number of each step; the rest are controls"""
     importance_weight: Fraction = 0.1
     """lambda, weight of importance against redundancy"""
@@ -88,18 +88,16 @@ class KVDistillationConfig(ConfigModel):
     """alpha2, weight of the loss on keys and values"""
     distance: Distance = "smooth_l1"
     """distance between keys or values; mse is not halved"""
-    reduction: Literal["mean", "row_mean", "paper_sum"] = "mean"
-    """mean over all targets; mean of row means; or the printed sum, L G E times larger"""
-    scale: Literal["layer", "global", "each_side", "none"] = "none"
-    """divisor of the loss: standard deviation per layer, over all, of each side, or 1"""
+    scale: ScaleKind = "none"
+    """divisor of the loss: standard deviation per layer, over all, or 1"""
     scale_power: Literal[1, 2] = 1
     """power of that standard deviation"""
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
     """distilled layers; default: all"""
     key_space: Literal["post_rope", "pre_rope"] = "post_rope"
     """keys after rotation, as a cache stores them, or before"""
-    short_chain_targets: Literal["mask", "zero", "repeat"] = "mask"
-    """targets of the slots beyond a chain shorter than M"""
+    short_chain_targets: Literal["mask", "zero"] = "mask"
+    """targets of the slots beyond a chain shorter than M: none, or zeros"""
 
 
 class IcotConfig(ConfigModel):
@@ -148,16 +146,16 @@ class CompressionConfig(ConfigModel):
     """possible numbers of vectors; default: 1 to max_vectors"""
     max_memory_vectors: NumVectors | None = None
     """maximum memory size for budgeted and fifo"""
-    summary_map: Literal["none", "scale", "mlp"] | None = None
+    summary_map: Literal["none", "scale"] | None = None
     """map from hidden state to vector (Eq. VL1); default: scale if autoregressive, else none"""
     step_embedding: bool = True
     """autoregressive: add a learned embedding of the step"""
     summary_init: Literal["eos", "normal", "last_tokens"] | None = None
     """initial summary tokens: the eos embedding with noise; noise; the segment's last tokens, which are then also the
     untrained vectors (Eq. VL29); default: last_tokens for parallel summaries of checkpoints, else eos"""
-    summary_positions: Literal["contiguous", "reserved", "zero"] | None = None
+    summary_positions: Literal["contiguous", "zero"] | None = None
     """position ids of memory and summaries; default: contiguous with RoPE, zero with a position table"""
-    bos: Literal["none", "first", "sink"] | None = None
+    bos: Literal["none", "sink"] | None = None
     """use of the bos token; default: sink if the tokenizer adds one, else none"""
     trigger_placement: Literal["insert", "replace"] = "insert"
     """autoregressive: put the trigger after the text, or in place of its last token"""
@@ -171,8 +169,6 @@ class CompressionConfig(ConfigModel):
     """mean over all scored tokens of an update, or sum of the windows' means"""
     checkpoint_segments: bool = False
     """recompute each segment in the backward pass to save memory"""
-    carry_between_windows: Literal["hard", "soft"] | None = None
-    """memory handed to the next window; default: hard if lengths were hard, else soft"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":
@@ -226,7 +222,7 @@ class CompressionConfig(ConfigModel):
         return self.num_vectors or self.possible_lengths[-1]
 
     @property
-    def resolved_summary_map(self) -> Literal["none", "scale", "mlp"]:
+    def resolved_summary_map(self) -> Literal["none", "scale"]:
         """`summary_map`, or its default for this kind of summary."""
         return self.summary_map or ("scale" if self.summary == "autoregressive" else "none")
 
@@ -234,8 +230,8 @@ class CompressionConfig(ConfigModel):
 class StopHeadConfig(ConfigModel):
     """[stop_head]: how the number of summary vectors of a segment is learned and decided."""
 
-    estimator: Literal["ponder", "reinforce", "soft", "straight_through"] = "ponder"
-    """gradient of the stop head: expectation over every length; REINFORCE; mean field; straight through"""
+    estimator: Literal["ponder", "reinforce", "soft"] = "ponder"
+    """gradient of the stop head: expectation over every length; REINFORCE; mean field"""
     stop_rule: Literal["quantile", "threshold", "sample"] = "quantile"
     """rule that decides a length"""
     stop_quantile: OpenFraction = 0.5
@@ -251,16 +247,11 @@ class StopHeadConfig(ConfigModel):
     cost_on: Literal["read", "all"] = "read"
     """charge the compressions that are read within their window, or all"""
     cost_start: Fraction = 0.5
-    """fraction of training before the cost begins; ponder and reinforce without joint_training charge all of it from
-    head_only_after on"""
+    """soft: fraction of training before the cost begins; the others charge all of it from head_only_after on"""
     cost_ramp: Fraction = 0.25
-    """fraction of training over which the cost rises"""
+    """soft: fraction of training over which the cost rises"""
     head_only_after: Fraction = 0.8
     """ponder, reinforce: fraction of training with random lengths; after it only the head is trained"""
-    joint_training: bool = False
-    """ponder, reinforce: train head and decoder together"""
-    exploration: Fraction = 0.3
-    """joint_training: fraction of lengths drawn uniformly"""
     hard_window_fraction: Fraction = 0.3
     """soft: fraction of windows read hard, with a sampled length instead of gates"""
     head_lr_multiplier: PositiveFloat = 3.0
@@ -277,20 +268,6 @@ class StopHeadConfig(ConfigModel):
     """trigger and stop as free vectors, or as rows of the vocabulary"""
     control_tokens_in_softmax: bool = False
     """vocabulary: include the control tokens in the softmax"""
-    prior_kl_weight: NonNegative = 0.0
-    """weight of KL(stop distribution, geometric prior)"""
-    prior_stop_prob: OpenFraction = 0.25
-    """stop probability of the geometric prior"""
-    entropy_weight: NonNegative = 0.0
-    """weight of the entropy's shortfall below entropy_floor"""
-    entropy_floor: NonNegative = 0.0
-    """entropy floor in nats"""
-    target_mean_length: PositiveFloat | None = None
-    """mean length that is reached by adapting the cost"""
-    cost_step_size: NonNegative = 0.01
-    """target_mean_length: change of the cost per vector and update"""
-    max_length_cost: NonNegative = 10.0
-    """target_mean_length: largest cost"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "StopHeadConfig":

@@ -5,9 +5,9 @@ take these option objects too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,20 +24,6 @@ ReadPosition = Literal["after", "before", "boundary"]
 ALL_PROJECTIONS: tuple[AdaptiveProjection, ...] = ("k", "v", "step", "keep")
 MAX_HALF_LIFE = math.log(2) * 2**23  # tokens; a longer half-life rounds the decay factor to nearly 1 in float32
 DEFAULT_INNER_LR = {"task": 1e-3, "associative": 1e-2}
-# Former options that models, runs and states store with their default values
-FORMER_DEFAULTS: dict[str, Any] = {
-    "max_lr": 1.0, "reset_every": None, "global_chunk_size": None, "new_level_init": "zero", "donor_map": None,
-    "forbid_unknown_fields": False,
-}  # fmt: skip
-
-
-def drop_former_options(content: Any) -> Any:
-    """Return stored options, or a recipe with its tables, without former options that have their default value."""
-    if not isinstance(content, Mapping):
-        return content
-    items = cast(Mapping[str, Any], content).items()
-    known = {name: value for name, value in items if FORMER_DEFAULTS.get(name, ...) != value}
-    return {name: drop_former_options(value) for name, value in known.items()}
 
 
 class SelfModifyingOptions(ConfigModel):

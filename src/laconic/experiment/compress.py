@@ -118,12 +118,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         """Return how many positions beside the text's own the decoder read to compress a segment, per row."""
         reading, N = self.method.config, after.vectors_per_segment[:, -1]
         none, loop = torch.zeros_like(N), reading.summary == "autoregressive"
-        lead = (
-            none
-            + self.method.segment_model.prefix_length * (reading.bos == "sink")
-            + (before.num_tokens == 0) * (reading.bos == "first")
-        )
-        before_text = lead + before.num_vectors
+        before_text = self.method.segment_model.prefix_length + before.num_vectors
         behind = (
             N if loop else none + (self.stop_rule.num_vectors or reading.fixed_length) * (reading.summary == "parallel")
         )

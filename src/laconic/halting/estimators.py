@@ -1,4 +1,4 @@
-"""Prices, priors and gradient estimators for training the stop head, which learns how many vectors to keep.
+"""Prices and gradient estimators for training the stop head, which learns how many vectors to keep.
 
 ACT (arXiv:1603.08983), PonderNet (arXiv:2107.05407), the variable-length AutoCompressor (jo100sun/AutoCompressors
 bb15bc1); the score term is REINFORCE (doi:10.1007/BF00992696) with a second sample as baseline.
@@ -8,24 +8,12 @@ cross-entropy of segment i in nats; beta the price of a vector in nats; P the di
 in float32 (float64 if the input is).
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.halting.stop_distribution import StopPosition, length_log_probs, length_probs, log_survival_gate, upcast
-
-MEAN_LENGTH_EMA = 0.99  # decay of the mean length that is compared with the target
-
-
-class TrainingSlots(NamedTuple):
-    """Summary positions of one compression that training reads, and the log survival added to their attention logits;
-    without a gate it is None."""
-
-    valid: Bool[Tensor, "B K"]
-    log_s: Float[Tensor, "B K"] | None
 
 
 def mark_priced_if_read(
@@ -88,70 +76,14 @@ def length_entropy(a: Float[Tensor, "B K"], stop_position: StopPosition = "after
     return -(log_p * length_probs(a, stop_position)).sum(1)
 
 
-def kl_geometric(
-    a: Float[Tensor, "B K"], stop_prob: float, stop_position: StopPosition = "after"
-) -> Float[Tensor, " B"]:
-    """Eq. VL10: KL(P || G) with the geometric G(t) = g (1 - g)^(t - 1) / (1 - (1 - g)^K); g is `stop_prob`."""
-    p = length_probs(a, stop_position)
-    n = p.shape[1]
-    g = torch.tensor(stop_prob, dtype=torch.float64, device=a.device)
-    log_g = torch.arange(n, device=a.device) * (-g).log1p() + g.log() - (-((1 - g) ** n)).log1p()
-    return -length_entropy(a, stop_position) - p @ log_g.to(p.dtype)
-
-
-def entropy_floor_penalty(
-    a: Float[Tensor, "B K"], weight: float, floor: float, stop_position: StopPosition = "after"
-) -> Float[Tensor, " B"]:
-    """Eq. VL11: weight max(0, floor - H(P)), in nats."""
-    return weight * (floor - length_entropy(a, stop_position)).clamp(min=0.0)
-
-
-class PriceState(NamedTuple):
-    """The price beta and the moving average of E[N] that adjusts it; the average is None before the first step."""
-
-    beta: float
-    mean_length: float | None = None
-
-
-def update_price(
-    state: PriceState, expected_length: float, target_length: float, step_size: float, max_price: float
-) -> PriceState:
-    """Eq. VL12: beta <- clip(beta + eta (EMA(E[N]) - target), 0, max_price), after each optimizer step."""
-    mean = expected_length
-    if state.mean_length is not None:
-        mean = MEAN_LENGTH_EMA * state.mean_length + (1 - MEAN_LENGTH_EMA) * expected_length
-    return PriceState(min(max(state.beta + step_size * (mean - target_length), 0.0), max_price), mean)
-
-
 def first_slots_mask(N: Int[Tensor, " B"], K: int) -> Bool[Tensor, "B K"]:
     """Mark the first N of K positions."""
     return torch.arange(K, device=N.device) < N[:, None]
 
 
-def mean_field_slots(a: Float[Tensor, "B K"], stop_position: StopPosition = "after") -> TrainingSlots:
-    """Eq. VL19: read all K positions once, each gated by its log survival, through which the gradient flows."""
-    log_s = log_survival_gate(a, stop_position)
-    return TrainingSlots(torch.ones_like(log_s, dtype=torch.bool), log_s)
-
-
-def straight_through_slots(
-    a: Float[Tensor, "B K"], N: Int[Tensor, " B"], stop_position: StopPosition = "after"
-) -> TrainingSlots:
-    """Eq. VL21: read the first N positions, each with the bias log s_t - sg(log s_t), whose value is 0."""
-    log_s, valid = log_survival_gate(a, stop_position), first_slots_mask(N, a.shape[1])
-    log_s = log_s.masked_fill(~valid, 0.0)
-    return TrainingSlots(valid, log_s - log_s.detach())
-
-
-def exploration_mixture(
-    a: Float[Tensor, "B K"], uniform_share: float, lengths: tuple[int, ...], stop_position: StopPosition = "after"
-) -> Float[Tensor, "B n"]:
-    """Return (1 - uniform_share) P + uniform_share U, U uniform over `lengths`, in the columns of `length_probs`."""
-    p = length_probs(a, stop_position)
-    columns = torch.tensor(lengths, device=a.device) - (a.shape[1] + 1 - p.shape[1])
-    even = torch.zeros(p.shape[1], dtype=p.dtype, device=a.device)
-    even[columns] = 1 / len(lengths)
-    return (1 - uniform_share) * p + uniform_share * even
+def mean_field_gate(a: Float[Tensor, "B K"], stop_position: StopPosition = "after") -> Float[Tensor, "B K"]:
+    """Eq. VL19: log P(N >= t), the gate of each of the K positions, which are all read once."""
+    return log_survival_gate(a, stop_position)
 
 
 def sample_column(p: Float[Tensor, "B n"], u: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
@@ -169,18 +101,13 @@ def cost_to_go(nats: Float[Tensor, "*B w"], price: Float[Tensor, "*B w"]) -> Flo
 
 
 def reinforce_two_samples(
-    log_p: Float[Tensor, "2 B w"],
-    G: Float[Tensor, "2 B w"],
-    is_priced: Bool[Tensor, "B w"],
-    importance_weights: Float[Tensor, "2 B w"] | None = None,
+    log_p: Float[Tensor, "2 B w"], G: Float[Tensor, "2 B w"], is_priced: Bool[Tensor, "B w"]
 ) -> Float[Tensor, ""]:
     """Eq. VL20: sum over k of sg((G_k - G'_k) / 2) (log P(N_k) - log P(N'_k)), for two samples of each row.
 
-    Its gradient is the estimate; its value is meaningless. `importance_weights` are P / mixture of each sample, if it
-    was drawn from a mixture.
+    Its gradient is the estimate; its value is meaningless.
     """
-    half = (G[0] - G[1]).detach() / 2
-    scores = upcast(log_p) if importance_weights is None else importance_weights.detach() * upcast(log_p)
+    half, scores = (G[0] - G[1]).detach() / 2, upcast(log_p)
     return (half * (scores[0] - scores[1])).masked_fill(~is_priced, 0.0).sum()
 
 

@@ -12,12 +12,7 @@ from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import (
-    AnswerDecoding,
-    AnswerPrompt,
-    PromptedAnswers,
-    prompt_with_question,
-)
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, PromptedAnswers, prompt_with_question
 from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder

@@ -7,7 +7,7 @@ latents of the last iteration; d a distance; alpha2 the weight of L_KV. G KV hea
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
 from laconic.latent import codi, rkv
-from laconic.latent.rkv import LayerSelection, SelectedColumns
+from laconic.latent.rkv import LayerSelection
 from laconic.latent.stop_training import StopTraining
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.attention import accumulation_dtype
@@ -25,62 +25,24 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 
 LayerTensors = Sequence[Float[Tensor, "B G M E"]]
-KVReduction = Literal["mean", "row_mean", "paper_sum"]
 DEFAULT_CONFIG = KVDistillationConfig()
-
-
-def pad_short_chain(
-    columns: SelectedColumns, mode: Literal["mask", "zero", "repeat"]
-) -> tuple[SelectedColumns, Bool[Tensor, "B G M"]]:
-    """Return the columns to distill into each slot, and which slots have a target.
-
-    Slots beyond a chain shorter than M have no target ("mask"), zeros as targets ("zero"), or the selected tokens
-    spread over all slots ("repeat").
-    """
-    if mode == "mask":
-        return columns, columns.valid
-    if mode == "zero":
-        return columns, torch.ones_like(columns.valid)
-    M, n = columns.valid.shape[2], columns.valid.sum(2, keepdim=True)
-    index = columns.index.gather(2, torch.arange(M, device=n.device) * n // M)  # slot m: token m n / M, rounded down
-    valid = (n > 0).expand_as(columns.valid)
-    return SelectedColumns(index, valid), valid
-
-
-def compute_row_weights(
-    target_mask: Bool[Tensor, "B G M"], L: int, E: int, reduction: KVReduction, denominator: float | None
-) -> Float[Tensor, " B"]:
-    """Return the factor of each row's sum over layers, heads, slots and E.
-
-    "mean" averages over all targets, "row_mean" over each row and then rows, "paper_sum" divides by rows and M only.
-    The denominator counts targets for "mean", else rows.
-    """
-    (B, G, M), counts = target_mask.shape, target_mask.sum((1, 2), dtype=torch.float64)
-    if reduction == "mean":
-        tokens = float(counts.sum()) / G if denominator is None else denominator  # every head selects the same number
-        return torch.ones_like(counts) / ((tokens or 1.0) * L * G * E)  # without targets the loss is 0, not NaN
-    rows = float(B) if denominator is None else denominator
-    per_row = counts.clamp(min=1) * L * E if reduction == "row_mean" else torch.full_like(counts, M)
-    return 1 / ((rows or 1.0) * per_row)
 
 
 def key_or_value_loss(
     target: LayerTensors,
     student: LayerTensors,
     target_mask: Bool[Tensor, "B G M"],
-    weights: Float[Tensor, " B"],
+    weight: float,
     config: KVDistillationConfig,
 ) -> Float[Tensor, ""]:
-    """Return the weighted sum over rows of d between detached targets and the student, for keys or for values."""
-    mask, scale, power = target_mask[..., None], config.scale, config.scale_power
+    """Return the weighted sum of d between detached targets and the student, for keys or for values."""
+    mask = target_mask[..., None]
     target = [x.detach().to(accumulation_dtype(x.dtype)) for x in target]
     student = [x.to(accumulation_dtype(x.dtype)) for x in student]
-    if scale == "each_side":
-        target, student = ([x / codi.masked_std(x, mask) ** power for x in xs] for xs in (target, student))
-    sigma = codi.compute_layer_scales(target, mask, "none" if scale == "each_side" else scale) ** power
+    sigma = codi.compute_layer_scales(target, mask, config.scale) ** config.scale_power
     d = codi.DISTANCES[config.distance]
     layers = [(d(s, t) * mask).sum((1, 2, 3)) for s, t in zip(student, target, strict=True)]
-    return (torch.stack(layers) * weights.to(sigma.dtype) / sigma[:, None]).sum()
+    return (torch.stack(layers) * weight / sigma[:, None]).sum()
 
 
 def kv_loss(
@@ -99,12 +61,14 @@ def kv_loss(
         k_target: Selected keys of the teacher, K~, in every layer, and `v_target` values V~; gradients stop here.
         k_s: The student's keys at the latents, and `v_s` its values.
         target_mask: Slots that have a target.
-        config: Distance d, its scale, and the reduction (see `compute_row_weights`).
-        denominator: Number of targets (or rows) in the whole optimizer step.
+        config: Distance d, and its scale.
+        denominator: Number of targets of a head in the whole optimizer step.
     """
-    weights = compute_row_weights(target_mask, len(k_s), k_s[0].shape[3], config.reduction, denominator)
-    keys = key_or_value_loss(k_target, k_s, target_mask, weights, config)
-    values = key_or_value_loss(v_target, v_s, target_mask, weights, config)
+    L, G, E = len(k_s), target_mask.shape[1], k_s[0].shape[3]
+    count = float(target_mask.sum()) / G if denominator is None else denominator  # every head selects the same number
+    weight = 1 / ((count or 1.0) * L * G * E)  # without targets the loss is 0, not NaN
+    keys = key_or_value_loss(k_target, k_s, target_mask, weight, config)
+    values = key_or_value_loss(v_target, v_s, target_mask, weight, config)
     return (keys + values) / 2
 
 
@@ -113,14 +77,6 @@ def combine_losses(
 ) -> Float[Tensor, ""]:
     """Eq. 5: L = CE_s + CE_t + alpha1 L_CODI + alpha2 L_KV."""
     return codi.combine_losses(student, teacher, kd, config) + alpha2 * kv
-
-
-def find_distilled_layers(config: KVDistillationConfig, L: int) -> tuple[int, ...]:
-    """Return the layers whose keys and values are distilled. Raises `UsageError` for one that does not exist."""
-    layers = tuple(range(L)) if config.layers is None else config.layers
-    if not layers or max(layers) >= L:
-        raise UsageError(f"layers {list(layers)}: choose one or more of the decoder's layers 0 to {L - 1}")
-    return layers
 
 
 class Kava(codi.Codi):
@@ -165,16 +121,18 @@ class Kava(codi.Codi):
         stop_training: StopTraining | None = None,
     ) -> None:
         super().__init__(decoder, latent_thoughts, config, stop_training)
-        self.layers = find_distilled_layers(kv_config, decoder.config.num_hidden_layers)
+        L = decoder.config.num_hidden_layers
+        self.layers = tuple(range(L)) if kv_config.layers is None else kv_config.layers
+        if max(self.layers) >= L:
+            raise UsageError(f"layers {list(self.layers)}: choose one or more of the decoder's layers 0 to {L - 1}")
         self.selection_config, self.kv_config = selection_config, kv_config
         self.seed = latent_thoughts.seed if seed is None else seed
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         selectable = rkv.find_selectable_columns(batch, self.selection_config.policy)
-        length, M = selectable.sum(1), self.latent_thoughts.num_latents
-        targets = {"mask": length.clamp(max=M), "zero": torch.full_like(length, M), "repeat": (length > 0) * M}
-        kv = float(targets[self.kv_config.short_chain_targets].sum())
-        return super().loss_denominators(batch) | {"kv": kv}
+        M, is_masked = self.latent_thoughts.num_latents, self.kv_config.short_chain_targets == "mask"
+        targets = float(selectable.sum(1).clamp(max=M).sum()) if is_masked else float(batch.B * M)
+        return super().loss_denominators(batch) | {"kv": targets}
 
     def combine_terms(self, terms: codi.LossTerms) -> Tensor:
         student, teacher, kd, kv = (terms[name] for name in ("student", "teacher", "codi", "kv"))
@@ -209,18 +167,12 @@ class Kava(codi.Codi):
         config, denominators = self.kv_config, batch.loss_denominators or self.loss_denominators(batch)
         M = self.latent_thoughts.num_latents
         selections = [self.select_kv(batch, teacher, l) for l in self.layers]
-        targets = [pad_short_chain(s.columns, config.short_chain_targets) for s in selections]
-        k_target = [rkv.gather_selected(s.k_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
-        v_target = [rkv.gather_selected(s.v_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
-        loss = kv_loss(
-            k_target,
-            v_target,
-            *self._gather_latent_kv(latent_passes),
-            targets[0][1],  # which slots have a target is the same in all layers
-            config,
-            denominator=denominators["kv" if config.reduction == "mean" else "rows"],
-        )
-        valid = selections[0].columns.valid
+        k_target = [rkv.gather_selected(s.k_t, s.columns) for s in selections]
+        v_target = [rkv.gather_selected(s.v_t, s.columns) for s in selections]
+        valid = selections[0].columns.valid  # the same slots in all layers
+        mask = valid if config.short_chain_targets == "mask" else torch.ones_like(valid)
+        student = self._gather_latent_kv(latent_passes)
+        loss = kv_loss(k_target, v_target, *student, mask, config, denominator=denominators["kv"])
         return {"kv": loss, "kv_target_fraction": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
 
     def _gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:

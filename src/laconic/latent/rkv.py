@@ -119,13 +119,6 @@ def mark_uniform_columns(chain_mask: Bool[Tensor, "B Nc"], M: int) -> Bool[Tenso
     return (compute_chain_positions(chain_mask)[:, :, None] == chosen[:, None]).any(-1) & chain_mask
 
 
-def force_endpoints(S: Scores, chain_mask: Bool[Tensor, "B Nc"], M: int) -> Scores:
-    """Return scores that select the first and the last valid column, if M has room for both."""
-    positions = compute_chain_positions(chain_mask)
-    ends = (positions == 0) | (positions == chain_mask.sum(1, keepdim=True) - 1)
-    return S.masked_fill((ends & chain_mask)[:, None], math.inf) if M > 1 else S
-
-
 def find_selectable_columns(batch: ReasoningBatch, policy: str) -> Bool[Tensor, "B Nc"]:
     """Return the chain columns that a policy may select: with "results" the last number of each step, else all.
 
@@ -148,14 +141,13 @@ SELECTORS: dict[str, Callable[[Scores, Scores, Tensor, float, int, Scores], Scor
     "crop": lambda I, R, mask, lam, M, random: -compute_chain_positions(mask)[:, None].expand_as(I).to(I.dtype),
     "uniform": lambda I, R, mask, lam, M, random: mark_uniform_columns(mask, M)[:, None].expand_as(I).to(I.dtype),
     "random": lambda I, R, mask, lam, M, random: random,
-    "boundary": lambda I, R, mask, lam, M, random: force_endpoints(score(I, R, lam), mask, M),
 }
 
 
 def get_needed_scores(config: KVSelectionConfig) -> tuple[bool, bool]:
     """Return whether the policy needs importance, and whether it needs redundancy."""
-    uses_both, lam = config.policy in ("rkv", "boundary"), config.importance_weight
-    return config.policy == "attention" or (uses_both and lam > 0), config.policy == "cosine" or (uses_both and lam < 1)
+    policy, lam = config.policy, config.importance_weight
+    return policy == "attention" or (policy == "rkv" and lam > 0), policy == "cosine" or (policy == "rkv" and lam < 1)
 
 
 def draw_random_scores(batch: ReasoningBatch, seed: int, heads: int) -> Scores:

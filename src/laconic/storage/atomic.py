@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
+from laconic.config.config_model import drop_former_options
 from laconic.errors import (
     BusyError,
     CorruptArtifactError,
@@ -293,6 +294,7 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
 def load_into_module(module: nn.Module, path: Path, kind: str, metadata: Mapping[str, object]) -> None:
     """Copy the tensors of an artifact into a module; raise CorruptArtifactError unless all match, and `metadata`."""
     tensors, stored = load_artifact(path, kind)
+    stored = drop_former_options(stored)
     mismatch = "; ".join(diff_settings({name: stored.get(name) for name in metadata}, metadata))
     if mismatch:
         raise CorruptArtifactError(f"{path} does not match this model: {mismatch}; load it with its own settings")

@@ -1,4 +1,4 @@
-"""Loss terms that train the number of vectors: price, prior and gradient estimator.
+"""Loss terms that train the number of vectors: price and gradient estimator.
 
 The formulas are in `estimators`; this module applies them to the passes over a window. B rows, w segments.
 
@@ -19,8 +19,6 @@ from laconic.config.methods import StopHeadConfig
 from laconic.halting.estimators import (
     best_length_label,
     cost_to_go,
-    entropy_floor_penalty,
-    kl_geometric,
     length_penalty,
     mark_priced_everywhere,
     mark_priced_if_read,
@@ -41,18 +39,13 @@ def mark_priced_segments(window: WindowRun) -> Bool[Tensor, "B w"]:
 
 
 def length_loss(
-    windows: list[WindowRun],
-    config: StopHeadConfig,
-    beta: float,
-    omega: float,
-    weight: Weight,
-    denominators: Mapping[str, float],
+    windows: list[WindowRun], config: StopHeadConfig, omega: float, weight: Weight, denominators: Mapping[str, float]
 ) -> Float[Tensor, ""]:
     """Compute the classifier's loss, or price and gradient estimator of the stop head, of one or two passes.
 
-    `beta` is the price of a vector in nats, `omega` the share of it that is in effect.
+    `omega` is the share of the price of a vector, beta, that is in effect.
     """
-    num_compressions = denominators["compressions"]
+    num_compressions, beta = denominators["compressions"], config.length_cost
     if windows[0].config.length_policy == "classifier":
         return classifier_loss(windows[0], windows[0].model.summaries, beta, num_compressions)
     cost = torch.stack(
@@ -69,31 +62,13 @@ def length_loss(
 def length_cost(
     window: WindowRun, config: StopHeadConfig, beta: float, omega: float, weight: Weight, num_compressions: float
 ) -> Float[Tensor, ""]:
-    """Compute omega beta sum over k of E[N_k], or the mean ratio, plus prior and entropy floor (without omega)."""
-    is_priced = mark_priced_segments(window)
-    stop_position = config.stop_position
-    lengths = window.map_stop_logits(partial(expected_length, stop_position=stop_position))
-    if config.cost_kind == "ratio":
-        cost = omega * ratio_penalty(
-            lengths,
-            window.num_tokens,
-            window.memory_sizes,
-            is_priced,
-            beta,
-            config.ratio_memory_weight,
-            num_compressions,
-        )
-    else:
-        cost = length_penalty(lengths * weight[:, None], is_priced, beta, omega)
-    if config.prior_kl_weight:
-        kl_to_prior = partial(kl_geometric, stop_prob=config.prior_stop_prob, stop_position=stop_position)
-        kl = window.map_stop_logits(kl_to_prior)
-        cost = cost + length_penalty(kl * weight[:, None], is_priced, config.prior_kl_weight)
-    if config.entropy_weight:
-        penalty = partial(entropy_floor_penalty, weight=config.entropy_weight, floor=config.entropy_floor)
-        floor = window.map_stop_logits(partial(penalty, stop_position=stop_position))
-        cost = cost + length_penalty(floor * weight[:, None], is_priced, 1.0)
-    return cost
+    """Compute omega beta sum over k of E[N_k], or the mean ratio."""
+    is_priced, alpha = mark_priced_segments(window), config.ratio_memory_weight
+    lengths = window.map_stop_logits(partial(expected_length, stop_position=config.stop_position))
+    if config.cost_kind == "per_vector":
+        return length_penalty(lengths * weight[:, None], is_priced, beta, omega)
+    sizes = window.num_tokens, window.memory_sizes
+    return omega * ratio_penalty(lengths, *sizes, is_priced, beta, alpha, num_compressions)
 
 
 def ponder_correction(window: WindowRun, config: StopHeadConfig, weight: Weight) -> Float[Tensor, ""]:
@@ -115,8 +90,7 @@ def reinforce_loss(windows: list[WindowRun], config: StopHeadConfig, beta: float
     losses = torch.stack([window.losses for window in windows])
     G = cost_to_go(losses, price.masked_fill(~is_priced, 0.0)) * weight[:, None]
     log_p = torch.stack([torch.stack(window.length_log_probs, 1) for window in windows])
-    importance_weights = torch.stack([torch.stack(window.importance_weights, 1) for window in windows])
-    return reinforce_two_samples(log_p, G, is_priced, importance_weights)
+    return reinforce_two_samples(log_p, G, is_priced)
 
 
 def classifier_loss(

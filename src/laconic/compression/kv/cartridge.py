@@ -17,13 +17,7 @@ from torch import Tensor
 from laconic.compression.distillation import distillation_loss
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import DocumentReader
-from laconic.compression.self_study import (
-    QUOTED_TOKENS,
-    Requests,
-    StudyBatch,
-    build_study_batch,
-    write_study_rows,
-)
+from laconic.compression.self_study import QUOTED_TOKENS, Requests, StudyBatch, build_study_batch, write_study_rows
 from laconic.errors import UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -206,9 +200,7 @@ def replace_tensors(memory: KVMemory, parameters: Sequence[Tensor]) -> KVMemory:
 def study_loss(decoder: Decoder, cache: KVCache, batch: StudyBatch) -> Float[Tensor, ""]:
     """Return the mean of KL(p ‖ q) over the scored positions of a batch read after a memory."""
     output = decoder(
-        decoder.embed(batch.input_ids),
-        cache.repeat_rows(len(batch.input_ids)),
-        attention_mask=batch.attention_mask,
+        decoder.embed(batch.input_ids), cache.repeat_rows(len(batch.input_ids)), attention_mask=batch.attention_mask
     )
     student = decoder.logits(output.hidden_states[batch.predicts])
     return distillation_loss(student, decoder.logits(batch.teacher)).mean()

@@ -37,16 +37,11 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
     """
     if memory.B != 1:
         raise UsageError(f"a memory of {memory.B} texts cannot be a peft cartridge, which holds one text")
-    if not memory.has_equal_heads:
+    if not memory.has_equal_heads or int(memory.num_tokens) != memory.M:
         raise UsageError(
-            f"a memory whose heads keep {int(memory.slots.min()):,} to {memory.M:,} slots cannot be a peft cartridge, "
-            "which has the same number in every head; compress again with --fit and --equal-heads"
-        )
-    if int(memory.num_tokens) != memory.M:
-        raise UsageError(
-            f"a memory of {int(memory.num_tokens):,} tokens in {float(memory.num_slots[0]):,.1f} slots per head cannot "
-            "be a peft cartridge, whose next token follows its last slot; give a memory made with laconic compress "
-            "--fit --equal-heads, or use KVMemory.renumber_slots"
+            f"a memory of {int(memory.num_tokens):,} tokens in {int(memory.slots.min()):,} to {memory.M:,} slots "
+            "cannot be a peft cartridge, whose heads have equally many slots, right before the next token; give one "
+            "that laconic compress --fit --equal-heads has written"
         )
     cache = memory.to_cache()
     pairs = torch.stack([x[0].transpose(0, 1) for kv in zip(cache.keys, cache.values, strict=True) for x in kv], 1)

@@ -7,29 +7,31 @@ position after the document.
 Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from laconic.compression.kv.memory_file import KVMemoryMetadata, load_kv_tensors, save_kv_tensors
-from laconic.compression.kv.positions import rotate_keys
+from laconic.compression.kv.memory_file import FILE_KIND, KVMemoryMetadata
 from laconic.compression.kv.scores import concat_parts, merge_ranks
-from laconic.compression.memory_arguments import Target, are_equal_tensors, check_size, list_rows, resolve_target
-from laconic.compression.memory_file import memory_to_html
+from laconic.compression.saved_memory import SavedMemory, Target, check_size, list_rows, resolve_target
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
+from laconic.models import rope
 from laconic.models.cache import KVCache, RowIndex
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS, get_movable_rope
 
 SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
 
 @dataclass(frozen=True, eq=False)
-class KVMemory:
+class KVMemory(SavedMemory[KVMemoryMetadata]):
     """Keys and values that replace the text of documents in a prompt, one row per document.
 
     Slots are stored document by document, head by head, and in ascending order of their positions. `positions` and
@@ -53,6 +55,10 @@ class KVMemory:
         (2, 2, [4])
     """
 
+    FILE_KIND: ClassVar = FILE_KIND
+    METADATA_TYPE: ClassVar = KVMemoryMetadata
+    UNIT: ClassVar = "slots per head"
+
     keys: tuple[Float[Tensor, "_ E"], ...]
     values: tuple[Float[Tensor, "_ E"], ...]
     positions: Int[Tensor, " N"]
@@ -65,10 +71,6 @@ class KVMemory:
         tokens, slots = list(map(int, self.num_tokens)), [round(float(n), 1) for n in self.num_slots]
         L, _, G = self.slots.shape
         return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
-
-    def _repr_html_(self) -> str:
-        documents = () if self.metadata is None else self.metadata.documents
-        return memory_to_html(documents, "slots per head", self.num_tokens, self.num_slots)
 
     @classmethod
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":
@@ -112,6 +114,20 @@ class KVMemory:
     def num_slots(self) -> Float[Tensor, " B"]:
         """Slots per head of each document, averaged over all heads and layers."""
         return self.slots.double().mean((0, 2))
+
+    @property
+    def sizes(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+        return self.num_tokens, self.num_slots
+
+    @property
+    def shape_text(self) -> str:
+        return f"{len(self.keys)} layers, {self.slots.shape[2]} KV heads of {self.keys[0].shape[1]}"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by its name in a file."""
+        layers = {f"keys.{i}": k for i, k in enumerate(self.keys)}
+        layers |= {f"values.{i}": v for i, v in enumerate(self.values)}
+        return layers | {name: getattr(self, name) for name in SLOT_TENSORS}
 
     @property
     def has_equal_heads(self) -> bool:
@@ -161,15 +177,6 @@ class KVMemory:
             values=tuple(v.to(device, dtype) for v in self.values),
             **{name: getattr(self, name).to(device) for name in SLOT_TENSORS},
         )
-
-    def is_equal(self, other: "KVMemory") -> bool:
-        """Test whether every tensor is equal bit for bit, and the model, method and texts that they come from.
-
-        When they were written, by which version, and what was measured then is not compared.
-        """
-        mine, theirs = ([*m.keys, *m.values, *(getattr(m, name) for name in SLOT_TENSORS)] for m in (self, other))
-        origins = [None if memory.metadata is None else memory.metadata.origin for memory in (self, other)]
-        return origins[0] == origins[1] and are_equal_tensors(mine, theirs)
 
     def to_cache(self) -> KVCache:
         """Return the KV cache that a decoder or `laconic.generate` continues from, of as many bytes as the memory.
@@ -254,7 +261,7 @@ class KVMemory:
             UsageError: If the shapes differ.
             CorruptArtifactError: If the memories were written by different models.
         """
-        check_joinable("concat_rows", memories)
+        KVMemory.check_joinable("concat_rows", memories, equal_rows=False)
         known = [memory.metadata for memory in memories if memory.metadata is not None]
         return KVMemory(
             tuple(torch.cat(layer) for layer in zip(*(m.keys for m in memories), strict=True)),
@@ -282,10 +289,7 @@ class KVMemory:
             CorruptArtifactError: If the memories were written by different models.
         """
         check_type("config", config, DecoderConfig, "the decoder's, as in concat_documents(decoder.config, *memories)")
-        first = check_joinable("concat_documents", memories)
-        odd = next((memory.B for memory in memories if memory.B != first.B), None)
-        if odd is not None:
-            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; give some of equally many texts")
+        first = KVMemory.check_joinable("concat_documents", memories, equal_rows=True)
         moved, start = list[KVMemory](), torch.zeros_like(first.num_tokens)
         for memory in memories:
             end, positions = start + memory.num_tokens, memory.positions + start[memory.row_index]
@@ -335,30 +339,12 @@ class KVMemory:
             NonFiniteError: If a number is not finite.
             DiskError: If there is not enough space.
         """
-        if self.metadata is None:
-            raise UsageError(f"{path}: this memory does not name its model; make it with `LanguageModel.compress`")
-        dtype = str(self.keys[0].dtype).removeprefix("torch.")
-        tensors = {f"keys.{i}": k for i, k in enumerate(self.keys)}
-        tensors |= {f"values.{i}": v for i, v in enumerate(self.values)}
-        tensors |= {"positions": self.positions.int(), "ranks": self.ranks.int()}
-        tensors |= {"slots": self.slots.contiguous(), "num_tokens": self.num_tokens}
-        save_kv_tensors(Path(path), tensors, replace(self.metadata, dtype=dtype))
+        tensors = self.tensors() | {"positions": self.positions.int(), "ranks": self.ranks.int()}
+        self.write(path, tensors | {"slots": self.slots.contiguous()}, self.keys[0].dtype)
 
     @classmethod
-    def load(cls, path: str | Path, reader: KVMemoryMetadata | None = None) -> "KVMemory":
-        """Load a memory that `save` wrote, on the CPU and in its stored dtype.
-
-        Args:
-            path: File to read.
-            reader: Metadata that the model would write, which the file must fit; `LanguageModel.load_memory` passes it.
-
-        Raises:
-            CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.
-            UsageError: If `reader` is a model, or anything else but metadata.
-        """
-        tensors, metadata = load_kv_tensors(Path(path))
-        if reader is not None:
-            metadata.check_reader(Path(path).name, reader)
+    def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> "KVMemory":
+        """Build a memory with `metadata` from the `tensors` of a file, which have the names that `tensors` returns."""
         keys, values = (tuple(tensors[f"{kind}.{i}"] for i in range(metadata.layers)) for kind in ("keys", "values"))
         positions, ranks = (tensors[name].long() for name in ("positions", "ranks"))
         return cls(keys, values, positions, ranks, tensors["slots"], tensors["num_tokens"], metadata)
@@ -369,21 +355,20 @@ def to_ints(x: Int[Tensor, "*shape"]) -> list[int]:
     return list(map(int, x.flatten()))
 
 
-def check_joinable(operation: str, memories: tuple[KVMemory, ...]) -> KVMemory:
-    """Return the first memory; raise if the memories cannot be concatenated."""
-    if not memories:
-        raise UsageError(f"{operation}: expected at least one memory")
-    for memory in memories:
-        check_type(operation, memory, KVMemory, "KVMemory objects one by one, or *memories")
-    first = memories[0]
-    for memory in memories[1:]:
-        shapes = [(*m.slots.shape[::2], m.keys[0].shape[1]) for m in (first, memory)]
-        if shapes[0] != shapes[1]:
-            raise UsageError(
-                f"{operation}: (layers, KV heads, head size) {shapes[1]} and {shapes[0]}; use memories of one model"
-            )
-        if (memory.metadata is None) != (first.metadata is None):
-            raise UsageError(f"{operation}: one memory has metadata and another has none")
-        if memory.metadata is not None and first.metadata is not None:
-            memory.metadata.check_joinable(operation, first.metadata)
-    return first
+def rotate_keys(
+    config: DecoderConfig, keys: Sequence[Float[Tensor, "_ E"]], offsets: Sequence[Int[Tensor, " _"]]
+) -> tuple[Float[Tensor, "_ E"], ...]:
+    """Rotate the keys of every layer; `offsets` is the new position of each key minus the old one.
+
+    RoPE allows this without error beyond rounding.
+    """
+    scaling = get_movable_rope(config.rope, config.family, "use one memory at a time")
+    rotated = list[Tensor]()
+    for layer, (k, offset) in enumerate(zip(keys, offsets, strict=True)):
+        if layer in config.nope_layers:
+            rotated.append(k)
+            continue
+        omega, _ = ROPE_SCALINGS[scaling.kind](scaling, config.head_dim, offset[:1])
+        cos, sin = rope.cos_sin_tables(offset[None], omega, 1.0, torch.float32)
+        rotated.append(rope.rotate_pairs(k.float()[None, None], cos, sin)[0, 0].to(k.dtype))
+    return tuple(rotated)

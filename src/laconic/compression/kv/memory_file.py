@@ -1,16 +1,14 @@
 """Metadata of a saved KV memory (model, method, texts, measurements), and its file format."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_file import BaseMetadata, SourceDocument, check_file_path, check_tensors
-from laconic.storage.atomic import load_artifact, save_artifact
+from laconic.compression.memory_file import BaseMetadata, SourceDocument
 
 FILE_KIND = "kv-memory"
 
@@ -41,11 +39,6 @@ class KVMemoryMetadata(BaseMetadata):
     def shape_text(self) -> str:
         return f"{self.family}, {self.layers} layers, {self.kv_heads} KV heads of {self.head_size}"
 
-    @property
-    def origin(self) -> tuple[object, ...]:
-        """The model, method and texts that a memory comes from."""
-        return self.model, self.tokenizer, self.method, self.chat, self.documents
-
     def keep_top_slots(self, num_slots: int) -> "KVMemoryMetadata":
         """Return the metadata of a smaller memory of `num_slots` per head, without the larger one's measurements."""
         settings = {name: value for name, value in self.settings.items() if name not in ("keep", "max_loss")}
@@ -63,47 +56,32 @@ class KVMemoryMetadata(BaseMetadata):
             rows.append(tuple(replace(d, first=start) for d, start in zip(documents, starts, strict=False)))
         return replace(parts[0], documents=tuple(rows), measured={})
 
-
-def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> None:
-    check_file_path(path)
-    save_artifact(path, tensors, FILE_KIND, asdict(metadata), is_named=True)
-
-
-def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
-    tensors, data = load_artifact(path, FILE_KIND)
-    metadata = KVMemoryMetadata.from_json(path.name, data)
-    check_tensors(path.name, first_invalid_tensor(tensors, metadata), tensors)
-    return tensors, metadata
-
-
-def first_invalid_tensor(tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> str | None:
-    """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good.
-
-    Keys and values hold the slots in use of all documents and heads of a layer, one after the other; `slots` [L, B, G]
-    counts them.
-    """
-    layers = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(metadata.layers)]
-    dtypes = {"positions": torch.int32, "ranks": torch.int32, "slots": torch.long, "num_tokens": torch.long}
-    bad = min(tensors.keys() ^ {*layers, *dtypes}, default=None)
-    bad = bad or next((name for name, dtype in dtypes.items() if tensors[name].dtype != dtype), None)
-    if bad is not None:
-        return bad
-    L, B, slots = metadata.layers, len(metadata.documents), tensors["slots"]
-    if tuple(slots.shape) != (L, B, metadata.kv_heads) or not slots.numel() or bool((slots < 0).any()):
-        return "slots"
-    shapes: dict[str, tuple[int, ...]] = {"num_tokens": (B,)}
-    shapes |= dict.fromkeys(("positions", "ranks"), (int(slots.sum()),))
-    for name in layers:
-        shapes[name] = (int(slots[int(name.partition(".")[2])].sum()), metadata.head_size)
-    bad = next((name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape), None)
-    if bad is not None:
-        return bad
-    last = tensors["num_tokens"][None, :, None].expand_as(slots).flatten().repeat_interleave(slots.flatten()) - 1
-    positions = tensors["positions"]
-    if not bool(((positions >= 0) & (positions <= last)).all()):
-        return "positions"
-    if bool((tensors["ranks"] < 0).any()):
-        return "ranks"
-    dtype = tensors[layers[0]].dtype
-    is_float = dtype.is_floating_point and dtype.itemsize > 1
-    return next((name for name in layers if tensors[name].dtype != dtype or not is_float), None)
+    def first_invalid_tensor(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Check the tensors: keys and values hold the slots in use of all documents and heads of a layer, one after the
+        other; `slots` [L, B, G] counts them.
+        """
+        layers = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(self.layers)]
+        dtypes = {"positions": torch.int32, "ranks": torch.int32, "slots": torch.long, "num_tokens": torch.long}
+        bad = min(tensors.keys() ^ {*layers, *dtypes}, default=None)
+        bad = bad or next((name for name, dtype in dtypes.items() if tensors[name].dtype != dtype), None)
+        if bad is not None:
+            return bad
+        L, B, slots = self.layers, len(self.documents), tensors["slots"]
+        if tuple(slots.shape) != (L, B, self.kv_heads) or not slots.numel() or bool((slots < 0).any()):
+            return "slots"
+        shapes: dict[str, tuple[int, ...]] = {"num_tokens": (B,)}
+        shapes |= dict.fromkeys(("positions", "ranks"), (int(slots.sum()),))
+        for name in layers:
+            shapes[name] = (int(slots[int(name.partition(".")[2])].sum()), self.head_size)
+        bad = next((name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape), None)
+        if bad is not None:
+            return bad
+        last = tensors["num_tokens"][None, :, None].expand_as(slots).flatten().repeat_interleave(slots.flatten()) - 1
+        positions = tensors["positions"]
+        if not bool(((positions >= 0) & (positions <= last)).all()):
+            return "positions"
+        if bool((tensors["ranks"] < 0).any()):
+            return "ranks"
+        dtype = tensors[layers[0]].dtype
+        is_float = dtype.is_floating_point and dtype.itemsize > 1
+        return next((name for name in layers if tensors[name].dtype != dtype or not is_float), None)

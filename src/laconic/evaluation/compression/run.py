@@ -65,7 +65,7 @@ def compress_with_best_lengths(method: AutoCompressor, split: ContextTail) -> Co
     `MAX_FIXED_LENGTHS` lengths. The cost is the run's, or 0 if it has none.
     """
     lengths, memory, best_lengths = spread_lengths(method.config.possible_lengths), None, list[Tensor]()
-    price = 0.0 if method.stop_head_config is None else float(method.summaries.price_state[0])
+    price = 0.0 if method.stop_head_config is None else method.stop_head_config.length_cost
     for columns, after in zip(split.segments, (*split.segments[1:], None), strict=True):
         ids = split.context[:, columns]
         trials = [method.compress(ids, None, memory, StopRule("fixed", num_vectors=n)) for n in lengths]

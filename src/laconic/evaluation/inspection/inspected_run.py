@@ -22,7 +22,6 @@ from laconic.experiment.text_models.document_reasoning import LatentDocumentReas
 from laconic.latent import rkv
 from laconic.latent.answering import AnswerDecoding, LatentReasoning, decode_answers
 from laconic.latent.codi import Codi
-from laconic.latent.kava import find_distilled_layers
 from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.rollout import Intervention, LatentRollout, read_chain, read_question
 from laconic.latent.thoughts import LatentThoughts
@@ -172,7 +171,7 @@ class InspectedRun:
             KeysValues(keys, keys_before_rope, tuple(layer.v_t for layer in rotated)),
             choices,
             selection_config.policy,
-            find_distilled_layers(kv_config, L),
+            tuple(range(L)) if kv_config.layers is None else kv_config.layers,
             run_kv_config is not None and run_kv_config.weight > 0,
         )
 

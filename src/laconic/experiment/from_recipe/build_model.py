@@ -227,7 +227,7 @@ def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:
         )
     if compression is None or "compression" in recipe.unused_tables:
         return
-    prefix_length = int(compression.bos in ("sink", "first"))
+    prefix_length = int(compression.bos == "sink")
     if recipe.reads_documents:  # the number of segments is known once the rows are
         segment_tokens, document_tokens = recipe.data.segment_tokens, recipe.data.digits.document_tokens
         lengths, n = (min(segment_tokens, document_tokens or segment_tokens),), 1

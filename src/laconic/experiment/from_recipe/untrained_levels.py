@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from laconic.config.nested import CMSConfig, drop_former_options
+from laconic.config.config_model import drop_former_options
+from laconic.config.nested import CMSConfig
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.nested import state_file
 from laconic.nested.state_file import HASH_PREFIX

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from laconic.config.config_model import ConfigModel, PositiveInt
-from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions, drop_former_options
+from laconic.config.config_model import ConfigModel, PositiveInt, drop_former_options
+from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.nested.cms.level import CMSShape
