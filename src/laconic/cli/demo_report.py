@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from laconic.batches import ReasoningBatch
-from laconic.cli.commands.demo import TABLE_ORDER, DemoEntry
+from laconic.cli.commands.demo import COLOR_ORDER, DemoEntry
 from laconic.cli.demo_run import CHAIN_ENTRY, EXTRA_ITERATIONS, FOCUS_ENTRY
 from laconic.config.recipe_keys import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
@@ -78,7 +78,7 @@ def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], late
         entry.title,
         entry.description.format(M=M, T=T),
         is_control=entry.is_control,
-        color_index=TABLE_ORDER.index(entry.name) if entry.name in TABLE_ORDER else 0,
+        color_index=COLOR_ORDER.index(entry.name) if entry.name in COLOR_ORDER else 0,
         learning_curves=[
             [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
             for lines in metrics
