@@ -31,7 +31,7 @@ from laconic.verification.tiny_models import ROPE_VARIANTS, build_tiny_decoder, 
 from laconic.verification.traces import iterate_stages, sharpened_queries, threaded_generator
 from tests.conftest import needs
 from tests.verification.caught import compare_stages, trace_stages
-from tests.verification.test_reference import compared
+from tests.verification.test_reference import compare
 
 FAMILIES = tuple(WEIGHT_NAMES)
 ALL = "B T D"
@@ -233,7 +233,7 @@ def test_tiny_variants_against_transformers(family: str, variant: str, names: tu
     with open_reference(decoder, None, torch.float32) as reference:
         for case in build_inputs(decoder).cases:
             if case.name in names:
-                results = compared(decoder, reference, case).results()
+                results = compare(decoder, reference, case)
                 assert not [f for f in results if f.verdict not in ("pass", "shown")], case.name
 
 
