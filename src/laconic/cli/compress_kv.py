@@ -24,10 +24,9 @@ from laconic.storage.atomic import check_space_for_file
 
 def compress_with_checkpoint(command: CompressCommand) -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
-    reason = f"{command.model} was not trained to compress"
-    refuse_flags({name: getattr(command, name) for name in SUMMARY_FLAGS}, reason)
-    progress_flags = {name: getattr(command, name) for name in ("save_every", "resume")}
-    refuse_flags(progress_flags, f"{command.model} keeps keys and values, for which no progress is saved")
+    refuse_flags(command, SUMMARY_FLAGS, f"{command.model} was not trained to compress")
+    reason = f"{command.model} keeps keys and values, for which no progress is saved"
+    refuse_flags(command, ("save_every", "resume"), reason)
     config = KVCompressionConfig(
         command.method or DEFAULT_CONFIG.method,
         command.keep,

@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
-    Device,
-    OptionalDtype,
-    OptionalQuantization,
     OptionalStr,
     check_minimum,
     check_utf8,
-    parse_dtype,
 )
 from laconic.cli.files import check_memories, check_system_message, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
-from laconic.cli.sampling_flags import SamplingFlags
+from laconic.cli.model_flags import ModelFlags, SamplingFlags
 from laconic.console import log_message, log_note, status
 from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
@@ -49,7 +45,7 @@ class UnknownCommandError(UsageError):
 
 
 @dataclass(frozen=True)
-class ChatCommand(SamplingFlags):
+class ChatCommand(ModelFlags, SamplingFlags):
     """Chat with a model; only new tokens are read in each turn.
 
     On a terminal: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends. On a pipe, each line is a turn and the
@@ -68,13 +64,6 @@ class ChatCommand(SamplingFlags):
     """file(s) written by laconic compress, which precede the conversation"""
     max_tokens: int = 1024
     """largest number of tokens of a reply"""
-    dtype: OptionalDtype = None
-    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
-    quantize: OptionalQuantization = None
-    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
-    device: Device = "auto"
-    revision: OptionalStr = None
-    """commit, tag or branch on the hub"""
 
     def run(self) -> int:
         check_minimum(1, max_tokens=self.max_tokens)
@@ -120,10 +109,7 @@ class ChatCommand(SamplingFlags):
         import laconic
         from laconic.experiment.text_models.chat_session import ChatSession
 
-        dtype = parse_dtype(self.dtype)
-        model = laconic.load(
-            self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
-        )
+        model = self.load_model(self.model)
         if not isinstance(model, laconic.TextCompressor | laconic.LanguageModel):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
         if model.tokenizer.chat_template is None:

@@ -153,7 +153,7 @@ class CompressCommand:
             from laconic.cli.nested import compress_text
 
             return compress_text(self)
-        refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
+        refuse_flags(self, ("inner_lr",), "needs --learn")
         if keeps_kv(self.model):
             from laconic.cli.compress_kv import compress_with_checkpoint
 
@@ -162,7 +162,7 @@ class CompressCommand:
         from laconic.experiment.from_recipe.cost import describe_cost
         from laconic.experiment.text_models.compressor import load_compressor
 
-        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
+        refuse_flags(self, KV_FLAGS, f"{self.model} writes summary vectors")
         length = SummaryLength(
             stop_rule=self.stop_rule,
             quantile=self.quantile,

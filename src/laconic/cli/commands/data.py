@@ -138,9 +138,9 @@ class DataCheckCommand:
     def refuse_other_flags(self) -> None:
         """Raise `UsageError` (2) for flags that what is read has no use for."""
         if self.documents or self.is_file:
-            refuse_flags({"data_dir": self.data_dir}, f"{self.file} is a file, not a data set by name")
+            refuse_flags(self, ("data_dir",), f"{self.file} is a file, not a data set by name")
         if not self.documents and not self.is_file:
-            refuse_flags({"columns": self.columns}, "only for a file")
+            refuse_flags(self, ("columns",), "only for a file")
 
     def scan_rows(self, columns: Mapping[str, str]) -> "tuple[ExamplesFile, Sequence[RowProblem]]":
         from laconic.config.data import DataConfig

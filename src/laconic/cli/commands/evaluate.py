@@ -118,7 +118,7 @@ class EvaluateCommand:
         for name, users in OPTION_USERS.items():
             if name not in suite.options:
                 tasks_given = "" if users == QUESTIONS else f", not {self.tasks}"
-                refuse_flags({name: getattr(self, name)}, f"only for {users}{tasks_given}")
+                refuse_flags(self, (name,), f"only for {users}{tasks_given}")
         with handle_signals() as stop, init_ranks(None, device) as ranks:
             request = EvalRequest(
                 runs,
@@ -182,8 +182,8 @@ class EvaluateCommand:
         if model is not None:
             style = self.prompt or ("plain" if "memories" in split_commas(self.tasks) else None)
             return str(prepare_checkpoint(model, run, style, self.shots or 0, self.shots_from, quantize))
-        flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
-        refuse_flags(flags, f"only for models, and {run} is a run")
+        names = ("prompt", "shots_from", *(["quantize"] if quantize else []))
+        refuse_flags(self, names, f"only for models, and {run} is a run")
         if self.shots is not None and not any(map(is_class_task, split_commas(self.tasks))):
             raise UsageError(f"--shots: only for models, {', '.join(INTENT_DATASETS)} and classes:FILE; remove --shots")
         return run if export is None else str(export)

@@ -103,8 +103,7 @@ class InspectCommand:
         if self.task is not None and (self.chain or self.answer is not None):
             raise UsageError("--chain and --answer require a question; a task has its own")
         if self.question is not None:
-            names = ("jacobi_iterations", "limit", "batch_size")
-            refuse_flags({name: getattr(self, name) for name in names}, "requires --task")
+            refuse_flags(self, ("jacobi_iterations", "limit", "batch_size"), "requires --task")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
         if self.page_path is not None:
             check_page_path("--out", self.page_path)
