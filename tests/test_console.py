@@ -83,14 +83,10 @@ def test_progress_log_repeats_an_unchanged_line_rarely(lines: list[str], now: li
     for _ in range(11):
         now[0] += 6
         log.update("part", 1, 4)
-    log.update("part", 2, 4)
-    now[0] += 6
-    log.print_if_due()
-    assert lines == [
-        "run part: 1 of 4",
-        *["run part: 1 of 4, 30 s", "run part: 1 of 4, 60 s"],
-        "run part: 2 of 4, 6 s left",
-    ]
+    for _ in range(2):
+        now[0] += 3
+        log.update("part", 2, 4)
+    assert [line.partition(",")[0] for line in lines] == ["run part: 1 of 4"] * 3 + ["run part: 2 of 4"]
 
 
 def test_log_message_without_a_reader_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
