@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,15 @@ def test_generate_rows_continue_after_an_interruption(
     rows.write_text("".join(json.dumps({"prompt": f"Row {i}"}) + "\n" for i in range(5)))
     command = ("generate", chat_model, "--input", rows, "--max-tokens", 3, "--batch-size", 2)
     whole = run_cli(*command).out
-    append = generate_batch.PartialOutput.append
+    write_row, num_rows = generate_batch.write_row, count()
 
-    def interrupt(self: generate_batch.PartialOutput, row: str) -> None:
-        if self.num_rows == 3:
+    def interrupt(row: dict[str, Any], part: Path | None) -> None:
+        if next(num_rows) == 3:
             raise KeyboardInterrupt
-        append(self, row)
+        write_row(row, part)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate_batch.PartialOutput, "append", interrupt)
+        patch.setattr(generate_batch, "write_row", interrupt)
         stopped = run_cli(*command, "--output", output)
     assert stopped.code == 130
     assert "3 of 5 rows are done" in stopped.err
@@ -168,12 +169,6 @@ def test_generate_rows_continue_after_an_interruption(
     assert "was begun with other rows, flags or weights" in other.err
     assert run_cli(*command, "--output", output, "--quantize", "int8").code == 2
     assert part.read_text() == torn, "a file of another command stays as it is"
-    content = torn.rpartition("\n")[0] + "\n"
-    part.write_text(content.replace("Row 1", "Row 7"))
-    changed = run_cli(*command, "--output", output)
-    assert changed.code == 76
-    assert "answers.jsonl.part:3: was changed" in changed.err
-    part.write_text(torn)
     assert run_cli(*command, "--output", output).code == 0
     assert output.read_text() == whole
     assert not part.exists()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -466,15 +467,15 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     assert lines[0]["generation"] != lines[3]["generation"], "the same question at another index has another seed"
     assert run(*command, "--batch-size", 1)[1] == out
     resumed = (*command, "--output", "answers.jsonl", "--batch-size", 1)
-    append = generate_batch.PartialOutput.append
+    write_row, num_rows = generate_batch.write_row, count()
 
-    def stop(self: generate_batch.PartialOutput, row: str) -> None:
-        if self.num_rows == 2:
+    def stop(row: dict[str, Any], part: Path | None) -> None:
+        if next(num_rows) == 2:
             raise KeyboardInterrupt
-        append(self, row)
+        write_row(row, part)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate_batch.PartialOutput, "append", stop)
+        patch.setattr(generate_batch, "write_row", stop)
         assert run(*resumed)[0] == 130
     assert run(*resumed, "--with-cot")[0] == 2, "begun with other flags"
     assert "2 of 4 rows are done; continuing" in run(*resumed)[2]
