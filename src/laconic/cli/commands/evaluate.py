@@ -2,14 +2,16 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import (
     Device,
+    OptionalFloat,
     OptionalInt,
     OptionalQuantization,
     OptionalStr,
@@ -55,7 +57,7 @@ class EvaluateCommand:
     ] = None
     """how answers are prompted and matched. codi, decimal: the last number; pccot: the whole answer; coconut, icot: the
     text after # or ####; text: the last line (default: the protocol of the recipe's data.format)"""
-    tolerance: OptionalStr = None
+    tolerance: OptionalFloat = None
     """with --protocol decimal: largest difference from the correct number (default: 0.001)"""
     data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
@@ -105,6 +107,9 @@ class EvaluateCommand:
 
     def run(self) -> int:
         self.validate()
+        iterations = parse_ints("--jacobi-iterations", self.jacobi_iterations)
+        residuals = parse_positive("--jacobi-tolerance", self.jacobi_tolerance)
+        shares = parse_positive("--keep", self.keep, 1.0)
         from laconic.cli.commands.train import select_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.evaluation.suites import choose_suite
@@ -132,13 +137,13 @@ class EvaluateCommand:
                 data_dir=self.data_dir,
                 shots=self.shots,
                 protocol=self.protocol,
-                tolerance=parse_tolerance(self.tolerance, self.protocol),
+                tolerance=None if self.tolerance is None else Decimal(str(self.tolerance)),
                 with_cot=self.with_cot,
-                jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
-                jacobi_tolerance=parse_positive("--jacobi-tolerance", self.jacobi_tolerance),
+                jacobi_iterations=iterations,
+                jacobi_tolerance=residuals,
                 baseline=None if self.baseline is None else self.resolve(self.baseline),
                 latency=self.latency or 0,
-                memories=self.memory_options(),
+                memories=self.memory_options(shares),
             )
             report = suite.report(request, evaluate_runs(suite, request))
             if ranks.rank == 0:
@@ -155,12 +160,12 @@ class EvaluateCommand:
             raise UsageError("--tasks: empty; give at least one task")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")
-        parse_ints("--jacobi-iterations", self.jacobi_iterations)
-        parse_positive("--jacobi-tolerance", self.jacobi_tolerance)
-        parse_tolerance(self.tolerance, self.protocol)
-        parse_positive("--keep", self.keep, 1.0)
+        if self.protocol != "decimal":
+            refuse_flags(self, ("tolerance",), "requires --protocol decimal")
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
+            raise UsageError(f"--tolerance {self.tolerance:g}: expected 0, or a number such as 0.001")
 
-    def memory_options(self) -> "MemoryOptions":
+    def memory_options(self, shares: Sequence[float]) -> "MemoryOptions":
         from laconic.evaluation.memories.contexts import KV_METHODS
         from laconic.evaluation.suite import MemoryOptions
 
@@ -168,7 +173,7 @@ class EvaluateCommand:
             documents=self.documents,
             questions=self.questions,
             methods=tuple(KV_METHODS) if self.methods is None else split_commas(self.methods),
-            keep=parse_positive("--keep", self.keep, 1.0) or (0.125,),
+            keep=shares or (0.125,),
             tokens=self.tokens,
             fit=self.fit,
         )
@@ -209,18 +214,3 @@ def parse_positive(flag: str, text: str | None, maximum: float = 1e38) -> tuple[
         limit = " and at most 1" if maximum == 1 else ""
         raise UsageError(f"{flag} {text}: expected numbers above 0{limit}, for example 0.125,0.25")
     return values
-
-
-def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
-    """Parse a tolerance without rounding. Raises `UsageError` (2) unless it is 0 or more and the protocol decimal."""
-    if text is None:
-        return None
-    if protocol != "decimal":
-        raise UsageError(f"--tolerance {text}: requires --protocol decimal")
-    try:
-        tolerance = Decimal(text)
-    except InvalidOperation:
-        tolerance = Decimal("nan")
-    if not (tolerance.is_finite() and tolerance >= 0):
-        raise UsageError(f"--tolerance {text}: expected 0, or a number such as 0.001")
-    return tolerance
