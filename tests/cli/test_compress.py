@@ -21,7 +21,7 @@ from laconic.experiment.compress import CompressionJob
 from laconic.experiment.text_models.compressor import TextCompressor, load_compressor
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
-from tests.conftest import RunCli, call_cli
+from tests.conftest import RunCli, call_cli, check_refused
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE
 
 LENGTHS = """max_vectors = 4
@@ -255,12 +255,8 @@ def test_inspect_memory_file(run: RunCli, book: str) -> None:
     assert report["documents"][0]["name"] == "book.txt"
     assert sum(report["documents"][0]["vectors"]) == report["vectors"]
     assert sum(report["documents"][0]["tokens"]) == report["tokens"] == len(BOOK)
-    code, _, err = run("inspect", book, "What?")
-    assert code == 2
-    assert "is a memory or state, which takes no question" in err
-    code, _, err = run("inspect", "none.safetensors")
-    assert code == 66
-    assert "no none.safetensors" in err
+    check_refused(run("inspect", book, "What?"), 2, "is a memory or state, which takes no question")
+    check_refused(run("inspect", "none.safetensors"), 66, "no none.safetensors")
 
 
 def refused(run: RunCli, code: int, message: str, *args: object) -> None:

@@ -17,7 +17,7 @@ from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.experiment.text_models.kv_compressor import encode_document, encode_prompt, load_kv_memories
 from laconic.storage.atomic import save_artifact
-from tests.conftest import RunCli
+from tests.conftest import RunCli, check_refused
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen."
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}<assistant>"
@@ -55,8 +55,7 @@ def test_compress_does_not_replace_a_text(model: Path, text: Path, tmp_path: Pat
     thoughts = tmp_path / "thoughts.safetensors"
     save_artifact(thoughts, {"begin": torch.ones(1)}, "thoughts", {})
     for out in (text, other, tmp_path, thoughts, model / "model.safetensors"):
-        code, _, err = run_cli("compress", model, text, "--out", out)
-        assert (code, "delete it or choose another file" in err) == (73, True), err
+        check_refused(run_cli("compress", model, text, "--out", out), 73, "delete it or choose another file")
     assert (text.read_text(), other.read_text()) == (TEXT + "\n", "notes")
 
 
@@ -216,8 +215,7 @@ def test_generate_answers_a_file_of_prompts_on_one_memory(
     two = tmp_path / "two.safetensors"
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, TEXT[:30])))
     assert run_cli("compress", model, tmp_path / "texts.jsonl", "--out", two, "--method", "knorm")[0] == 0
-    code, _, err = run_cli("generate", model, "--input", file, "--memory", two)
-    assert (code, "3 prompts for a memory of 2 texts" in err) == (2, True)
+    check_refused(run_cli("generate", model, "--input", file, "--memory", two), 2, "3 prompts for a memory of 2 texts")
 
 
 def test_generate_says_what_takes_the_positions(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -261,9 +259,7 @@ def test_generate_refuses_a_memory_of_another_model(model: Path, text: Path, tmp
     with torch.no_grad():
         decoder.token_embedding.weight[0] += 1
     LanguageModel(decoder, load_tokenizer(model)).save(tmp_path / "other")
-    code, _, err = run_cli("generate", tmp_path / "other", "a", "--memory", memory)
-    assert code == 76
-    assert "compress again" in err
+    check_refused(run_cli("generate", tmp_path / "other", "a", "--memory", memory), 76, "compress again")
     code, _, err = run_cli("generate", "no-model", "a", "--memory", tmp_path / "none")  # before a model is loaded
     assert (code, "none; give one that laconic compress wrote" in err) == (66, True)
     memory.write_bytes(memory.read_bytes()[:-9])
@@ -319,8 +315,7 @@ def test_compress_notes_html(model: Path, text: Path, tmp_path: Path, run_cli: R
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody may write to")
 def test_compress_refuses_a_folder_that_is_not_writable(model: Path, text: Path, run_cli: RunCli) -> None:
-    code, _, err = run_cli("compress", model, text, "--out", "/proc/memory.safetensors")
-    assert (code, "/proc: not writable" in err) == (74, True)
+    check_refused(run_cli("compress", model, text, "--out", "/proc/memory.safetensors"), 74, "/proc: not writable")
 
 
 def test_inspect_says_what_a_file_is(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -333,8 +328,7 @@ def test_inspect_says_what_a_file_is(model: Path, text: Path, tmp_path: Path, ru
     damaged = bytearray(memory.read_bytes())
     damaged[-5] ^= 1
     memory.write_bytes(damaged)
-    code, _, err = run_cli("inspect", memory)
-    assert (code, "memory.safetensors is damaged" in err) == (76, True)
+    check_refused(run_cli("inspect", memory), 76, "memory.safetensors is damaged")
 
 
 def test_compress_ignores_a_byte_order_mark(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -402,6 +396,5 @@ def test_compress_checks_the_disk_before_it_reads(
 ) -> None:
     monkeypatch.setattr("laconic.storage.atomic.free_bytes", lambda path: 1000)
     monkeypatch.setattr("laconic.cli.compress_kv.compress_text", None)
-    code, _, err = run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors")
-    assert (code, "1,000 are free" in err) == (74, True), err
+    check_refused(run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors"), 74, "1,000 are free")
     assert not (tmp_path / "memory.safetensors").exists()

@@ -21,7 +21,7 @@ from laconic.evaluation.reasoning.question_sets import load_question_set, single
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
 from laconic.training.signals import SignalInterruptError, StopSignal
-from tests.conftest import REPO, RunCli, shared_dir
+from tests.conftest import REPO, RunCli, check_refused, shared_dir
 from tests.tiny_recipes import TINY_RECIPE
 
 WORDS = """method = "kava"
@@ -283,9 +283,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(reasoning_suite, "measure_latencies", latencies)
     monkeypatch.setattr(StopSignal, "signal_name", "SIGINT")
-    code, _, err = run("digits", "--latency", 3, "--device", "cpu")
-    assert code == 75
-    assert "SIGINT: interrupted while timing test" in err
+    check_refused(run("digits", "--latency", 3, "--device", "cpu"), 75, "SIGINT: interrupted while timing test")
 
 
 @pytest.mark.parametrize(
@@ -345,9 +343,7 @@ def test_resolve_step_best_is_by_validation(run: RunCli, runs: Path) -> None:
 
 def test_evaluate_times_in_one_process(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    code, _, err = run("digits", "--latency", 5)
-    assert code == 2
-    assert "--latency: requires a single process" in err
+    check_refused(run("digits", "--latency", 5), 2, "--latency: requires a single process")
 
 
 @pytest.mark.medium

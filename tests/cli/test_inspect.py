@@ -15,7 +15,7 @@ from laconic.errors import DiskError, UsageError
 from laconic.evaluation.inspection import conditions, question
 from laconic.evaluation.reasoning import question_sets
 from laconic.evaluation.reasoning import run as reasoning_run
-from tests.conftest import RunCli
+from tests.conftest import RunCli, check_refused
 from tests.evaluation.pages import ParsedPage as Page
 from tests.evaluation.pages import check_page, leave_out_images
 from tests.evaluation.pages import find_requests as outside
@@ -270,6 +270,4 @@ def test_inspect_refuses_runs_that_drop_different_rows(run: RunCli, monkeypatch:
 
 
 def test_inspect_refuses_a_chain_beyond_the_context(run: RunCli) -> None:
-    code, _, err = run("kava", QUESTION, "--chain", *["7"] * 2048)
-    assert code == 66
-    assert "more than the model's" in err
+    check_refused(run("kava", QUESTION, "--chain", *["7"] * 2048), 66, "more than the model's")

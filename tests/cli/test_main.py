@@ -20,7 +20,7 @@ from laconic.cli.commands.verify import VerifyParityCommand
 from laconic.config.recipe_keys import leaf_keys
 from laconic.errors import CorruptArtifactError, NonFiniteError
 from laconic.storage.atomic import write_folder_atomically
-from tests.conftest import REPO, RunCli, needs
+from tests.conftest import REPO, RunCli, check_refused, needs
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
 
@@ -71,9 +71,7 @@ def test_arguments_and_file_names_are_utf8_in_any_locale(run_cli: RunCli, story:
         command = [sys.executable, "-m", "laconic", "generate", str(story), *arguments, "--max-tokens", "3"]
         out = subprocess.run(command, capture_output=True, env=environment, check=True).stdout
         assert out.decode() == run_cli("generate", story, *arguments, "--max-tokens", 3).out
-    invalid = run_cli("generate", story, "\udcff", "--max-tokens", 3)
-    assert invalid.code == 2
-    assert "not UTF-8" in invalid.err
+    check_refused(run_cli("generate", story, "\udcff", "--max-tokens", 3), 2, "not UTF-8")
 
 
 @pytest.mark.medium
