@@ -245,11 +245,7 @@ def test_inspect_memory_file(run: RunCli, book: str) -> None:
     code, out, _ = run("inspect", book)
     assert code == 0
     assert out.startswith("book.safetensors: ")
-    for line in (
-        "reader     ",
-        "method     ",
-        "text       book",
-    ):
+    for line in ("reader     ", "method     ", "text       book"):
         assert line in out
     report = json.loads(run("inspect", book, "--format", "json")[1])
     assert report["documents"][0]["name"] == "book.txt"

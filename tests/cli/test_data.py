@@ -88,9 +88,7 @@ def test_check_lists_problems_with_their_positions(run, tmp_path):
     code, out, _ = run("check", "rows.jsonl", "--format", "json")
     report = json.loads(out)
     assert code == 66
-    assert [(fault["line"], fault["column"], fault["kind"]) for fault in report["problems"]] == [
-        (3, 47, "wrong types"),
-    ]
+    assert [(fault["line"], fault["column"], fault["kind"]) for fault in report["problems"]] == [(3, 47, "wrong types")]
     assert report["duplicates"] == [["rows.jsonl:1", "rows.jsonl:4"]]
     assert report["rows_without_chain"] == 1
 

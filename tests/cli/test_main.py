@@ -142,11 +142,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
             2,
             "--method foo: expected one of expected, h2o, knorm, kvzip, random, rkv, snapkv, window; see",
         ),
-        (
-            ("generate", "stories260k", "Hello", "--chat"),
-            66,
-            "(base models have none); give plain text",
-        ),
+        (("generate", "stories260k", "Hello", "--chat"), 66, "(base models have none); give plain text"),
         (("generate",), 2, "laconic: generate needs MODEL; see"),
         ((), 2, "Expected one of {demo, train,"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi"),

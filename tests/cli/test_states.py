@@ -354,14 +354,8 @@ def test_state_file_checks_tokenizer(place: Path, me: str) -> None:
 @pytest.mark.parametrize(
     ("message", "args"),
     [
-        (
-            "--save-state new.safetensors: requires --learn",
-            ["--save-state", "new.safetensors"],
-        ),
-        (
-            "--save-state no/x.safetensors",
-            ["--learn", "--save-state", "no/x.safetensors"],
-        ),
+        ("--save-state new.safetensors: requires --learn", ["--save-state", "new.safetensors"]),
+        ("--save-state no/x.safetensors", ["--learn", "--save-state", "no/x.safetensors"]),
         ("--memory: 2 files", ["--memory", "a", "--memory", "b"]),
         ("--sample: not available", ["--sample"]),
         ("--inner-lr", ["--learn", "--inner-lr", "0.5"]),

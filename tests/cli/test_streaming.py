@@ -218,10 +218,7 @@ def test_evaluate_refuses_shots(run: RunCli, message: str, args: list[str]) -> N
 
 def test_inspect_refuses_a_run_without_latent_thoughts(run: RunCli) -> None:
     ended, _, err = run("inspect", "hope", "What stands here?", "--device", "cpu")
-    assert (ended, err) == (
-        2,
-        "laconic: hope: method hope has no latent thoughts; give a run that answers questions\n",
-    )
+    assert (ended, err) == (2, "laconic: hope: method hope has no latent thoughts; give a run that answers questions\n")
 
 
 def test_evaluate_streams_refuses_another_method(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -584,10 +584,7 @@ def test_train_nonfinite_update_is_replayed(run: RunCli) -> None:
 
 def test_train_incompatible_sizes(run: RunCli) -> None:
     for keys, message in (
-        (
-            ("data.max_tokens=300",),
-            "302 positions, the model has 256",
-        ),
+        (("data.max_tokens=300",), "302 positions, the model has 256"),
         (("kv_distillation.layers=[0, 4]",), "kv_distillation.layers names layer 4"),
         (("model.num_attention_heads=3",), "model.num_attention_heads 3 does not divide model.hidden_size 16"),
         (("latents.control_init=copy:zero",), 'latents.control_init "copy:zero"'),

@@ -11,13 +11,7 @@ from torch import Tensor
 
 from laconic.models.decoder import Decoder
 from laconic.verification.low_precision import ErrorRatios
-from laconic.verification.parity import (
-    CaseComparison,
-    ParityCase,
-    StageResult,
-    first_divergence,
-    replay_stages,
-)
+from laconic.verification.parity import CaseComparison, ParityCase, StageResult, first_divergence, replay_stages
 from laconic.verification.traces import LayerActivations, iterate_stages, sharpened_queries, stage_key
 from tests.verification.mutants import MUTANTS, Mutant, build_case, build_decoder, mutate, patched
 

@@ -19,12 +19,7 @@ from laconic.verification.error import ErrorAccumulator, PredictionAgreement, va
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.inputs import REQUIRED_INPUTS, build_inputs
 from laconic.verification.low_precision import ErrorRatios
-from laconic.verification.parity import (
-    ParityCase,
-    StageResult,
-    first_divergence,
-    usual_suspects,
-)
+from laconic.verification.parity import ParityCase, StageResult, first_divergence, usual_suspects
 from laconic.verification.report import ParityReport, format_number
 from laconic.verification.run import open_reference, run_parity
 from laconic.verification.tiny_models import ROPE_VARIANTS, build_tiny_decoder, tiny_configs
