@@ -223,24 +223,6 @@ def test_generate_on_concatenated_memories(run: RunCli, place: Path, book: str) 
     assert run("generate", "run", "a", "--max-tokens", "2")[0] == 0
 
 
-def test_generate_on_a_memory_echoes_only_prompts_of_the_command_line(run: RunCli, place: Path, book: str) -> None:
-    Path("prompt.txt").write_text("Who", encoding="utf-8")
-    options = ("--memory", book, "--max-tokens", "4")
-    echoed = run("generate", "run", "Who", *options)[1]
-    for arguments in (("Who", "--no-echo"), ("--file", "prompt.txt")):
-        code, out, _ = run("generate", "run", *arguments, *options)
-        assert code == 0
-        assert f"Who{out}" == echoed
-
-
-def test_generate_one_prompt_for_each_text(run: RunCli) -> None:
-    assert run("compress", "run", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
-    code, out, _ = run("generate", "run", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
-    assert code == 0
-    titles = [(row["title"], row["prompt"]) for row in json.loads(out)["generations"]]
-    assert titles == [(f"[rows.jsonl:{i}]", "x") for i in (1, 2, 3)]
-
-
 def test_inspect_memory_file(run: RunCli, book: str) -> None:
     code, out, _ = run("inspect", book)
     assert code == 0
@@ -331,7 +313,6 @@ def test_generate_refuses_foreign_and_damaged_memories(run: RunCli, book: str) -
     content[-1] ^= 1
     Path("bad.safetensors").write_bytes(content)
     refused(run, 76, "bad.safetensors is damaged", "generate", "run", "Who", "--memory", "bad.safetensors")
-    refused(run, 76, "bad.safetensors is damaged", "inspect", "bad.safetensors")
     refused(run, 66, "no file gone.safetensors; give one", "generate", "run", "Who", "--memory", "gone.safetensors")
 
 

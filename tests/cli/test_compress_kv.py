@@ -92,16 +92,6 @@ def test_compress_describes_what_it_keeps(model: Path, text: Path, tmp_path: Pat
     assert data["tokens"] == [73]
 
 
-def test_compress_names_the_text_of_each_measured_loss(model: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"text": TEXT[:n]} | extra) + "\n" for n, extra in ((60, {"id": "a"}), (70, {})))
-    )
-    command = ("compress", model, rows, "--out", tmp_path / "memory.safetensors", "--max-loss", 0.01)
-    lines = run_cli(*command)[1].splitlines()
-    assert [line.split() for line in lines if line.startswith("text")] == [["text", "a"], ["text", "rows.jsonl:2"]]
-
-
 def test_compress_warns_that_windows_have_equal_heads(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
     command = ("compress", model, text, "--out", tmp_path / "memory.safetensors", "--keep", 0.1)
     assert "warning" not in run_cli(*command).err
@@ -329,18 +319,6 @@ def test_inspect_says_what_a_file_is(model: Path, text: Path, tmp_path: Path, ru
     damaged[-5] ^= 1
     memory.write_bytes(damaged)
     check_refused(run_cli("inspect", memory), 76, "memory.safetensors is damaged")
-
-
-def test_compress_ignores_a_byte_order_mark(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    memories = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    assert run_cli("compress", model, text, "--out", memories[0]).code == 0
-    text.write_text(TEXT + "\n", encoding="utf-8-sig")
-    assert run_cli("compress", model, text, "--out", memories[1]).code == 0
-    first, second = map(KVMemory.load, memories)
-    assert first.metadata is not None
-    assert second.metadata is not None
-    assert first.metadata.documents == second.metadata.documents
-    assert all(map(torch.equal, first.keys, second.keys))
 
 
 @pytest.mark.medium

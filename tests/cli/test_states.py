@@ -188,24 +188,6 @@ def test_compress_resume_equals_uninterrupted(
     assert not Path("part.safetensors.part").exists()
 
 
-def test_compress_resume_checks_text_and_weights(run: RunCli, tmp_path: Path, place: Path) -> None:
-    model = learner(place)
-    study = model.start_reading()
-    stages = study.run([[model.token_stream("a.txt", [BOOK])]])
-    next(stages)
-    next(stages)
-    key = {"batch_size": None, "weights": model.model.weights_fingerprint, "tokenizer": model.tokenizer.fingerprint}
-    study.save(tmp_path / "x.safetensors.part", key)
-    arguments = ("compress", "hope", "a.txt", "--out", "x.safetensors", "--resume")
-    (tmp_path / "a.txt").write_text(BOOK.replace("one", "two"))
-    message = "--resume"
-    refused(run, 66, message, *arguments)
-    (tmp_path / "a.txt").write_text(BOOK)
-    refused(run, 73, "weights", "compress", "other", *arguments[2:])
-    refused(run, 66, "--resume: no file y.safetensors.part",
-            "compress", "hope", "a.txt", "--out", "y.safetensors", "--resume")  # fmt: skip
-
-
 @pytest.mark.medium
 def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> None:
     before = Path(me).read_bytes()
@@ -308,14 +290,6 @@ def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
     assert report["levels"][0]["update_norm"] > 0
     assert report["memories"][0]["update_norm"] > 0
     refused(run, 2, "is a memory or state, which takes no question", "inspect", me, "What?")
-
-
-def test_inspect_state_of_several_rows_shows_means(run: RunCli) -> None:
-    assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
-    out = run("inspect", "rows.safetensors")[1]
-    lines = [line for line in out.splitlines() if line.startswith(("level ", "memory "))]
-    assert lines[0].startswith(f"level      chunk 8 in 2 layers: {(5 + 15 + 10) // 3} updates, norm of the change ")
-    assert all(line.endswith(" (means over 3 rows)") for line in lines)
 
 
 def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, me: str) -> None:

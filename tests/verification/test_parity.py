@@ -242,14 +242,6 @@ def test_run_tiny_models_all_inputs_against_transformers(family: str):
     assert {i.name for i in report.inputs} == set(REQUIRED_INPUTS)
 
 
-@pytest.mark.slow  # the README's command is the same and runs by default
-def test_run_stories260k_compares_all_inputs(shared: Path):
-    needs("transformers")
-    report = run_parity(str(shared / "models" / "stories260k"))
-    assert report.is_ok, report.summary()
-    assert {i.name: i.status for i in report.inputs} == {**dict.fromkeys(REQUIRED_INPUTS, "compared"), "I4": "covered"}
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_ratio(dtype: str):
