@@ -65,12 +65,12 @@ def compress_text(command: CompressCommand) -> int:
         model = load_model(command, command.memory)
         before = None if command.memory is None else model.load_memory(command.memory)
         documents = [] if command.memory is None else load_read_documents(command.memory)
-    num_texts = 1 if before is None or len(before.position) == 1 else command.count_texts()
+    num_texts = 1
+    if before is not None and len(before.position) > 1:
+        with command.open_source() as file:
+            num_texts = len(list(command.iter_texts(file, lambda name, text: name)))
     job, start = model.start_reading(before, num_texts), time.perf_counter()
-    key = compress_resume_key(command, model)
-    if command.resume:
-        command.resume_from_partial(job, key)
-    command.run_job(job, partial(model.token_stream, is_new=before is None), key)
+    command.run_job(job, partial(model.token_stream, is_new=before is None), compress_resume_key(command, model))
     assert job.done is not None
     earlier = spread_documents(documents, len(job.documents))
     texts = [[*row, *new] for row, new in zip(earlier, job.documents, strict=True)]

@@ -17,7 +17,7 @@ from laconic.cli.arguments import (
     check_minimum,
     check_utf8,
 )
-from laconic.cli.files import check_memories, check_system_message, write_file
+from laconic.cli.files import check_memories, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.model_flags import ModelFlags, SamplingFlags
 from laconic.console import log_message, log_note, status
@@ -97,9 +97,7 @@ class ChatCommand(ModelFlags, SamplingFlags):
         """Raise `UsageError` (2) for memories that do not begin a chat, before anything is loaded."""
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
 
-        check_memories(self.memory)
-        if self.system is not None:
-            check_system_message(self.memory)
+        check_memories(self.memory, self.system)
         state = next(filter(is_state_file, self.memory), None)
         if state is not None:
             raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum, command_line
+from laconic.cli.commands.evaluate import print_report
 from laconic.cli.demo_run import TEACHER_ENTRY
-from laconic.cli.files import print_json, write_file
+from laconic.cli.files import write_file
 from laconic.console import ProgressFn, log_message, progress, status
 from laconic.errors import LaconicError, UsageError
 
@@ -258,7 +259,11 @@ def last_line(log: Path) -> str:
 
 
 def run_demo(
-    entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], overrides: Sequence[str] = (), format: str = "human"
+    entries: Sequence[DemoEntry],
+    out: Path,
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    format: OutputFormat = "human",
 ) -> int:
     """Train, evaluate and report every entry with every seed; return 1 if no seed has a chain to distil from, or 0."""
     start = time.monotonic()
@@ -280,18 +285,15 @@ def run_demo(
 
 
 def print_demo_report(
-    entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, format: str
+    entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, format: OutputFormat
 ) -> None:
     """Measure the time per answer, write report.html, and print the table and its footnotes (or JSON)."""
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
-    from laconic.evaluation.tables import print_table
+    from laconic.evaluation.suite import EvalReport
 
     with status("measuring the time per answer, and writing the report"):
         report = build_demo_report([entry for entry in entries if entry.title], out, seeds, seconds, command_line())
         write_file(out / "report.html", runs_table.render_report(report))
-    if format == "json":
-        print_json(runs_table.report_to_json(report))
-        return
-    print_table(runs_table.build_terminal_table(report))
-    print(runs_table.format_footnotes(report))
+    blocks = [runs_table.build_terminal_table(report), runs_table.format_footnotes(report)]
+    print_report(EvalReport(blocks, runs_table.report_to_json(report)), format)

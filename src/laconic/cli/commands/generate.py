@@ -18,7 +18,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_new_file, check_system_message, print_json
+from laconic.cli.files import check_memories, check_new_file, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import (
     PromptRow,
@@ -123,9 +123,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             from laconic.cli.nested import generate_text
 
             return generate_text(self)
-        check_memories(self.memory)
-        if self.system is not None:
-            check_system_message(self.memory)
+        check_memories(self.memory, self.system)
         refuse_flags(self, ("save_state", "inner_lr"), "needs --learn")
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
