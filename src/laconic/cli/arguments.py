@@ -30,7 +30,6 @@ OptionalQuantization = Annotated[Literal["int8"] | None, arg(metavar="{int8}", h
 
 
 def parse_dtype(name: DtypeName | None) -> Any:
-    """Return the torch dtype with this name, or None if there is no name."""
     import torch
 
     return None if name is None else getattr(torch, name)

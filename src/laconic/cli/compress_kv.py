@@ -83,7 +83,6 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
 
 
 def read_source_texts(source: str) -> list[tuple[str, str]]:
-    """Return names and texts: one for a text or standard input, one per line of a .jsonl."""
     path = Path(source)
     if not source.endswith(".jsonl"):
         return [("standard input" if source == "-" else path.name, read_text(path))]
@@ -117,7 +116,6 @@ def compute_kv_cost(memory: KVMemory, config: DecoderConfig, num_windows: int, p
 
 
 def cost_lines(cost: Mapping[str, Any]) -> list[str]:
-    """Return the result of `compute_kv_cost` as lines for people."""
     num_texts, num_tokens, num_windows, num_slots = (
         cost[name] for name in ("num_texts", "num_tokens", "num_windows", "num_slots")
     )

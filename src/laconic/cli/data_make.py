@@ -37,8 +37,6 @@ EXCLUDED_SETS = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test"
 
 
 class OutputFile(NamedTuple):
-    """A file to write and its rows."""
-
     path: Path
     description: str
     num_rows: int
@@ -146,7 +144,6 @@ class DataMakeCommand:
         return self.out.with_suffix(f".held_out{self.out.suffix}")
 
     def digit_files(self) -> list[OutputFile]:
-        """Return training rows, and validation rows, none of them in training."""
         from laconic.data.generators.digits import iter_digit_rows
 
         num_valid, low, high = round(self.rows * self.held_out_fraction), self.min_operations, self.num_operations
@@ -246,7 +243,6 @@ class DataMakeCommand:
         return has_many and has_few and (self.max_value is None or largest_result(example.steps) <= self.max_value)
 
     def generator_file(self) -> OutputFile:
-        """Return products or graphs that are not in the validation and test rows."""
         from laconic.data.generators.multiplication import iter_products
         from laconic.data.generators.prosqa import iter_problems
 

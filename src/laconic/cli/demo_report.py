@@ -32,7 +32,6 @@ CPU = torch.device("cpu")
 def build_demo_report(
     entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, command: str
 ) -> ComparisonReport:
-    """Build the report of the runs in `out`, and measure the latency of each method on the CPU."""
     torch.set_num_threads(1)
     folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in entries}
     runs = {name: load_run(seed_folders[0], CPU) for name, seed_folders in folders.items()}
@@ -54,18 +53,12 @@ def build_demo_report(
         caveats=describe_caveats(run),
         recipe_differences=[(key, str(values.get(key)), why) for key, why in run.recipe.deviations.items()],
         facts=collect_run_facts(run, seconds),
-        runs=[
-            (f"{name}, seed {seed}", describe_run(folder))
-            for name in folders
-            for seed, folder in zip(seeds, folders[name], strict=True)
-        ],
         command=command,
         inspection=inspect_first_question(run),
     )
 
 
 def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
-    """Collect the results of one method over its seeds: one row of the report's table."""
     stored = load_seed_results(ReasoningSuite(), "reasoning", folders, entry.name)
     rows = {row.condition: row for result in stored if result.task == "test" for row in build_rows(result, latency)}
     latents = run.recipe.latents
@@ -147,15 +140,3 @@ def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
             ", ".join(f"{k} {v}" for k, v in environment["versions"].items()) + f", Python {environment['python']}",
         ),
     ]
-
-
-def describe_run(folder: Path) -> str:
-    """Return the steps, time and hashes of a run."""
-    committed = RunDirectory(folder).latest_valid_step()
-    assert committed is not None
-    weights = committed.manifest.files["model.safetensors"].sha256
-    lines = [line for line in load_metrics(folder) if "seconds" in line]
-    skipped = sum("nonfinite" in line for line in lines)
-    spent = sum(line["seconds"] for line in lines)
-    recipe = committed.manifest.fingerprints["recipe"]
-    return f"{committed.step} steps in {spent:.0f} s, {skipped} skipped; recipe {recipe[:12]}…, weights {weights[:12]}…"

@@ -55,7 +55,6 @@ def evaluate_conditions(folder: Path) -> int:
 
 
 def planned_conditions(recipe: "Recipe") -> "Iterator[EvalCondition]":
-    """Yield the conditions that the report of the demo needs."""
     from laconic.config.recipe import COT_TEACHER_METHODS
     from laconic.evaluation.reasoning.run import EvalCondition
 

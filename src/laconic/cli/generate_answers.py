@@ -21,7 +21,6 @@ from laconic.storage.manifest import hash_json
 
 
 def answer_prompts(command: GenerateCommand) -> int:
-    """Answer questions with a run's method or its chain of thought; return the exit code."""
     recipe = read_run_recipe(command.model)
     assert recipe is not None
     columns = recipe.data.columns

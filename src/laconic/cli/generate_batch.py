@@ -143,7 +143,6 @@ def finish_output(part: Path, output: Path) -> None:
 
 
 def list_options(config: GenerationConfig) -> dict[str, Any]:
-    """Return the options that determine an output: all but the callbacks."""
     return {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
 
 

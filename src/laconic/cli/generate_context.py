@@ -81,7 +81,6 @@ class ContextLimit:
         return generation.stop_reason == "length" and len(generation.token_ids) < max_tokens
 
     def log_ended(self, num_ended: int, num_answers: int) -> None:
-        """Print a note if answers ended because the context is full."""
         if num_ended:
             answers = "the answer" if num_answers == 1 else f"{num_ended:,} of {num_answers:,} answers"
             log_message(

@@ -105,7 +105,6 @@ class GenerationPrinter:
         return replace(config, on_prefill=self.timer.on_prefill, on_token=self.print_token)
 
     def print_token(self, row: int, token: int, text: str, logprob: float) -> None:
-        """Print a piece of a single text, or count it."""
         self.timer.on_token()
         if self.is_streaming:
             write_text((self.labels[0] if self.num_tokens == 0 else "") + text)
@@ -125,7 +124,6 @@ class GenerationPrinter:
 
 
 def write_text(text: str) -> None:
-    """Write to standard output at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -142,7 +142,6 @@ def select_command(args: list[str]) -> Any:
 
 
 def build_type(name: str) -> Any:
-    """Return the type of a command for tyro, with its subcommands."""
     command = COMMANDS[name]
     if not isinstance(command, dict):
         return Annotated[command, subcommand(name)]
@@ -158,7 +157,6 @@ def build_list_entry(name: str) -> Any:
 
 
 def list_subcommands(args: list[str]) -> list[str]:
-    """Return the names of the subcommands of the command that the arguments name."""
     command = COMMANDS.get(args[0]) if args else None
     return list(command) if isinstance(command, dict) else []
 

@@ -92,7 +92,6 @@ def spread_documents(documents: list[list[ReadDocument]], n: int) -> list[list[R
 
 
 def compress_resume_key(command: CompressCommand, model: NestedTextModel) -> dict[str, Any]:
-    """Return everything except the text that determines the state."""
     return {
         "batch_size": command.batch_size if command.is_jsonl else None,
         "weights": model.model.weights_fingerprint,
@@ -135,7 +134,6 @@ def generate_text(command: GenerateCommand) -> int:
 
 
 def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -> None:
-    """Show the loss while prompts are read, and print it at the end of a long one."""
     timer.on_prefill(done, total, f"tokens, {nats:.2f} nats per token" if done else "tokens")
     if done == total >= MIN_REPORTED_PROMPT:
         log_message(f"learned from {total:,} tokens, {nats:.3f} nats per token")

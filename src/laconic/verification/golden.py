@@ -78,8 +78,6 @@ class BundleInput(BundleModel):
 
 
 class BundleStage(BundleModel):
-    """Where the activations of a stage lie, and their shape."""
-
     shape: list[NonNegativeInt]
     at: str
     sha256: str
@@ -112,7 +110,6 @@ class GoldenBundle:
 
     @property
     def name(self) -> str:
-        """The reference that computed the numbers."""
         return f"golden bundle of {self.metadata.reference}"
 
     def iterate_stages(self, entry: BundleCase, case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:

@@ -69,7 +69,6 @@ class ErrorRatios:
     def add_layer(
         self, actual: LayerActivations, wide: LayerActivations, recorded: LayerActivations, valid: Tensor, S: int
     ) -> None:
-        """Compare the stages of a layer, in the decoder and in the reference, with float64."""
         for stage in stages_at_layer(self.decoder, actual.layer):
             if stage.name in SKIPPED_STAGES or not wide.activations[stage.name].is_floating_point():
                 continue
@@ -108,7 +107,6 @@ class ErrorRatios:
 
 
 def build_ratio_result(stage: str, layer: int | None, errors: ErrorPair) -> StageResult:
-    """Return the result of a stage, whose floor is the reference's error."""
     ours, theirs = errors.decoder, errors.reference
     result = StageResult(
         "all", stage, layer, "ratio", max(ours.error, MIN_FLOOR), max(theirs.error, MIN_FLOOR), ours.max_abs,

@@ -174,7 +174,6 @@ class CaseComparison:
     def add_stage(
         self, stage: Activation, recorded: LayerActivations, pairs: Mapping[str, tuple[Tensor | None, Tensor | None]]
     ) -> None:
-        """Add the errors of one stage; `pairs` has (ours, theirs) for each kind of error."""
         S, T = self.case.pieces()[recorded.piece]
         layer = layer_index(self.decoder, recorded.layer)
         key = stage_key(stage.name, layer)

@@ -160,7 +160,6 @@ def is_low_precision(results: list[StageResult]) -> bool:
 
 
 def severity(result: StageResult) -> tuple[int, float]:
-    """Return a sort key: failures first, then what did not run, then the error in floors."""
     error = result.error_in_floors
     return {"fail": 2, "not run": 1}.get(result.verdict, 0), 0.0 if math.isnan(error) else error
 
@@ -177,7 +176,6 @@ def format_number(x: float) -> str:
 
 
 def format_worst(results: list[StageResult]) -> str:
-    """Format the largest error of some results for the table."""
     worst = max(results, key=severity, default=None)
     if worst is None:
         return "–"

@@ -202,7 +202,6 @@ def check_holds_messages(path: Path) -> None:
 
 
 def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:
-    """Print the reply to a turn as it is generated; Ctrl-C stops it."""
     timer, interrupt = GenerationTimer(), Interrupt()
 
     def print_token(row: int, token: int, text: str, logprob: float) -> bool:
@@ -244,8 +243,6 @@ class Interrupt:
 
     @contextlib.contextmanager
     def catch(self) -> Iterator[None]:
-        """Handle SIGINT in the block."""
-
         def handle(number: int, frame: FrameType | None) -> None:
             if self.is_set or not self.can_wait:
                 raise KeyboardInterrupt

@@ -135,7 +135,6 @@ class DemoRun:
 
     @property
     def log(self) -> Path:
-        """File with the output of the subprocess."""
         return self.path.parents[1] / "logs" / f"{self.entry.name}-seed-{self.seed}.log"
 
 
@@ -253,7 +252,6 @@ def stop_processes(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that a subprocess printed."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return next((line.removeprefix("laconic: ").strip() for line in reversed(lines) if line.strip()), "no output")
 

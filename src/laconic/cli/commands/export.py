@@ -103,7 +103,6 @@ class ExportCommand:
             raise CorruptArtifactError(f"{error}; to export a checkpoint, give its folder") from None
 
     def export_cartridge(self, kind: str) -> int:
-        """Write a KV memory as a folder that peft loads."""
         from laconic.compression.kv.cartridge_file import save_cartridge
         from laconic.compression.kv.memory import KVMemory
         from laconic.compression.kv.memory_file import FILE_KIND

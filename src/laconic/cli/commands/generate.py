@@ -110,7 +110,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
     format: OutputFormat = "human"
 
     def run(self) -> int:
-        """Generate; the text goes to standard output, the statistics to standard error."""
         self.validate()
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
@@ -180,7 +179,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         replace(self, sample=False).generation_config()  # numbers out of range are refused before the model is loaded
 
     def read_prompts(self, question_column: str = "question") -> list[PromptRow]:
-        """Return the prompts, from whichever source is given."""
         if self.input is not None:
             return read_prompt_rows(self.input, self.chat, self.system, question_column)
         if self.messages is not None:
@@ -271,7 +269,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         return 0
 
     def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
-        """Return what prints each row's title, the prompt if it is echoed, and the continuation."""
         labels = [row.title + (row.text or "" if row.should_echo and not self.no_echo else "") for row in rows]
         return GenerationPrinter(labels, is_silent=self.format == "json")
 
@@ -282,7 +279,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         decoder: "Decoder",
         printer: GenerationPrinter,
     ) -> None:
-        """Print JSON, or after the texts a line with the numbers of tokens and seconds."""
         printer.finish(generations)
         if self.format == "json":
             rows = [

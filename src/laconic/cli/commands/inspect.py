@@ -97,7 +97,6 @@ class InspectCommand:
         return self.out or (Path("inspect.html") if self.format == "human" else None)
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for invalid combinations of flags."""
         if (self.question is None) == (self.task is None):
             raise UsageError("give either a question or --task; laconic inspect RUN QUESTION")
         if self.task is not None and (self.chain or self.answer is not None):

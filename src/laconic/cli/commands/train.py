@@ -130,7 +130,6 @@ class TrainCommand:
             raise UsageError(f"{self.recipe}: pass --out, the directory of the run: {error}") from None
 
     def train_run(self, recipe: "Recipe", out: Path, stop: StopSignal) -> dict[str, Any]:
-        """Train one run to its end and return its result as JSON."""
         with stop.preemptible():
             from laconic.evaluation.validation import build_validation
             from laconic.experiment.from_recipe.build import build_experiment
@@ -191,7 +190,6 @@ class TrainCommand:
         return 0
 
     def print_replay(self, folder: Path) -> int:
-        """Re-run the update of an incident, and print its metrics then and now."""
         from laconic.experiment.from_recipe.build import replay_update
 
         recorded, repeated = replay_update(folder, select_device(self.device))
@@ -219,7 +217,6 @@ def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
 
 
 def parse_resume(text: str) -> Any:
-    """Parse --resume: auto, never, or step-N, which becomes the number N."""
     if text in ("auto", "never"):
         return text
     number = text.removeprefix("step-")

@@ -51,7 +51,7 @@ class ComparisonReport:
     """Methods on one task: what a page shows of them.
 
     `focus` names the method that the others are compared with, `cot_baseline` the one that writes the chain. Recipe
-    differences are keys, values and reasons where recipes differ from the papers; facts and runs are names and values.
+    differences are keys, values and reasons where recipes differ from the papers; facts are names and values.
     """
 
     title: str
@@ -62,7 +62,6 @@ class ComparisonReport:
     caveats: Sequence[str] = ()
     recipe_differences: Sequence[tuple[str, str, str]] = ()
     facts: Sequence[tuple[str, str]] = ()
-    runs: Sequence[tuple[str, str]] = ()
     command: str = ""
     inspection: QuestionInspection | None = None
 
@@ -205,11 +204,10 @@ def render_report(report: ComparisonReport) -> str:
     table = Table(("key", "here", "why"), differences, num_text_columns=3)
     facts = [("command", report.command)] if report.command else []
     facts += [("seeds", ", ".join(map(str, report.seeds))), *report.facts]
-    runs = [page.render_details(f"Runs ({len(report.runs)})", [render_facts(report.runs)])] if report.runs else []
     sections += [
         PageSection("What this does not show", [page.render_list(caveats)] if caveats else []),
         PageSection("Where the recipes differ from the papers", [render_table(table)] if differences else []),
-        PageSection("Runs", [render_facts(facts), *runs]),
+        PageSection("Runs", [render_facts(facts)]),
     ]
     return page.render_page(report.title, sections, [report.lead])
 
