@@ -87,7 +87,7 @@ def check_text_format(path: Path) -> None:
 
 
 def check_replaceable(flag: str, path: Path) -> None:
-    """Raise `BusyError` (73) if a flag names an existing file that is no memory or state, such as a text or a model.
+    """Raise `BusyError` (73) if a flag names an existing file that is no memory or state, and as `check_output_path`.
 
     Memories and states are written again under the same name.
     """
@@ -102,6 +102,7 @@ def check_replaceable(flag: str, path: Path) -> None:
             kind = read_artifact_header(path)[1].get("kind")
         if kind not in (memory_file.FILE_KIND, kv_memory_file.FILE_KIND, state_file.ARTIFACT_KIND):
             raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file")
+    check_output_path(flag, path)
 
 
 def check_page_path(flag: str, path: Path) -> None:

@@ -14,7 +14,7 @@ from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
 from laconic.cli.commands.serve import ServeCommand
-from laconic.cli.files import check_memories, check_output_path, check_replaceable
+from laconic.cli.files import check_memories, check_replaceable
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.cli.model_flags import ModelFlags
@@ -151,7 +151,6 @@ def validate_generate(command: GenerateCommand) -> None:
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
     check_replaceable("--save-state", command.save_state)
-    check_output_path("--save-state", command.save_state)
 
 
 def save_generated_state(

@@ -4,7 +4,8 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -202,17 +203,20 @@ def check_holds_messages(path: Path) -> None:
 
 
 def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:
-    timer, interrupt = GenerationTimer(), Interrupt()
+    timer, interrupt = GenerationTimer(), threading.Event()
 
     def print_token(row: int, token: int, text: str, logprob: float) -> bool:
         timer.on_token()
         write_text(text)
-        interrupt.can_wait = True
-        return interrupt.is_set
+        return interrupt.is_set()
 
     options = replace(config, on_prefill=timer.on_prefill, on_token=print_token)
     try:
-        with interrupt.catch() if is_terminal else contextlib.nullcontext():
+        with (
+            catch_interrupt(lambda: timer.first_token_seconds is not None)
+            if is_terminal
+            else contextlib.nullcontext(interrupt) as interrupt
+        ):
             generation = session.reply(text, options)
     except KeyboardInterrupt:  # before the first token
         timer.close_progress()
@@ -232,24 +236,18 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
         )
 
 
-class Interrupt:
-    """Turn Ctrl-C into a flag while an answer is generated.
+@contextlib.contextmanager
+def catch_interrupt(can_wait: Callable[[], bool]) -> Iterator[threading.Event]:
+    """Let Ctrl-C set an event; if it cannot wait, and the second time, it raises KeyboardInterrupt as usual."""
+    event = threading.Event()
 
-    Before the first token, and the second time, Ctrl-C raises KeyboardInterrupt as usual.
-    """
+    def handle(number: int, frame: FrameType | None) -> None:
+        if event.is_set() or not can_wait():
+            raise KeyboardInterrupt
+        event.set()
 
-    def __init__(self) -> None:
-        self.is_set = self.can_wait = False
-
-    @contextlib.contextmanager
-    def catch(self) -> Iterator[None]:
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self.is_set or not self.can_wait:
-                raise KeyboardInterrupt
-            self.is_set = True
-
-        previous = signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -25,7 +25,6 @@ from laconic.cli.arguments import (
 from laconic.cli.files import (
     check_file,
     check_memories,
-    check_output_path,
     check_replaceable,
     check_text_format,
     print_json,
@@ -172,7 +171,6 @@ class CompressCommand:
             check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
         check_memories([] if self.memory is None else [self.memory])
         check_replaceable("--out", self.out)
-        check_output_path("--out", self.out)
         if (self.save_every is not None or self.resume) and is_device_or_pipe(self.out):
             raise UsageError(f"--out {self.out} is not a regular file; --save-every and --resume need one")
         if self.source != "-":
