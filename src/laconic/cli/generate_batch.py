@@ -38,7 +38,7 @@ def generate_rows(
     `memory` has one text for all prompts, or one for each. The rows of a batch end with the same ids: where texts
     follow chat messages, a new batch begins.
     """
-    timer, num_ended, seed = GenerationTimer(shows_progress=False), 0, config.seed
+    timer, seed = GenerationTimer(shows_progress=False), config.seed
     assert isinstance(seed, int)
     stop_ids = [find_row_stop_ids(row, limit.decoder, tokenizer) for row in rows]
 
@@ -48,7 +48,6 @@ def generate_rows(
         return hash_json([*model, *flags, [row.source for row in rows], ids])
 
     def results(first: int) -> Iterator[dict[str, Any]]:
-        nonlocal num_ended
         stop = first
         while stop < len(ids):
             start = stop
@@ -65,13 +64,11 @@ def generate_rows(
             state = None if memory is None else build_row_caches(memory, range(start, stop))
             generations = limit.generate(tokenizer, ids[start:stop], state, options)
             timer.add(generations)
-            for generation in generations:
-                num_ended += limit.has_ended(generation, config.max_tokens)
-                yield generation_to_json(generation, command.logprobs)
+            yield from (generation_to_json(generation, command.logprobs) for generation in generations)
 
     write_rows(rows, command.output, key, results)
     log_message(timer.describe())
-    limit.log_ended(num_ended, timer.rows)
+    limit.log_ended()
 
 
 def write_rows(

@@ -108,10 +108,6 @@ class GoldenBundle:
     metadata: BundleMetadata
     tensors: Mapping[str, Tensor]
 
-    @property
-    def name(self) -> str:
-        return f"golden bundle of {self.metadata.reference}"
-
     def iterate_stages(self, entry: BundleCase, case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
         """Yield the stages of a completely stored case in the order of computation."""
         stages: dict[str, Tensor] = {}

@@ -188,7 +188,8 @@ class ParityRun:
         self.report.results += [replace(result, case=label + result.case) for result in ratios.results()]
 
     def run_bundle(self, bundle: golden.GoldenBundle) -> None:
-        self.report.reference, device = bundle.name, self.decoder.token_embedding.weight.device
+        self.report.reference = f"golden bundle of {bundle.metadata.reference}"
+        device = self.decoder.token_embedding.weight.device
         if self.dtype != torch.float32:
             raise golden.NotRunError(f"a bundle is float32: {self.report.dtype} not run; use --reference transformers")
         if problem := golden.check_compatible(bundle, self.decoder):

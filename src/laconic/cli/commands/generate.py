@@ -223,7 +223,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         state = None if memory is None else build_row_caches(memory, range(len(rows)))
         generations = limit.generate(tokenizer, ids, state, printer.attach(config))
         self.print_generations(rows, generations, decoder, printer)
-        limit.log_ended(sum(limit.has_ended(g, config.max_tokens) for g in generations), len(generations))
+        limit.log_ended()
         return 0
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
