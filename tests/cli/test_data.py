@@ -174,8 +174,7 @@ def test_make_variants_without_held_out_templates(run, tmp_path, root, few):
 
 def test_make_variants_with_few_steps_and_small_results(run, tmp_path, root, few):
     arguments = ("--rows", 300, "--held-out-fraction", 0, "--max-steps", 2, "--max-value", 50, "--include-originals")
-    code, _, err = run("make", "gsm-variants", *arguments, "--data-dir", root, "--out", "a.jsonl")
-    assert code == 0, err
+    assert run("make", "gsm-variants", *arguments, "--data-dir", root, "--out", "a.jsonl").code == 0
     rows = rows_of(tmp_path / "a.jsonl")
     assert len(rows) == 300
     assert any("template" in row for row in rows)

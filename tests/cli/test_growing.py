@@ -34,8 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> Run
 
 def test_train_adds_levels_from_run_to_run(run: RunCli) -> None:
     check_refused(run("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4, 8]"), 2, "cms.chunk_sizes: [4]")
-    code, _, err = run("train", "grown.toml", "--out", "grown")
-    assert code == 0, err
+    assert run("train", "grown.toml", "--out", "grown").code == 0
     small, grown = (Hope.from_pretrained(f"{name}/steps/step-000001") for name in ("small", "grown"))
     assert (small.hope_config.chunk_sizes, grown.hope_config.chunk_sizes) == (((4,),), ((4, 8),))
     added = grown.get_parameter("model.layers.0.mlp.levels.1.down_proj.weight")

@@ -260,8 +260,7 @@ def test_attention_cache_stays_within_the_positions(run: RunCli, place: Path) ->
     assert state.position.tolist() == [len(BOOK)]
     assert all(layer.cache is not None and layer.cache.S <= 64 for layer in state.layers)
     assert all(level.num_updates.item() for layer in state.layers for level in cast(Any, layer.cms).levels)
-    code, _, _ = run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50")
-    assert code == 0
+    assert run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50").code == 0
     still = model.generate(["Who"], GenerationConfig(max_tokens=50), memory=state)[0].state
     for layer, before in zip(cast(FastWeightState, still).layers, state.layers, strict=True):
         assert values.states_equal(layer.cms, before.cms), "without --learn the levels stand still"
@@ -408,8 +407,7 @@ def test_state_in_bfloat16_is_half_as_large(run: RunCli, place: Path) -> None:
 
 def test_state_of_weights_in_another_dtype_is_refused_with_that_dtype(run: RunCli, place: Path) -> None:
     learn = ("generate", "donor", "--file", "book.txt", "--learn", "--max-tokens", "1", "--save-state", "s.safetensors")
-    code, _, err = run(*learn, "--dtype", "bfloat16")
-    assert code == 0, err
+    assert run(*learn, "--dtype", "bfloat16").code == 0
     message = 'load the model with dtype="bfloat16" (on the command line --dtype bfloat16)'
     refused(run, 76, message, "generate", "donor", "x", "--memory", "s.safetensors")
     arguments = ("generate", "donor", "x", "--memory", "s.safetensors", "--dtype", "bfloat16", "--max-tokens", "1")
@@ -506,8 +504,7 @@ def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> No
     more = [BOOK[10:60], BOOK[:70], BOOK[5:25]]
     Path("more.jsonl").write_text("".join(json.dumps({"text": text, "id": text[:3]}) + "\n" for text in more))
     flags = ("--memory", "rows.safetensors", "--out", "both.safetensors", "--batch-size", "2")
-    code, _, err = run("compress", "hope", "more.jsonl", *flags)
-    assert code == 0, err
+    assert run("compress", "hope", "more.jsonl", *flags).code == 0
     model = learner(place)
     first, both = model.load_memory("rows.safetensors"), model.load_memory("both.safetensors")
     assert both.position.tolist() == [40 + 50, 120 + 70, 80 + 20]

@@ -172,8 +172,7 @@ def test_train_that_was_killed_while_it_wrote_the_recipe_starts_again(
         patch.setattr("laconic.experiment.run_init.write_text_atomically", write_first)
         assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] != 0
     assert len(writes) == 2
-    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")
-    assert code == 0, err
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1").code == 0
 
 
 def test_train_refuses_what_it_cannot_resume_before_the_rows_are_read(
@@ -324,8 +323,7 @@ def test_train_init_from_run_with_other_methods(run: RunCli) -> None:
     text = TINY_RECIPE[TINY_RECIPE.index("[latents]") :]
     Path("next.toml").write_text(f'method = "kava"\n[model]\ninit_from_run = "runs/a"\n{text}')
     for method in ("kava", "pccot", "nocot"):
-        code, _, err = run("train", "next.toml", "--out", f"runs/{method}", "method=" + method, "train.steps=1")
-        assert code == 0, err
+        assert run("train", "next.toml", "--out", f"runs/{method}", "method=" + method, "train.steps=1").code == 0
     assert "[latents] is not used by method nocot" in err
 
 
