@@ -132,8 +132,8 @@ class CaseComparison:
         """Run the decoder and its float64 copy beside a reference, and return the results."""
         with sharpened_queries(self.decoder, self.case.query_scale):
             default = run_default_backend(self.decoder, self.case) if with_default_backend else None
-            own = iterate_stages(self.decoder, self.case), iterate_stages(self.float64_decoder, self.case)
-            for recorded, actual, wide in zip(reference, *own, strict=True):
+            runs = iterate_stages(self.decoder, self.case), iterate_stages(self.float64_decoder, self.case)
+            for recorded, actual, wide in zip(reference, *runs, strict=True):
                 self.add_layer(recorded, actual, wide, default)
         return self.results()
 
