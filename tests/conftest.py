@@ -257,6 +257,12 @@ def run_cli(capsys: pytest.CaptureFixture[str]) -> RunCli:
     return lambda *args: CliResult(call_cli(*args), *capsys.readouterr())
 
 
+def check_refused(result: CliResult, code: int, message: str) -> None:
+    """Check that a command ended with a code and printed a message."""
+    assert result.code == code, result.err
+    assert message in result.err
+
+
 @pytest.fixture
 def tiny_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe of a tiny KaVa, as tiny.toml in an empty directory, which becomes the current one."""

@@ -33,12 +33,6 @@ API_MODULES = (
     "errors",
     "rng",
 )
-SUBCOMMANDS = {
-    "demo": ("demo think", "demo read"),
-    "recipes": ("recipes list", "recipes show", "recipes keys"),
-    "data": ("data list", "data check", "data make"),
-    "verify": ("verify all", "verify parity"),
-}
 
 
 def reference_pages() -> dict[str, str]:
@@ -48,6 +42,12 @@ def reference_pages() -> dict[str, str]:
     for name in API_MODULES:
         pages[f"reference/api/{name}.md"] = f"---\ntitle: {name}\n---\n\n::: laconic.{name}\n"
     return pages
+
+
+def list_subcommands(name: str) -> list[str]:
+    """Return the subcommands of a command with its name, such as "data list"; of one without them, its name."""
+    command = COMMANDS[name]
+    return [f"{name} {key}" for key in command] if isinstance(command, dict) else [name]
 
 
 def help_text(command: str) -> str:
@@ -72,7 +72,7 @@ def commands_page() -> str:
         " [documented exit code](../guarantees.md)."
     ]
     for name in COMMANDS:
-        for command in SUBCOMMANDS.get(name, (name,)):
+        for command in list_subcommands(name):
             parts.append(f"## laconic {command}\n\n```text\n{help_text(command)}\n```")
     return "\n\n".join(parts) + "\n"
 

@@ -8,6 +8,7 @@
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from torch import Tensor
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import save_tensors, write_folder_atomically
 from laconic.verification.error import valid_mask
-from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.golden import (
     BUNDLE_FORMAT,
     METADATA_FILE,
@@ -32,7 +32,7 @@ from laconic.verification.inputs import InputBuilder, build_inputs, left_padded_
 from laconic.verification.local import stages_at_layer
 from laconic.verification.parity import CaseComparison
 from laconic.verification.run import load_parity_decoder, open_reference
-from laconic.verification.traces import ParityCase, iterate_stages, stage_key
+from laconic.verification.traces import LayerActivations, ParityCase, layer_index, stage_key
 
 LONG_INPUTS = ("I1", "I2", "I10", "I14")
 SAMPLE_SIZE = 512
@@ -69,35 +69,40 @@ class BundleWriter:
 
     def record_case(self, case: ParityCase, is_complete: bool) -> dict[str, Any]:
         """Run the reference on a case and return its entry. Raises `NotRunError` if we differ from the reference."""
-        wide_decoder, n, L = Float64Decoder.from_decoder(self.decoder), len(case.pieces()), len(self.decoder.layers)
-        comparison = CaseComparison(self.decoder, case, wide_decoder)
+        comparison, n = CaseComparison(self.decoder, case), len(case.pieces())
         entries: dict[str, dict[str, Any]] = {}
-        runs = (
-            self.reference.iterate_stages(case),
-            iterate_stages(self.decoder, case),
-            iterate_stages(wide_decoder, case),
-        )
-        for recorded, actual, wide in zip(*runs, strict=True):
-            comparison.add_layer(recorded, actual, wide)
-            if recorded.piece < n - 1:
-                continue
-            layer = recorded.layer if 0 <= recorded.layer < L else None
-            S, T = case.pieces()[recorded.piece]
-            for stage in stages_at_layer(self.decoder, recorded.layer):
-                key, t = stage_key(stage.name, layer, recorded.piece, n), recorded.activations[stage.name]
-                mask = valid_mask(stage.shape, t.shape, case.valid_mask[:, : S + T], S)
-                t = t.to(torch.float32 if t.is_floating_point() else torch.int32)
-                entry: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
-                if is_complete:
-                    entries[key] = entry | self.store_tensor(f"{case.name}/{key}", t.clamp(min=STORED_MINUS_INFINITY))
-                else:
-                    entries[key] = entry | self.record_sample(case, key, t, mask)
-        if bad := [result for result in comparison.results() if result.verdict in ("fail", "not run")]:
+
+        def record_layers() -> Iterator[LayerActivations]:
+            for recorded in self.reference.iterate_stages(case):
+                if recorded.piece == n - 1:
+                    entries.update(self.record_layer(case, recorded, is_complete))
+                yield recorded
+
+        results = comparison.run(record_layers())
+        if bad := [result for result in results if result.verdict in ("fail", "not run")]:
             name = f"{bad[0].stage} of case {case.name}"
             raise NotRunError(f"{name} fails against {self.reference.name}; no bundle is written")
         for key, entry in entries.items():
             entry["floor"] = comparison.get_floor("propagated", key.partition("/")[0])
         return {"kind": "small" if is_complete else "long", "input": case_to_json(case), "stages": entries}
+
+    def record_layer(
+        self, case: ParityCase, recorded: LayerActivations, is_complete: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Store the stages of a layer, or a sample of each, and return their entries by key."""
+        layer, (S, T) = layer_index(self.decoder, recorded.layer), case.pieces()[recorded.piece]
+        entries: dict[str, dict[str, Any]] = {}
+        for stage in stages_at_layer(self.decoder, recorded.layer):
+            key = stage_key(stage.name, layer, recorded.piece, len(case.pieces()))
+            t = recorded.activations[stage.name]
+            mask = valid_mask(stage.shape, t.shape, case.valid_mask[:, : S + T], S)
+            t = t.to(torch.float32 if t.is_floating_point() else torch.int32)
+            entry: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
+            if is_complete:
+                entries[key] = entry | self.store_tensor(f"{case.name}/{key}", t.clamp(min=STORED_MINUS_INFINITY))
+            else:
+                entries[key] = entry | self.record_sample(case, key, t, mask)
+        return entries
 
     def record_sample(self, case: ParityCase, key: str, t: Tensor, mask: Tensor) -> dict[str, Any]:
         """Store a random sample of a stage at valid positions; the same indices for equal shapes."""

@@ -13,7 +13,7 @@ from typing import Any
 ProgressFn = Callable[[str, int, int], None]
 FIRST_LINE_AFTER = 2.0  # seconds without a terminal
 LOG_INTERVAL = 5  # seconds between later lines
-UNCHANGED_INTERVAL = 30  # seconds between lines once nothing has changed for so long
+UNCHANGED_INTERVAL = 30  # seconds between lines if nothing has changed
 # Control characters except line ends and tabs, and those that change the direction of text.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -98,7 +98,7 @@ def progress(text: str) -> Iterator[ProgressFn]:
     """
     if not is_interactive():
         log = ProgressLog(text)
-        with call_every_second(FIRST_LINE_AFTER, log.print_if_due):
+        with call_every_second(log.print_if_due):
             yield log.update
         return
     from rich.console import Console
@@ -114,15 +114,13 @@ def progress(text: str) -> Iterator[ProgressFn]:
 
 
 @contextlib.contextmanager
-def call_every_second(delay: float, function: Callable[[], None]) -> Iterator[None]:
-    """Call a function from another thread while the block runs, first after `delay` seconds."""
+def call_every_second(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function from another thread while the block runs."""
     is_over = threading.Event()
 
     def call() -> None:
-        pause = delay
-        while not is_over.wait(pause):
+        while not is_over.wait(1.0):
             function()
-            pause = 1.0
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -141,41 +139,33 @@ class ProgressLog:
 
     def __init__(self, text: str) -> None:
         self.text, self.name, self.done, self.total, self.first = text, "", 0, 0, 0
-        self.start = self.changed = self.first_time = time.monotonic()
-        self.last: float | None = None
-        self.printed = ("", 0)
+        self.changed = self.first_time = time.monotonic()
+        self.last = self.changed + FIRST_LINE_AFTER - LOG_INTERVAL
 
     def update(self, name: str, done: int, total: int) -> None:
-        """Print a line, unless the last one is recent."""
+        """Print a line if one is due."""
         now = time.monotonic()
         if (name, done) != (self.name, self.done):
             self.changed = now
         if done < self.done or not self.total:
             self.first, self.first_time = done, now
         self.name, self.done, self.total = name, done, total
-        if self.last is not None or now - self.start >= LOG_INTERVAL:
-            self.print_if_due()
+        self.print_if_due()
 
     def print_if_due(self) -> None:
         """Print what was reported last, unless the last line is recent."""
         now = time.monotonic()
-        is_repeated = (self.name, self.done) == self.printed and (
-            self.total or now - self.changed >= UNCHANGED_INTERVAL
-        )
-        interval = UNCHANGED_INTERVAL if is_repeated else LOG_INTERVAL
-        if self.last is None or now - self.last >= interval:
-            self.print_line()
-
-    def print_line(self) -> None:
-        self.last, self.printed = time.monotonic(), (self.name, self.done)
+        if now < self.last + (LOG_INTERVAL if self.changed > self.last else UNCHANGED_INTERVAL):
+            return
+        self.last = now
         line = f"{self.text} {self.name}".rstrip(" ,")
         if self.total:
             line += f": {self.done:,} of {self.total:,}"
         if self.total and self.done > self.first:
-            seconds = (self.last - self.first_time) / (self.done - self.first)
+            seconds = (now - self.first_time) / (self.done - self.first)
             line += f", {format_duration(seconds * (self.total - self.done))} left"
-        elif self.last - self.changed >= LOG_INTERVAL:
-            line += f", {format_duration(self.last - self.changed)}"
+        elif now - self.changed >= LOG_INTERVAL:
+            line += f", {format_duration(now - self.changed)}"
         log_message(line if self.total else f"{line} …")
 
 

@@ -126,13 +126,13 @@ def test_chat_refuses_a_model_without_a_template(run_cli: RunCli, shared: Path) 
 
 
 def test_interrupt_is_a_flag_between_tokens() -> None:
-    interrupt, before = chat.Interrupt(), signal.getsignal(signal.SIGINT)
-    with interrupt.catch():
+    tokens, before = list[int](), signal.getsignal(signal.SIGINT)
+    with chat.catch_interrupt(lambda: bool(tokens)) as interrupt:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)  # before the first token
-        interrupt.can_wait = True
+        tokens.append(1)
         os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.is_set
+        assert interrupt.is_set()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)  # the second time
     assert signal.getsignal(signal.SIGINT) is before

@@ -17,7 +17,7 @@ from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.experiment.text_models.kv_compressor import encode_document, encode_prompt, load_kv_memories
 from laconic.storage.atomic import save_artifact
-from tests.conftest import RunCli
+from tests.conftest import RunCli, check_refused
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen."
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}<assistant>"
@@ -55,8 +55,7 @@ def test_compress_does_not_replace_a_text(model: Path, text: Path, tmp_path: Pat
     thoughts = tmp_path / "thoughts.safetensors"
     save_artifact(thoughts, {"begin": torch.ones(1)}, "thoughts", {})
     for out in (text, other, tmp_path, thoughts, model / "model.safetensors"):
-        code, _, err = run_cli("compress", model, text, "--out", out)
-        assert (code, "delete it or choose another file" in err) == (73, True), err
+        check_refused(run_cli("compress", model, text, "--out", out), 73, "delete it or choose another file")
     assert (text.read_text(), other.read_text()) == (TEXT + "\n", "notes")
 
 
@@ -91,16 +90,6 @@ def test_compress_describes_what_it_keeps(model: Path, text: Path, tmp_path: Pat
     data = json.loads(run_cli("inspect", memory, "--format", "json")[1])
     assert data["metadata"]["measured"]["windows"][0]["max_loss"] == 0.01
     assert data["tokens"] == [73]
-
-
-def test_compress_names_the_text_of_each_measured_loss(model: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"text": TEXT[:n]} | extra) + "\n" for n, extra in ((60, {"id": "a"}), (70, {})))
-    )
-    command = ("compress", model, rows, "--out", tmp_path / "memory.safetensors", "--max-loss", 0.01)
-    lines = run_cli(*command)[1].splitlines()
-    assert [line.split() for line in lines if line.startswith("text")] == [["text", "a"], ["text", "rows.jsonl:2"]]
 
 
 def test_compress_warns_that_windows_have_equal_heads(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -216,8 +205,7 @@ def test_generate_answers_a_file_of_prompts_on_one_memory(
     two = tmp_path / "two.safetensors"
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, TEXT[:30])))
     assert run_cli("compress", model, tmp_path / "texts.jsonl", "--out", two, "--method", "knorm")[0] == 0
-    code, _, err = run_cli("generate", model, "--input", file, "--memory", two)
-    assert (code, "3 prompts for a memory of 2 texts" in err) == (2, True)
+    check_refused(run_cli("generate", model, "--input", file, "--memory", two), 2, "3 prompts for a memory of 2 texts")
 
 
 def test_generate_says_what_takes_the_positions(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -261,9 +249,7 @@ def test_generate_refuses_a_memory_of_another_model(model: Path, text: Path, tmp
     with torch.no_grad():
         decoder.token_embedding.weight[0] += 1
     LanguageModel(decoder, load_tokenizer(model)).save(tmp_path / "other")
-    code, _, err = run_cli("generate", tmp_path / "other", "a", "--memory", memory)
-    assert code == 76
-    assert "compress again" in err
+    check_refused(run_cli("generate", tmp_path / "other", "a", "--memory", memory), 76, "compress again")
     code, _, err = run_cli("generate", "no-model", "a", "--memory", tmp_path / "none")  # before a model is loaded
     assert (code, "none; give one that laconic compress wrote" in err) == (66, True)
     memory.write_bytes(memory.read_bytes()[:-9])
@@ -319,8 +305,7 @@ def test_compress_notes_html(model: Path, text: Path, tmp_path: Path, run_cli: R
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody may write to")
 def test_compress_refuses_a_folder_that_is_not_writable(model: Path, text: Path, run_cli: RunCli) -> None:
-    code, _, err = run_cli("compress", model, text, "--out", "/proc/memory.safetensors")
-    assert (code, "/proc: not writable" in err) == (74, True)
+    check_refused(run_cli("compress", model, text, "--out", "/proc/memory.safetensors"), 74, "/proc: not writable")
 
 
 def test_inspect_says_what_a_file_is(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -333,20 +318,7 @@ def test_inspect_says_what_a_file_is(model: Path, text: Path, tmp_path: Path, ru
     damaged = bytearray(memory.read_bytes())
     damaged[-5] ^= 1
     memory.write_bytes(damaged)
-    code, _, err = run_cli("inspect", memory)
-    assert (code, "memory.safetensors is damaged" in err) == (76, True)
-
-
-def test_compress_ignores_a_byte_order_mark(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    memories = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    assert run_cli("compress", model, text, "--out", memories[0]).code == 0
-    text.write_text(TEXT + "\n", encoding="utf-8-sig")
-    assert run_cli("compress", model, text, "--out", memories[1]).code == 0
-    first, second = map(KVMemory.load, memories)
-    assert first.metadata is not None
-    assert second.metadata is not None
-    assert first.metadata.documents == second.metadata.documents
-    assert all(map(torch.equal, first.keys, second.keys))
+    check_refused(run_cli("inspect", memory), 76, "memory.safetensors is damaged")
 
 
 @pytest.mark.medium
@@ -402,6 +374,5 @@ def test_compress_checks_the_disk_before_it_reads(
 ) -> None:
     monkeypatch.setattr("laconic.storage.atomic.free_bytes", lambda path: 1000)
     monkeypatch.setattr("laconic.cli.compress_kv.compress_text", None)
-    code, _, err = run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors")
-    assert (code, "1,000 are free" in err) == (74, True), err
+    check_refused(run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors"), 74, "1,000 are free")
     assert not (tmp_path / "memory.safetensors").exists()

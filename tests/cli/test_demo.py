@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from filelock import FileLock
 
 from laconic.cli import demo_report, demo_run
 from laconic.cli.commands import demo
-from laconic.cli.commands.demo import DemoEntry, DemoRun, DemoRunError, DemoScheduler
+from laconic.cli.commands.demo import DemoEntry, DemoRun, DemoRunError, train_all
 from laconic.errors import UsageError
 from tests.conftest import REPO, needs
 from tests.evaluation.pages import check_page, leave_out_images
@@ -56,54 +55,47 @@ def program_run(folder: Path, name: str, code: str = "", base: str | None = None
     return DemoRun(entry, 0, folder / name / "seed-0", base_name, cast(Any, None), (code,))
 
 
-@pytest.fixture
-def schedule(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a scheduler on programs; returns it."""
-    monkeypatch.setattr(demo, "is_finished", lambda run: False)
-    monkeypatch.setattr(demo, "check_teacher", lambda run: "not accurate" if run.entry.name == "bad teacher" else None)
-    monkeypatch.setattr(demo, "RUN_COMMAND", ("-S", "-c"))
-
-    def run(runs: Sequence[DemoRun], report_progress: Any = lambda *_: None) -> DemoScheduler:
-        scheduler = DemoScheduler(runs)
-        scheduler.run_all(report_progress)
-        return scheduler
-
-    return run
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Run programs in place of trainings, in the tests of `train_all`."""
+    if request.function.__name__.startswith("test_train_all"):
+        monkeypatch.setattr(demo, "is_finished", lambda run: False)
+        monkeypatch.setattr(demo, "check_teacher", lambda run: "inaccurate" if run.entry.name == "bad" else None)
+        monkeypatch.setattr(demo, "RUN_COMMAND", ("-S", "-c"))
 
 
-def test_scheduler_starts_runs_after_their_base(tmp_path: Path, schedule: Any) -> None:
+def ignore_progress(*_: object) -> None:
+    pass
+
+
+def test_train_all_starts_runs_after_their_base(tmp_path: Path) -> None:
     order = f"open({str(tmp_path / 'order')!r}, 'a').write"
     runs = [
         program_run(tmp_path, "last", f"{order}('last ')", base="first"),
         program_run(tmp_path, "first", f"{order}('first ')"),
         program_run(tmp_path, "other"),
     ]
-    scheduler = schedule(runs)
+    assert train_all(runs, ignore_progress) == dict.fromkeys(run.name for run in runs)
     assert (tmp_path / "order").read_text() == "first last "
-    assert scheduler.finished == {run.name for run in runs}
 
 
-def test_scheduler_runs_two_at_a_time(tmp_path: Path, schedule: Any) -> None:
+def test_train_all_runs_two_at_a_time(tmp_path: Path) -> None:
     """Each program waits for the other, so that one after the other would never end."""
     wait = "import pathlib, time\npathlib.Path({mine!r}).touch()\n"
     wait += "while not pathlib.Path({theirs!r}).exists(): time.sleep(.01)"
     a, b = str(tmp_path / "a.started"), str(tmp_path / "b.started")
-    schedule(
-        [
-            program_run(tmp_path, "a", wait.format(mine=a, theirs=b)),
-            program_run(tmp_path, "b", wait.format(mine=b, theirs=a)),
-        ]
-    )
+    programs = (("a", wait.format(mine=a, theirs=b)), ("b", wait.format(mine=b, theirs=a)))
+    train_all([program_run(tmp_path, name, code) for name, code in programs], ignore_progress)
 
 
-def test_scheduler_skips_runs_of_a_bad_teacher(tmp_path: Path, schedule: Any) -> None:
-    scheduler = schedule([
-        program_run(tmp_path, "bad teacher"),
-        program_run(tmp_path, "student", "raise SystemExit(3)", base="bad teacher"),
+def test_train_all_leaves_out_runs_of_a_bad_teacher(tmp_path: Path) -> None:
+    runs = [
+        program_run(tmp_path, "bad"),
+        program_run(tmp_path, "student", "raise SystemExit(3)", base="bad"),
         program_run(tmp_path, "other"),
-    ])  # fmt: skip
-    assert scheduler.skipped == dict.fromkeys(("bad teacher of seed 0", "student of seed 0"), "not accurate")
-    assert scheduler.finished == {"other of seed 0"}
+    ]
+    problems = train_all(runs, ignore_progress)
+    assert problems == dict.fromkeys(("bad of seed 0", "student of seed 0"), "inaccurate") | {"other of seed 0": None}
 
 
 @pytest.mark.parametrize(
@@ -114,18 +106,14 @@ def test_scheduler_skips_runs_of_a_bad_teacher(tmp_path: Path, schedule: Any) ->
         ("import os; os.kill(os.getpid(), 9)", 137, "no output"),
     ],
 )
-def test_scheduler_failure_stops_the_others(
-    tmp_path: Path, schedule: Any, code: str, exit_code: int, message: str
-) -> None:
+def test_train_all_failure_stops_the_others(tmp_path: Path, code: str, exit_code: int, message: str) -> None:
     slow = program_run(tmp_path, "slow", "import time; time.sleep(60)")
     with pytest.raises(DemoRunError, match=message) as error:
-        schedule([slow, program_run(tmp_path, "bad", code)])
+        train_all([slow, program_run(tmp_path, "failing", code)], ignore_progress)
     assert error.value.exit_code == exit_code
 
 
-def test_scheduler_interrupt_terminates_then_kills(
-    tmp_path: Path, schedule: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_all_interrupt_terminates_then_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "STOP_SECONDS", 1.0)
     ready = f"open({str(tmp_path)!r} + '/' + name, 'w').close(); time.sleep(60)"
     polite = (
@@ -134,21 +122,21 @@ def test_scheduler_interrupt_terminates_then_kills(
         f"signal.signal(signal.SIGTERM, on_term)\n{ready}"
     )
     deaf = f"import signal, time; name = 'deaf'\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{ready}"
-    processes: set[subprocess.Popen[bytes]] = set()
-    scheduler = DemoScheduler([program_run(tmp_path, "p", polite), program_run(tmp_path, "d", deaf)])
+    processes: list[subprocess.Popen[bytes]] = []
+    stop_processes = demo.stop_processes
+    monkeypatch.setattr(demo, "stop_processes", lambda running: (processes.extend(running), stop_processes(running)))
 
     def interrupt(*_: object) -> None:
-        processes.update(scheduler.processes)
         if (tmp_path / "polite").exists() and (tmp_path / "deaf").exists():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scheduler.run_all(interrupt)
+        train_all([program_run(tmp_path, "p", polite), program_run(tmp_path, "d", deaf)], interrupt)
     assert (tmp_path / "terminated").read_text() == "once "
     assert {process.returncode for process in processes} == {75, -signal.SIGKILL}
 
 
-def test_scheduler_kills_at_a_second_sigterm() -> None:
+def test_stop_processes_kills_at_a_second_sigterm() -> None:
     calls, errors = list[str](), [SystemExit(143), None]
 
     class Process:
@@ -162,9 +150,7 @@ def test_scheduler_kills_at_a_second_sigterm() -> None:
             if error := errors.pop(0):
                 raise error
 
-    scheduler = DemoScheduler([])
-    scheduler.processes = cast(Any, {Process(): None})
-    scheduler.stop()
+    demo.stop_processes(cast(Any, [Process()]))
     assert calls == ["terminate", "kill"]
 
 
@@ -279,7 +265,6 @@ def test_demo_entries() -> None:
     with pytest.raises(UsageError, match="--num-seeds 0"):
         demo.DemoCommand(num_seeds=0).run()
     names = [entry.name for entry in demo.ENTRIES]
-    assert set(demo.TABLE_ORDER) <= set(names)
     assert {e.name for e in demo.ENTRIES if e.fast_overrides is not None} >= {
         demo_run.TEACHER_ENTRY,
         demo_run.FOCUS_ENTRY,

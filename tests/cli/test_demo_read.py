@@ -20,7 +20,7 @@ from laconic.evaluation.compression.reading_demo import (
     render_reading_page,
 )
 from laconic.evaluation.tables import figures_to_json
-from tests.conftest import RunCli
+from tests.conftest import RunCli, check_refused
 from tests.evaluation.pages import check_page
 
 pytestmark = pytest.mark.medium
@@ -104,9 +104,7 @@ def test_demo_read_refuses_a_short_context(run_cli: RunCli, tmp_path: Path) -> N
 def test_demo_read_without_the_model(run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LACONIC_MODELS", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    result = run_cli("demo", "read", "--out", str(tmp_path / "out"))
-    assert result.code == 66
-    assert "make model" in result.err
+    check_refused(run_cli("demo", "read", "--out", str(tmp_path / "out")), 66, "make model")
     assert not (tmp_path / "out").exists()
 
 

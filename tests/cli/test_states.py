@@ -188,24 +188,6 @@ def test_compress_resume_equals_uninterrupted(
     assert not Path("part.safetensors.part").exists()
 
 
-def test_compress_resume_checks_text_and_weights(run: RunCli, tmp_path: Path, place: Path) -> None:
-    model = learner(place)
-    study = model.start_reading()
-    stages = study.run([[model.token_stream("a.txt", [BOOK])]])
-    next(stages)
-    next(stages)
-    key = {"batch_size": None, "weights": model.model.weights_fingerprint, "tokenizer": model.tokenizer.fingerprint}
-    study.save(tmp_path / "x.safetensors.part", key)
-    arguments = ("compress", "hope", "a.txt", "--out", "x.safetensors", "--resume")
-    (tmp_path / "a.txt").write_text(BOOK.replace("one", "two"))
-    message = "--resume"
-    refused(run, 66, message, *arguments)
-    (tmp_path / "a.txt").write_text(BOOK)
-    refused(run, 73, "weights", "compress", "other", *arguments[2:])
-    refused(run, 66, "--resume: no file y.safetensors.part",
-            "compress", "hope", "a.txt", "--out", "y.safetensors", "--resume")  # fmt: skip
-
-
 @pytest.mark.medium
 def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> None:
     before = Path(me).read_bytes()
@@ -260,8 +242,7 @@ def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:
         memory=values.select_rows(model.load_memory("rows.safetensors"), [1]),
     )
     assert report[1]["ids"] == alone[0].token_ids
-    message = "2 prompts"
-    refused(run, 2, message, "generate", "hope", "x", "y", "--memory", "rows.safetensors", "--max-tokens", "2")
+    refused(run, 2, "2 prompts", "generate", "hope", "x", "y", "--memory", "rows.safetensors", "--max-tokens", "2")
     with pytest.raises(UsageError, match=r"state of 3 texts.*; 1 given"):
         model.compress(["a"], model.load_memory("rows.safetensors"))
     with pytest.raises(UsageError, match="text"):
@@ -279,8 +260,7 @@ def test_attention_cache_stays_within_the_positions(run: RunCli, place: Path) ->
     assert state.position.tolist() == [len(BOOK)]
     assert all(layer.cache is not None and layer.cache.S <= 64 for layer in state.layers)
     assert all(level.num_updates.item() for layer in state.layers for level in cast(Any, layer.cms).levels)
-    code, _, _ = run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50")
-    assert code == 0
+    assert run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50").code == 0
     still = model.generate(["Who"], GenerationConfig(max_tokens=50), memory=state)[0].state
     for layer, before in zip(cast(FastWeightState, still).layers, state.layers, strict=True):
         assert values.states_equal(layer.cms, before.cms), "without --learn the levels stand still"
@@ -310,21 +290,11 @@ def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
     refused(run, 2, "is a memory or state, which takes no question", "inspect", me, "What?")
 
 
-def test_inspect_state_of_several_rows_shows_means(run: RunCli) -> None:
-    assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
-    out = run("inspect", "rows.safetensors")[1]
-    lines = [line for line in out.splitlines() if line.startswith(("level ", "memory "))]
-    assert lines[0].startswith(f"level      chunk 8 in 2 layers: {(5 + 15 + 10) // 3} updates, norm of the change ")
-    assert all(line.endswith(" (means over 3 rows)") for line in lines)
-
-
 def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, me: str) -> None:
     arguments = ("Who", "--max-tokens", "2", "--memory")
     mine = learner(place).model.weights_fingerprint[:12]
-    message = f"{mine}…"
-    refused(run, 76, message, "generate", "other", *arguments, me)
-    message = "memory (summary vectors)"
-    refused(run, 76, message, "generate", "hope", *arguments, "vectors.safetensors")
+    refused(run, 76, f"{mine}…", "generate", "other", *arguments, me)
+    refused(run, 76, "memory (summary vectors)", "generate", "hope", *arguments, "vectors.safetensors")
     with pytest.raises(CorruptArtifactError, match=r"state \(fast weights\)"):
         reader().load_memory(me)
     content = bytearray(Path(me).read_bytes())
@@ -332,15 +302,7 @@ def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, m
     Path("bad.safetensors").write_bytes(content)
     refused(run, 76, "bad.safetensors is damaged", "generate", "hope", *arguments, "bad.safetensors")
     refused(run, 76, "bad.safetensors is damaged", "inspect", "bad.safetensors")
-    refused(
-        run,
-        66,
-        "no file gone.safetensors; give one that laconic compress wrote",
-        "generate",
-        "hope",
-        *arguments,
-        "gone.safetensors",
-    )
+    refused(run, 66, "no file gone.safetensors; give one", "generate", "hope", *arguments, "gone.safetensors")
 
 
 def test_state_file_checks_tokenizer(place: Path, me: str) -> None:
@@ -354,14 +316,8 @@ def test_state_file_checks_tokenizer(place: Path, me: str) -> None:
 @pytest.mark.parametrize(
     ("message", "args"),
     [
-        (
-            "--save-state new.safetensors: requires --learn",
-            ["--save-state", "new.safetensors"],
-        ),
-        (
-            "--save-state no/x.safetensors",
-            ["--learn", "--save-state", "no/x.safetensors"],
-        ),
+        ("--save-state new.safetensors: requires --learn", ["--save-state", "new.safetensors"]),
+        ("--save-state no/x.safetensors", ["--learn", "--save-state", "no/x.safetensors"]),
         ("--memory: 2 files", ["--memory", "a", "--memory", "b"]),
         ("--sample: not available", ["--sample"]),
         ("--inner-lr", ["--learn", "--inner-lr", "0.5"]),
@@ -451,8 +407,7 @@ def test_state_in_bfloat16_is_half_as_large(run: RunCli, place: Path) -> None:
 
 def test_state_of_weights_in_another_dtype_is_refused_with_that_dtype(run: RunCli, place: Path) -> None:
     learn = ("generate", "donor", "--file", "book.txt", "--learn", "--max-tokens", "1", "--save-state", "s.safetensors")
-    code, _, err = run(*learn, "--dtype", "bfloat16")
-    assert code == 0, err
+    assert run(*learn, "--dtype", "bfloat16").code == 0
     message = "belongs to weights in bfloat16, this is weights in float32; use that model"
     refused(run, 76, message, "generate", "donor", "x", "--memory", "s.safetensors")
     arguments = ("generate", "donor", "x", "--memory", "s.safetensors", "--dtype", "bfloat16", "--max-tokens", "1")
@@ -549,8 +504,7 @@ def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> No
     more = [BOOK[10:60], BOOK[:70], BOOK[5:25]]
     Path("more.jsonl").write_text("".join(json.dumps({"text": text, "id": text[:3]}) + "\n" for text in more))
     flags = ("--memory", "rows.safetensors", "--out", "both.safetensors", "--batch-size", "2")
-    code, _, err = run("compress", "hope", "more.jsonl", *flags)
-    assert code == 0, err
+    assert run("compress", "hope", "more.jsonl", *flags).code == 0
     model = learner(place)
     first, both = model.load_memory("rows.safetensors"), model.load_memory("both.safetensors")
     assert both.position.tolist() == [40 + 50, 120 + 70, 80 + 20]
@@ -560,17 +514,7 @@ def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> No
     documents = nested_model.load_read_documents("both.safetensors")
     assert [document.name for document in documents[1]] == ["rows.jsonl:2", more[1][:3]]
     Path("two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in more[:2]))
-    refused(
-        run,
-        2,
-        "state of 3 texts is continued by as many, in order; 2 given",
-        "compress",
-        "hope",
-        "two.jsonl",
-        *flags[:2],
-        "--out",
-        "x",
-    )
+    refused(run, 2, "texts is continued by as many", "compress", "hope", "two.jsonl", *flags[:2], "--out", "x")
     refused(run, 2, "1 given", "compress", "hope", "book.txt", *flags[:2], "--out", "x")
 
 

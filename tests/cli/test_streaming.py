@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 
 import laconic
-from laconic.cli import main as cli
 from laconic.evaluation.class_incremental import run as class_incremental
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
 from laconic.evaluation.streams.report import load_metric_series
-from tests.conftest import RunCli
+from tests.conftest import RunCli, call_cli, check_refused
 from tests.evaluation.pages import check_page, leave_out_images
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -62,10 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for recipe, name, keys in runs:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            patch.setattr(sys, "argv", ["laconic", "train", f"{recipe}.toml", "--out", name, *keys])
-            with pytest.raises(SystemExit) as end:
-                cli.main()
-        assert not end.value.code
+            assert call_cli("train", f"{recipe}.toml", "--out", name, *keys) == 0
     return folder
 
 
@@ -187,9 +182,7 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
     monkeypatch.setattr(class_incremental, "METHODS", ("ncm", "finetune"))
     two_orders = partial(class_incremental.plan_class_incremental, orders=(0, 1))
     monkeypatch.setattr(class_incremental, "plan_class_incremental", two_orders)
-    code, _, err = run(*args)
-    assert code == 75, err
-    assert "SIGTERM: lm, banking77: finished items are stored" in err
+    check_refused(run(*args), 75, "SIGTERM: lm, banking77: finished items are stored")
     code, out, err = run(*args, "--format", "json")
     assert code == 0, err
     (report,) = json.loads(out)["classes"]
@@ -204,8 +197,7 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
     assert run("report", "lm", "--out", "classes.html")[0] == 0
     assert "Classes banking77: lm, seed 0" in (place / "classes.html").read_text()
     (place / "rows.jsonl").write_text((place / "rows.jsonl").read_text().replace("test 0 0", "another text"))
-    code, _, err = run(*args)
-    assert (code, "is the evaluation of another checkpoint or of other data" in err) == (73, True)
+    check_refused(run(*args), 73, "is the evaluation of another checkpoint or of other data")
     shutil.rmtree(folder)
 
 
@@ -217,17 +209,12 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
     ],
 )
 def test_evaluate_refuses_shots(run: RunCli, message: str, args: list[str]) -> None:
-    code, _, err = run("evaluate", "lm", *args)
-    assert code == 2
-    assert message in err
+    check_refused(run("evaluate", "lm", *args), 2, message)
 
 
 def test_inspect_refuses_a_run_without_latent_thoughts(run: RunCli) -> None:
     ended, _, err = run("inspect", "hope", "What stands here?", "--device", "cpu")
-    assert (ended, err) == (
-        2,
-        "laconic: hope: method hope has no latent thoughts; give a run that answers questions\n",
-    )
+    assert (ended, err) == (2, "laconic: hope: method hope has no latent thoughts; give a run that answers questions\n")
 
 
 def test_evaluate_streams_refuses_another_method(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from laconic.cli.main import COMMANDS, parse_command
 from laconic.config.recipe_keys import known_keys
 from tests.conftest import REPO
 from tests.house.source import blocks, texts
-from tools.docs_reference import SUBCOMMANDS, help_text
+from tools.docs_reference import help_text, list_subcommands
 from tools.docs_site import LINK, on_page_content, resolve_link, split_lines
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]
@@ -49,7 +49,7 @@ def test_flags_in_the_text_of_the_page_exist(page: Path) -> None:
             if name not in COMMANDS:
                 wrong.append(f"{number}: no command {name}")
                 continue
-            known = set().union(*map(flags, SUBCOMMANDS.get(name, (name,))))
+            known = set().union(*map(flags, list_subcommands(name)))
             named = {word.split("=")[0].rstrip(",.;:)") for word in words if word.startswith("--")}
             wrong += [
                 f"{number}: laconic {name} has no {flag}" for flag in named - known if not is_recipe_key(flag[2:])

@@ -21,6 +21,7 @@ OPTIONAL_IMPORTS = {
 }
 ENTRY_POINTS = (
     "src/laconic/__init__.py",
+    "src/laconic/__main__.py",
     "src/laconic/cli/",
     "src/laconic/console.py",
 )  # these import lazily, to start fast

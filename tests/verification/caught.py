@@ -10,16 +10,8 @@ import torch
 from torch import Tensor
 
 from laconic.models.decoder import Decoder
-from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.low_precision import ErrorRatios
-from laconic.verification.parity import (
-    CaseComparison,
-    ParityCase,
-    StageResult,
-    first_divergence,
-    replay_stages,
-)
-from laconic.verification.run import run_default_backend
+from laconic.verification.parity import CaseComparison, ParityCase, StageResult, first_divergence, replay_stages
 from laconic.verification.traces import LayerActivations, iterate_stages, sharpened_queries, stage_key
 from tests.verification.mutants import MUTANTS, Mutant, build_case, build_decoder, mutate, patched
 
@@ -45,18 +37,8 @@ def compare_stages(
     decoder: Decoder, reference: Mapping[str, Tensor], case: ParityCase, *, with_default_backend: bool = False
 ) -> list[StageResult]:
     """Compare every stage of a case with a reference's activations by key."""
-    wide_decoder = Float64Decoder.from_decoder(decoder)
-    comparison = CaseComparison(decoder, case, wide_decoder)
-    with sharpened_queries(decoder, case.query_scale):
-        default = run_default_backend(decoder, case) if with_default_backend else None
-        runs = (
-            replay_stages(reference, case, decoder),
-            iterate_stages(decoder, case),
-            iterate_stages(wide_decoder, case),
-        )
-        for recorded, actual, wide in zip(*runs, strict=True):
-            comparison.add_layer(recorded, actual, wide, default)
-    return comparison.results()
+    stages = replay_stages(reference, case, decoder)
+    return CaseComparison(decoder, case).run(stages, with_default_backend=with_default_backend)
 
 
 @functools.cache

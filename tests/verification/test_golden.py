@@ -123,13 +123,6 @@ def test_bundle_golden_finds_the_shipped_one(tmp_path: Path):
     assert not report.is_ok
 
 
-def test_bundle_of_another_family_is_not_run(tmp_path: Path):
-    report = run_parity("tiny:mistral", reference=str(LLAMA))
-    assert not report.is_ok
-    assert not report.results
-    assert "bundle is of weights" in report.summary()
-
-
 def test_bundle_detects_changed_numbers(copy: Path):
     tensors = load_file(copy / TENSOR_FILE)
     tensors["small/up.1"][0, 0, 0] += 1
@@ -205,16 +198,11 @@ def test_write_bundle_samples_wide_models(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 WRONG_METADATA: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "reference": (("reference",), 5),
-    "cases": (("cases",), {}),
     "cases.0.kind": (("cases", 0, "kind"), "medium"),
     "ids is not 2 rows of 16": (("cases", 0, "input", "ids", 1), [1]),
     "cases.0.input.ids.0.0": (("cases", 0, "input", "ids", 0, 0), -5),
     "cuts .9. do not add up": (("cases", 0, "input", "cuts"), [9]),
-    "cases.0.stages.embed.shape": (("cases", 0, "stages", "embed", "shape"), "2"),
     "its shape .99.": (("cases", 0, "stages", "embed", "shape"), [99]),
-    "cases.0.stages.embed.floor": (("cases", 0, "stages", "embed", "floor"), "small"),
-    "config.family": (("config", "family"), 1),
 }
 
 

@@ -10,12 +10,11 @@ from laconic.models import rope
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
-from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.hf_reference import TransformersReference
 from laconic.verification.inputs import build_inputs
-from laconic.verification.parity import CaseComparison, first_divergence
+from laconic.verification.parity import CaseComparison, StageResult, first_divergence
 from laconic.verification.tiny_models import ROPE_VARIANTS, build_tiny_decoder
-from laconic.verification.traces import ParityCase, iterate_stages, sharpened_queries
+from laconic.verification.traces import ParityCase
 from tests.conftest import needs
 
 SIZES = {"hidden_size": 42, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 83}
@@ -51,15 +50,9 @@ def build_transformers_model(family: str, folder: Path, **more: Any) -> Path:
     return folder
 
 
-def compared(decoder: Decoder, reference: TransformersReference, case: ParityCase) -> CaseComparison:
-    twin = Float64Decoder.from_decoder(decoder)
-    comparison = CaseComparison(decoder, case, twin)
-    with torch.no_grad(), sharpened_queries(decoder, case.query_scale):
-        for row in zip(
-            reference.iterate_stages(case), iterate_stages(decoder, case), iterate_stages(twin, case), strict=True
-        ):
-            comparison.add_layer(*row)
-    return comparison
+def compare(decoder: Decoder, reference: TransformersReference, case: ParityCase) -> list[StageResult]:
+    with torch.no_grad():
+        return CaseComparison(decoder, case).run(reference.iterate_stages(case))
 
 
 @pytest.mark.medium
@@ -75,7 +68,7 @@ def test_reference_random_models_with_unusual_shapes(family: str, tmp_path: Path
     folder = build_transformers_model(family, tmp_path / "model")
     decoder, reference = Decoder.from_pretrained(folder), TransformersReference(folder)
     for case in build_inputs(decoder).cases:
-        findings = compared(decoder, reference, case).results()
+        findings = compare(decoder, reference, case)
         assert not [f for f in findings if f.verdict not in ("pass", "shown")], (case.name, first_divergence(findings))
 
 
@@ -88,7 +81,7 @@ def test_reference_loads_sharded_checkpoints_of_ours(family: str, tmp_path: Path
     again = Decoder.from_pretrained(tmp_path / "sharded")
     reference = TransformersReference(tmp_path / "sharded")
     case = next(case for case in build_inputs(again).cases if case.name == "I8")
-    assert not [f for f in compared(again, reference, case).results() if f.verdict not in ("pass", "shown")]
+    assert not [f for f in compare(again, reference, case) if f.verdict not in ("pass", "shown")]
 
 
 @pytest.mark.parametrize("family", tuple(WEIGHT_NAMES))

@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +30,6 @@ OptionalQuantization = Annotated[Literal["int8"] | None, arg(metavar="{int8}", h
 
 
 def parse_dtype(name: DtypeName | None) -> Any:
-    """Return the torch dtype with this name, or None if there is no name."""
     import torch
 
     return None if name is None else getattr(torch, name)
@@ -67,10 +67,10 @@ def check_minimum(minimum: int, **flags: int | None) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {minimum}")
 
 
-def refuse_flags(flags: Mapping[str, object], reason: str) -> None:
-    """Raise `UsageError` (2) with `reason` if one of `flags` (field name to value) is set; zero is a value too."""
-    is_set = {name: value is not None and value is not False and value != () for name, value in flags.items()}
-    name = next(filter(is_set.get, flags), None)
-    if name is not None:
-        flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{flag}: {reason}; remove {flag}")
+def refuse_flags(command: Any, names: Iterable[str], reason: str) -> None:
+    """Raise `UsageError` (2) with `reason` if a flag of a command is set; `names` are those of its fields."""
+    defaults = {field.name: field.default for field in fields(command)}
+    for name in names:
+        if getattr(command, name) != defaults[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag}: {reason}; remove {flag}")

@@ -24,10 +24,9 @@ from laconic.storage.atomic import check_space_for_file
 
 def compress_with_checkpoint(command: CompressCommand) -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
-    reason = f"{command.model} was not trained to compress"
-    refuse_flags({name: getattr(command, name) for name in SUMMARY_FLAGS}, reason)
-    progress_flags = {name: getattr(command, name) for name in ("save_every", "resume")}
-    refuse_flags(progress_flags, f"{command.model} keeps keys and values, for which no progress is saved")
+    refuse_flags(command, SUMMARY_FLAGS, f"{command.model} was not trained to compress")
+    reason = f"{command.model} keeps keys and values, for which no progress is saved"
+    refuse_flags(command, ("save_every", "resume"), reason)
     config = KVCompressionConfig(
         command.method or DEFAULT_CONFIG.method,
         command.keep,
@@ -84,7 +83,6 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
 
 
 def read_source_texts(source: str) -> list[tuple[str, str]]:
-    """Return names and texts: one for a text or standard input, one per line of a .jsonl."""
     path = Path(source)
     if not source.endswith(".jsonl"):
         return [("standard input" if source == "-" else path.name, read_text(path))]
@@ -118,7 +116,6 @@ def compute_kv_cost(memory: KVMemory, config: DecoderConfig, num_windows: int, p
 
 
 def cost_lines(cost: Mapping[str, Any]) -> list[str]:
-    """Return the result of `compute_kv_cost` as lines for people."""
     num_texts, num_tokens, num_windows, num_slots = (
         cost[name] for name in ("num_texts", "num_tokens", "num_windows", "num_slots")
     )

@@ -1,16 +1,15 @@
 """`laconic data make`: generate rows and write them as JSONL."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, filterfalse, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum
+from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum, refuse_flags
 from laconic.cli.files import check_output_path, print_json
 from laconic.console import log_message, progress, status
 from laconic.errors import UsageError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from laconic.data.generators.gsm_variants import QuestionTemplate
 
 JsonRow = Mapping[str, Any]
-GENERATORS = ("digits", "gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
 CHAIN_STYLES = {  # the default first
     "digits": ("brackets", "equations", "results"),
     "gsm-variants": ("equations", "results"),
@@ -39,8 +37,6 @@ EXCLUDED_SETS = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test"
 
 
 class OutputFile(NamedTuple):
-    """A file to write and its rows."""
-
     path: Path
     description: str
     num_rows: int
@@ -54,7 +50,10 @@ class DataMakeCommand:
     Example: laconic data make gsm-variants --rows 200000 --out variants.jsonl --data-dir ../shared/data
     """
 
-    generator: Annotated[Positional[str], arg(metavar="GENERATOR")]
+    generator: Annotated[
+        Positional[Literal["digits", "gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa"]],
+        arg(metavar="GENERATOR"),
+    ]
     """gsm-variants: GSM8K with other numbers; mult-4, -5, -7, -9: multiplication; prosqa: paths in graphs; digits:
     chains of operations on digits"""
     rows: int
@@ -112,14 +111,8 @@ class DataMakeCommand:
         return 0
 
     def validate(self) -> None:
-        if self.generator not in GENERATORS:
-            close = get_close_matches(self.generator, GENERATORS, 1)
-            hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
-            raise UsageError(f"unknown generator {self.generator}; {hint}")
-        for field in fields(self):
-            is_foreign = field.name in set[str]().union(*OPTIONS.values()) - OPTIONS.get(self.generator, set())
-            if is_foreign and getattr(self, field.name) != field.default:
-                raise UsageError(f"--{field.name.replace('_', '-')}: {self.generator} has no such option")
+        foreign = set[str]().union(*OPTIONS.values()) - OPTIONS.get(self.generator, set())
+        refuse_flags(self, sorted(foreign), f"{self.generator} has no such option")
         check_minimum(1, rows=self.rows, min_steps=self.min_steps, max_steps=self.max_steps, max_value=self.max_value)
         check_minimum(1, num_operations=self.num_operations, min_operations=self.min_operations)
         if self.num_operations > MAX_OPERATIONS:
@@ -151,7 +144,6 @@ class DataMakeCommand:
         return self.out.with_suffix(f".held_out{self.out.suffix}")
 
     def digit_files(self) -> list[OutputFile]:
-        """Return training rows, and validation rows, none of them in training."""
         from laconic.data.generators.digits import iter_digit_rows
 
         num_valid, low, high = round(self.rows * self.held_out_fraction), self.min_operations, self.num_operations
@@ -201,7 +193,8 @@ class DataMakeCommand:
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
         new_path = self.out.with_suffix(f".new_numbers{self.out.suffix}")
         new_description = f"rows with other numbers in the templates of {self.out.name}"
-        description = self.describe_rows(len(originals), len(training))
+        start = f": {len(originals):,} original questions, then variants" if originals else ""
+        description = f"rows{start} of {len(training):,} templates"
         return [
             OutputFile(self.out, description, self.rows, map(example_to_row, make_training_rows())),
             OutputFile(self.held_out_path, held_out_description, num_held_out, map(example_to_row, held_out_rows)),
@@ -217,12 +210,6 @@ class DataMakeCommand:
         if self.chain_style == "results":
             return (row for example in examples if (row := convert_chain(example)) is not None)
         return shorten_chains(examples, results_only_fraction, self.seed)
-
-    def describe_rows(self, num_originals: int, num_templates: int) -> str:
-        if self.rows <= num_originals:
-            return f"of {num_originals:,} original questions and no variants; increase --rows"
-        originals = f": {num_originals:,} original questions, then variants" if num_originals else ""
-        return f"rows{originals} of {num_templates:,} templates"
 
     def load_templates(self) -> "tuple[tuple[ReasoningExample, ...], list[QuestionTemplate], set[str]]":
         """Return the training questions, their templates, and the questions that no variant may equal."""
@@ -256,7 +243,6 @@ class DataMakeCommand:
         return has_many and has_few and (self.max_value is None or largest_result(example.steps) <= self.max_value)
 
     def generator_file(self) -> OutputFile:
-        """Return products or graphs that are not in the validation and test rows."""
         from laconic.data.generators.multiplication import iter_products
         from laconic.data.generators.prosqa import iter_problems
 

@@ -20,7 +20,6 @@ from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.suite import load_seed_results
 from laconic.experiment.from_recipe.build_data import load_held_out_rows
 from laconic.experiment.load_run import LoadedRun, load_run
-from laconic.storage.run_dir import RunDirectory
 
 NUM_TIMED_QUESTIONS = 50
 CPU = torch.device("cpu")
@@ -29,7 +28,6 @@ CPU = torch.device("cpu")
 def build_demo_report(
     entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, command: str
 ) -> ComparisonReport:
-    """Build the report of the runs in `out`, and measure the latency of each method on the CPU."""
     torch.set_num_threads(1)
     folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in entries}
     runs = {name: load_run(seed_folders[0], CPU) for name, seed_folders in folders.items()}
@@ -55,7 +53,6 @@ def build_demo_report(
 
 
 def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
-    """Collect the results of one method over its seeds: one row of the report's table."""
     stored = load_seed_results(ReasoningSuite(), "reasoning", folders, entry.name)
     rows = {row.condition: row for result in stored if result.task == "test" for row in build_rows(result, latency)}
     latents = run.recipe.latents
@@ -106,17 +103,11 @@ def describe_caveats(run: LoadedRun) -> list[str]:
 
 def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
     environment = json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
-    manifest = RunDirectory(run.folder).get_step(run.step).manifest
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     minutes, rest = divmod(round(seconds), 60)
     return [
         ("time of the last command", f"{minutes} min {rest} s, two processes at a time"),
-        (
-            "training data",
-            f"{run.recipe.data.digits.train_rows:,} problems, SHA-256 {manifest.fingerprints['data'][:16]}…",
-        ),
+        ("training data", f"{run.recipe.data.digits.train_rows:,} problems"),
         ("device", f"{environment['device']}, float32, one thread per process; {environment['platform']}"),
-        (
-            "versions",
-            ", ".join(f"{k} {v}" for k, v in environment["versions"].items()) + f", Python {environment['python']}",
-        ),
+        ("versions", f"{versions}, Python {environment['python']}"),
     ]

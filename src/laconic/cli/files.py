@@ -20,19 +20,22 @@ def check_file(path: Path, expected: str) -> None:
         raise InputError(f"no file {path}; give {expected}")
 
 
-def check_memories(paths: Iterable[Path]) -> None:
-    """Raise `InputError` (66) for a memory that does not exist, before a model is loaded; a folder is a cartridge."""
+def check_memories(paths: Iterable[Path], system: str | None = None) -> None:
+    """Check the files of memories before a model is loaded; a folder is a cartridge.
+
+    Raises:
+        InputError: For a memory that does not exist (66).
+        UsageError: For a system message with a memory that opens a user message (2).
+    """
     for path in paths:
         if not path.exists():
             raise InputError(f"no file {path}; give one that laconic compress wrote")
-
-
-def check_system_message(memories: Iterable[Path]) -> None:
-    """Raise `UsageError` (2) for --system with a memory that opens a user message, before a model is loaded."""
+    if system is None:
+        return
     from laconic.compression.kv.memory_file import FILE_KIND  # imports torch
     from laconic.storage.atomic import read_artifact_header
 
-    for path in memories:
+    for path in paths:
         metadata = read_artifact_header(path)[1] if path.is_file() else {}
         if metadata.get("kind") == FILE_KIND and metadata.get("chat"):
             raise UsageError(
@@ -84,7 +87,7 @@ def check_text_format(path: Path) -> None:
 
 
 def check_replaceable(flag: str, path: Path) -> None:
-    """Raise `BusyError` (73) if a flag names an existing file that is no memory or state, such as a text or a model.
+    """Raise `BusyError` (73) if a flag names an existing file that is no memory or state, and as `check_output_path`.
 
     Memories and states are written again under the same name.
     """
@@ -99,6 +102,7 @@ def check_replaceable(flag: str, path: Path) -> None:
             kind = read_artifact_header(path)[1].get("kind")
         if kind not in (memory_file.FILE_KIND, kv_memory_file.FILE_KIND, state_file.ARTIFACT_KIND):
             raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file")
+    check_output_path(flag, path)
 
 
 def check_page_path(flag: str, path: Path) -> None:

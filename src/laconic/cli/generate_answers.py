@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import laconic
 from laconic.cli.arguments import refuse_flags
+from laconic.cli.commands.generate import RECIPE_FLAGS, RECIPE_REASON, GenerateCommand
 from laconic.cli.files import print_json
 from laconic.cli.generate_batch import hash_memory_files, list_options, write_rows
 from laconic.cli.generate_prompts import PromptRow
@@ -18,12 +19,8 @@ from laconic.experiment.text_models.reasoner import Answer, Reasoner
 from laconic.models.checkpoints.weights import weights_fingerprint
 from laconic.storage.manifest import hash_json
 
-if TYPE_CHECKING:
-    from laconic.cli.commands.generate import GenerateCommand
 
-
-def answer_prompts(command: "GenerateCommand") -> int:
-    """Answer questions with a run's method or its chain of thought; return the exit code."""
+def answer_prompts(command: GenerateCommand) -> int:
     recipe = read_run_recipe(command.model)
     assert recipe is not None
     columns = recipe.data.columns
@@ -31,9 +28,8 @@ def answer_prompts(command: "GenerateCommand") -> int:
     for row in rows:
         if not row.text:
             raise UsageError(f"{row.name} {'is empty' if row.text == '' else 'has messages'}; give a question")
-    flags = {"stop_string": command.stop_string, "min_tokens": command.min_tokens or None, "logprobs": command.logprobs}
-    refuse_flags(flags, "not available for a run that answers questions")
-    command.refuse_checkpoint_flags()
+    refuse_flags(command, ("stop_string", "min_tokens", "logprobs"), "not available for a run that answers questions")
+    refuse_flags(command, RECIPE_FLAGS, RECIPE_REASON)
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files; a run that answers questions reads one")
     reasoner = load_reasoner(command)
@@ -69,7 +65,7 @@ def check_have_no_documents(rows: Sequence[PromptRow], column: str) -> None:
         )
 
 
-def load_reasoner(command: "GenerateCommand") -> Reasoner:
+def load_reasoner(command: GenerateCommand) -> Reasoner:
     """Load a run, with the tolerance of its Jacobi iterations. Raises `UsageError` (2) if it answers no questions."""
     with status(f"loading {command.model}"):
         model = laconic.load(command.model, device=command.device)
@@ -82,7 +78,7 @@ def load_reasoner(command: "GenerateCommand") -> Reasoner:
     return replace(model, jacobi_tolerance=command.jacobi_tolerance or 0.0)
 
 
-def answer_rows(command: "GenerateCommand", reasoner: Reasoner, rows: Sequence[PromptRow]) -> tuple[int, int]:
+def answer_rows(command: GenerateCommand, reasoner: Reasoner, rows: Sequence[PromptRow]) -> tuple[int, int]:
     """Answer the rows of a JSONL file in batches and write them; return the numbers of new tokens and of passes."""
     config, questions = command.generation_config(), [row.text or "" for row in rows]
     num_tokens = num_passes = 0

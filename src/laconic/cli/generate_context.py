@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from laconic.cli.generate_prompts import PromptRow
 from laconic.compression.kv.memory import KVMemory
@@ -16,15 +15,20 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
 
-@dataclass(frozen=True)
+@dataclass
 class ContextLimit:
-    """A model, with its name for messages, and the context that its prompts and answers share."""
+    """A model, with its name for messages, and the context that its prompts and answers share.
+
+    `num_ended` of `num_answers` so far ended because the context was full.
+    """
 
     decoder: Decoder
     name: str
     may_exceed: bool = False
+    num_answers: int = 0
+    num_ended: int = 0
 
-    @cached_property
+    @property
     def num_positions(self) -> int:
         return self.decoder.config.max_position_embeddings
 
@@ -50,6 +54,7 @@ class ContextLimit:
     ) -> list[Generation]:
         """Generate as `laconic.generate` does, and end each row where the context is full, with reason length."""
         ids = list(ids)
+        self.num_answers += len(ids)
         before = [0] * len(ids) if state is None else state.next_position.tolist()
         rooms = [self.num_positions - n - len(row_ids) for row_ids, n in zip(ids, before, strict=True)]
         if self.may_exceed or config.max_tokens <= min(rooms):
@@ -64,26 +69,19 @@ class ContextLimit:
                 on_token(row, token, text, logprob)
             return counts[row] == rooms[row]
 
-        options = replace(
-            config,
-            max_tokens=max_tokens,
-            min_tokens=min(config.min_tokens, max_tokens),
-            on_token=end_in_context,
-        )
+        min_tokens = min(config.min_tokens, max_tokens)
+        options = replace(config, max_tokens=max_tokens, min_tokens=min_tokens, on_token=end_in_context)
         with warnings.catch_warnings():
             if max_tokens > min(rooms):  # only rows that have ended exceed the context
                 warnings.filterwarnings("ignore", r"position [\d,]+ exceeds")
             generations = generate(self.decoder, tokenizer, input_ids=ids, state=state, config=options)
-        return [replace(g, stop_reason="length") if g.stop_reason == "cancelled" else g for g in generations]
+        generations = [replace(g, stop_reason="length") if g.stop_reason == "cancelled" else g for g in generations]
+        self.num_ended += sum(g.stop_reason == "length" and len(g.token_ids) < config.max_tokens for g in generations)
+        return generations
 
-    def has_ended(self, generation: Generation, max_tokens: int) -> bool:
-        """Return whether an answer ended before `max_tokens` because the context is full."""
-        return generation.stop_reason == "length" and len(generation.token_ids) < max_tokens
-
-    def log_ended(self, num_ended: int, num_answers: int) -> None:
-        """Print a note if answers ended because the context is full."""
-        if num_ended:
-            answers = "the answer" if num_answers == 1 else f"{num_ended:,} of {num_answers:,} answers"
+    def log_ended(self) -> None:
+        if self.num_ended:
+            answers = "the answer" if self.num_answers == 1 else f"{self.num_ended:,} of {self.num_answers:,} answers"
             log_message(
                 f"{answers} ended at position {self.num_positions:,}, where the context of {self.name} is full; "
                 "--allow-long-prompt goes on, but the text may be poor"

@@ -88,63 +88,42 @@ class GenerationTimer:
 
 
 class GenerationPrinter:
-    """Print a single text as it is generated, and several texts in row order as they finish.
+    """Print a single text as it is generated, and several at the end, each after the label of its row.
 
-    Each is preceded by its row's label. A silent printer shows the progress of decoding instead.
+    Where nothing is printed yet, or the printer is silent, progress is shown.
     """
 
     def __init__(self, labels: Sequence[str], *, is_silent: bool = False) -> None:
         self.labels, self.is_silent, self.timer = labels, is_silent, GenerationTimer()
-        self.finished: dict[int, str] = {}
-        self.num_printed = self.num_tokens = 0
+        self.is_streaming = len(labels) == 1 and not is_silent
+        self.num_tokens = self.max_tokens = 0
         self.show: ProgressFn | None = None
-        self.max_tokens = 0
 
     def attach(self, config: "GenerationConfig") -> "GenerationConfig":
         """Return the options with callbacks that print and measure."""
         self.max_tokens = config.max_tokens * len(self.labels)
-        return replace(
-            config, on_prefill=self.timer.on_prefill, on_token=self.print_token, on_finish=self.print_finished
-        )
-
-    @property
-    def is_streaming(self) -> bool:
-        """Whether a single text is printed token by token."""
-        return len(self.labels) == 1 and not self.is_silent
+        return replace(config, on_prefill=self.timer.on_prefill, on_token=self.print_token)
 
     def print_token(self, row: int, token: int, text: str, logprob: float) -> None:
-        """Print a piece of a single text, or count it."""
         self.timer.on_token()
         if self.is_streaming:
             write_text((self.labels[0] if self.num_tokens == 0 else "") + text)
         else:
-            if self.show is None:
-                self.show = self.timer.stack.enter_context(progress("generating,"))
+            self.show = self.show or self.timer.stack.enter_context(progress("generating,"))
             self.show("tokens", self.num_tokens, self.max_tokens)
         self.num_tokens += 1
-
-    def print_finished(self, row: int, generation: "Generation") -> None:
-        """Print the rows that have ended, in order."""
-        if self.is_silent or self.is_streaming:
-            return
-        self.finished[row] = generation.text
-        self.timer.close_progress()  # it must not be on the terminal while a text is printed
-        self.show = None
-        while self.num_printed in self.finished:
-            separator = "\n" if self.num_printed else ""
-            text = self.labels[self.num_printed] + self.finished[self.num_printed]
-            write_text(f"{separator}{text}\n")
-            self.num_printed += 1
 
     def finish(self, generations: "Sequence[Generation]") -> None:
         self.timer.close_progress()
         self.timer.add(generations)
         if self.is_streaming:
             write_text("\n")
+        elif not self.is_silent:
+            texts = [label + generation.text for label, generation in zip(self.labels, generations, strict=True)]
+            write_text("\n".join(f"{text}\n" for text in texts))
 
 
 def write_text(text: str) -> None:
-    """Write to standard output at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

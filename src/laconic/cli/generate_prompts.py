@@ -50,7 +50,6 @@ class PromptRow:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file, or standard input for "-"."""
     if str(path) == STANDARD_INPUT:
         return sys.stdin.buffer.read()
     check_file(path, "an existing file, or - for standard input")
@@ -101,7 +100,6 @@ def title_rows(rows: Sequence[PromptRow], num_texts: int, documents: Sequence[Se
 
 
 def to_chat(row: PromptRow, system: str | None) -> PromptRow:
-    """Return a text as a user message, after a system message if one is given."""
     from laconic.data.messages import add_system_message
 
     messages = row.messages if row.text is None else [{"role": "user", "content": row.text}]

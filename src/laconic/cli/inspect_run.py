@@ -134,10 +134,7 @@ def check_comparable(runs: Sequence[LoadedRun]) -> None:
         ours, theirs = first.recipe.data, run.recipe.data
         for key in ("source", "format", "chain_steps"):
             if getattr(ours, key) != getattr(theirs, key):
-                raise UsageError(
-                    f"--baseline {run.folder}: data.{key} is {getattr(theirs, key)}, that of {first.folder} is "
-                    f"{getattr(ours, key)}; compare runs with the same rows"
-                )
+                raise UsageError(f"--baseline {run.folder}: has another data.{key} than {first.folder}")
 
 
 def reference_questions(run: LoadedRun, protocol: AnswerProtocol, root: str | None) -> tuple[TrainingData | None, str]:
@@ -150,7 +147,6 @@ def reference_questions(run: LoadedRun, protocol: AnswerProtocol, root: str | No
 
 
 def list_notes(runs: Sequence[LoadedRun], num_chain_tokens: int | None) -> list[str]:
-    """Return what the results do not show."""
     caveats = [
         "A word that can be decoded from a latent, or a diagonal map, does not show that the answer uses it. The "
         "interventions show whether the answer depends on the latents, not on what is in them."
@@ -164,7 +160,6 @@ def list_notes(runs: Sequence[LoadedRun], num_chain_tokens: int | None) -> list[
 
 
 def describe_runs(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
-    """Return method, step and seed of each run, and the command."""
     return [
         *((str(run.folder), f"method {run.recipe.method}, step {run.step}, seed {run.recipe.seed}") for run in runs),
         ("command", command_line()),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn
 
 import tyro
 from tyro.conf import subcommand
@@ -64,52 +64,31 @@ EXTRA_OF_PACKAGE = {
     "lm_eval": "eval",
 }
 
-# Every command by its name.
+# Every command by its name; of subcommands, the first may be left out.
 COMMANDS: dict[str, Any] = {
-    "demo": Annotated[
-        Annotated[DemoCommand, subcommand("think")] | Annotated[DemoReadCommand, subcommand("read")],
-        subcommand(
-            "demo",
-            description="Show latent thoughts (think, which may be left out: laconic demo --fast) or a memory of a "
-            "chapter (read).",
-        ),
-    ],
-    "train": Annotated[TrainCommand, subcommand("train")],
-    "recipes": Annotated[
-        Annotated[RecipesListCommand, subcommand("list")]
-        | Annotated[RecipesShowCommand, subcommand("show")]
-        | Annotated[RecipesKeysCommand, subcommand("keys")],
-        subcommand("recipes", description="List or print the recipes of laconic train, or explain their keys."),
-    ],
-    "compress": Annotated[CompressCommand, subcommand("compress")],
-    "generate": Annotated[GenerateCommand, subcommand("generate")],
-    "chat": Annotated[ChatCommand, subcommand("chat")],
-    "serve": Annotated[ServeCommand, subcommand("serve")],
-    "evaluate": Annotated[EvaluateCommand, subcommand("evaluate")],
-    "inspect": Annotated[InspectCommand, subcommand("inspect")],
-    "audit": Annotated[AuditCommand, subcommand("audit")],
-    "report": Annotated[ReportCommand, subcommand("report")],
-    "export": Annotated[ExportCommand, subcommand("export")],
-    "import": Annotated[ImportCommand, subcommand("import")],
-    "data": Annotated[
-        Annotated[DataListCommand, subcommand("list")]
-        | Annotated[DataCheckCommand, subcommand("check")]
-        | Annotated[DataMakeCommand, subcommand("make")],
-        subcommand("data", description="List, check or generate data sets."),
-    ],
-    "tasks": Annotated[TasksListCommand, subcommand("tasks")],
-    "verify": Annotated[
-        Annotated[VerifyAllCommand, subcommand("all")] | Annotated[VerifyParityCommand, subcommand("parity")],
-        subcommand("verify", description="Compare models with a reference; laconic verify alone runs verify all."),
-    ],
-    "version": Annotated[VersionCommand, subcommand("version")],
+    "demo": {"think": DemoCommand, "read": DemoReadCommand},
+    "train": TrainCommand,
+    "recipes": {"list": RecipesListCommand, "show": RecipesShowCommand, "keys": RecipesKeysCommand},
+    "compress": CompressCommand,
+    "generate": GenerateCommand,
+    "chat": ChatCommand,
+    "serve": ServeCommand,
+    "evaluate": EvaluateCommand,
+    "inspect": InspectCommand,
+    "audit": AuditCommand,
+    "report": ReportCommand,
+    "export": ExportCommand,
+    "import": ImportCommand,
+    "data": {"list": DataListCommand, "check": DataCheckCommand, "make": DataMakeCommand},
+    "tasks": TasksListCommand,
+    "verify": {"all": VerifyAllCommand, "parity": VerifyParityCommand},
+    "version": VersionCommand,
 }
-# Subcommands of commands; the first is the default if no subcommand is given.
-SUBCOMMANDS = {
-    "verify": ("all", "parity"),
-    "recipes": ("list", "show", "keys"),
-    "data": ("list", "check", "make"),
-    "demo": ("think", "read"),
+DESCRIPTIONS = {  # of commands with subcommands
+    "demo": "Show latent thoughts (think) or a memory of a chapter (read); laconic demo --fast is demo think --fast.",
+    "recipes": "List or print the recipes of laconic train, or explain their keys.",
+    "data": "List, check or generate data sets.",
+    "verify": "Compare models with a reference; laconic verify alone runs verify all.",
 }
 
 
@@ -145,44 +124,54 @@ def parse_command(args: list[str]) -> Any:
     except SystemExit as end:
         if end.code:
             command = ["laconic", *(name for name in args[:1] if name in COMMANDS)]
-            command += [name for name in args[1:2] if name in SUBCOMMANDS.get(args[0], ())]
+            command += [name for name in args[1:2] if name in list_subcommands(args)]
             log_message(f"laconic: {summarise_usage_error(errors.getvalue(), ' '.join(command))}")
         raise
 
 
 def select_command(args: list[str]) -> Any:
-    """Return the type to parse: the command that the arguments name and `version`, or a summary of all commands.
+    """Return the type to parse: the command that the arguments name and `version`, or the list of all commands.
 
     To build the parsers of all commands takes two to three times as long. With one alone, tyro would expect no command
     name.
     """
     name = args[0] if args else ""
     if name in COMMANDS and name != "version":
-        return COMMANDS[name] | COMMANDS["version"]
-    kinds = (command if key == name else summarise_command(key, command) for key, command in COMMANDS.items())
-    return reduce(operator.or_, kinds)
+        return build_type(name) | build_type("version")
+    return reduce(operator.or_, (build_type(key) if key == name else build_list_entry(key) for key in COMMANDS))
 
 
-def summarise_command(name: str, command: Any) -> Any:
-    """Return a command with the first paragraph of its help, for the list that `laconic --help` prints."""
-    kind, has_subcommands = get_args(command)[0], name in SUBCOMMANDS
-    help_text = command.__metadata__[0].description if has_subcommands else inspect.cleandoc(kind.__doc__)
-    return Annotated[kind, subcommand(name, description=" ".join(help_text.partition("\n\n")[0].split()))]
+def build_type(name: str) -> Any:
+    command = COMMANDS[name]
+    if not isinstance(command, dict):
+        return Annotated[command, subcommand(name)]
+    kinds = reduce(operator.or_, (Annotated[kind, subcommand(key)] for key, kind in command.items()))
+    default = next(iter(command.values()))()
+    return Annotated[kinds, subcommand(name, description=DESCRIPTIONS[name], default=default)]
+
+
+def build_list_entry(name: str) -> Any:
+    """Return a command without arguments, with the first paragraph of its help, for the list of `laconic --help`."""
+    text = DESCRIPTIONS.get(name) or inspect.cleandoc(COMMANDS[name].__doc__)
+    return Annotated[VersionCommand, subcommand(name, description=" ".join(text.partition("\n\n")[0].split()))]
+
+
+def list_subcommands(args: list[str]) -> list[str]:
+    command = COMMANDS.get(args[0]) if args else None
+    return list(command) if isinstance(command, dict) else []
 
 
 def insert_default_subcommand(args: list[str]) -> list[str]:
     """Return the arguments with the subcommand that a command such as `laconic data --format json` leaves out."""
-    command, follows = args[:1], args[1:2]
-    if not command or command[0] not in SUBCOMMANDS or follows in (["--help"], ["-h"]):
+    names, follows = list_subcommands(args), args[1:2]
+    if not names or follows in (["--help"], ["-h"]) or (follows and not follows[0].startswith("-")):
         return args
-    if follows and not follows[0].startswith("-"):
-        return args
-    return [*command, SUBCOMMANDS[command[0]][0], *args[1:]]
+    return [args[0], names[0], *args[1:]]
 
 
 def check_command_name(args: list[str]) -> None:
     """Exit with one line on standard error if there is no such command or subcommand."""
-    for i, names in enumerate((COMMANDS, SUBCOMMANDS.get(args[0] if args else "", ()))):
+    for i, names in enumerate((list(COMMANDS), list_subcommands(args))):
         if not names or i >= len(args) or args[i].startswith("-") or args[i] in names:
             continue
         close = [name for name in names if name.startswith(args[i])] or get_close_matches(args[i], names, n=1)

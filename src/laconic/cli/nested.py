@@ -14,9 +14,10 @@ from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
 from laconic.cli.commands.serve import ServeCommand
-from laconic.cli.files import check_memories, check_output_path, check_replaceable
+from laconic.cli.files import check_memories, check_replaceable
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
+from laconic.cli.model_flags import ModelFlags
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
@@ -29,34 +30,29 @@ BATCH_FLAGS = ("output", "sample", "allow_long_prompt", "quantize")
 MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
 
 
-def load_model(
-    command: CompressCommand | GenerateCommand | ServeCommand,
-    memory: Path | None,
-    dtype: str | None = None,
-    revision: str | None = None,
-) -> NestedTextModel:
+def load_model(command: CompressCommand | GenerateCommand | ServeCommand, memory: Path | None) -> NestedTextModel:
     """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say.
 
     Raises `UsageError` (2) for a run that does not learn while it reads.
     """
     name = command.model
+    options: dict[str, Any] = {"device": command.device}
+    if isinstance(command, ModelFlags):  # the dtype of laconic compress is that of the file
+        options |= {"dtype": command.dtype, "revision": command.revision}
     if is_nested(name):
-        flags = {"inner_lr": command.inner_lr, "dtype": dtype, "revision": revision}
-        refuse_flags(flags, f"not available for a trained model such as {command.model}")
+        names = ("inner_lr", *(option for option in options if option != "device"))
+        refuse_flags(command, names, f"not available for a trained model such as {name}")
         return cast("NestedTextModel", laconic.load(name, device=command.device))
     if not is_plain_model(name):
         raise UsageError(
-            f"{command.model} has no fast weights, so it cannot learn while it reads; give a checkpoint or a run of "
-            "method hope"
+            f"{name} has no fast weights, so it cannot learn while it reads; give a checkpoint or a run of method hope"
         )
     levels = None if memory is None else read_untrained_levels(memory)
     if levels is None:
         inner_lr = UNTRAINED_INNER_LR if command.inner_lr is None else command.inner_lr
-        return NestedTextModel.from_pretrained(
-            name, inner_lr=inner_lr, device=command.device, dtype=dtype, revision=revision
-        )
-    refuse_flags({"inner_lr": command.inner_lr}, f"{memory} has learned with {levels.inner_lr:g}")
-    decoder = laconic.Decoder.from_pretrained(name, dtype, command.device, revision=revision)
+        return NestedTextModel.from_pretrained(name, inner_lr=inner_lr, **options)
+    refuse_flags(command, ("inner_lr",), f"{memory} has learned with {levels.inner_lr:g}")
+    decoder = laconic.Decoder.from_pretrained(name, **options)
     return NestedTextModel.from_decoder(decoder, laconic.load_tokenizer(decoder.source_folder or name), levels)
 
 
@@ -64,18 +60,17 @@ def compress_text(command: CompressCommand) -> int:
     """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of other memories."""
     reason = f"not available with a fast-weight state, which {command.model} writes here"
     reason = "cannot be used with --learn" if command.learn else reason
-    flags = {name: getattr(command, name) for name in (*SUMMARY_FLAGS, *KV_FLAGS)}
-    refuse_flags(flags | {"seed": command.seed or None}, reason)
+    refuse_flags(command, (*SUMMARY_FLAGS, *KV_FLAGS, "seed"), reason)
     with status(f"loading {command.model}"):
         model = load_model(command, command.memory)
         before = None if command.memory is None else model.load_memory(command.memory)
         documents = [] if command.memory is None else load_read_documents(command.memory)
-    num_texts = 1 if before is None or len(before.position) == 1 else command.count_texts()
+    num_texts = 1
+    if before is not None and len(before.position) > 1:
+        with command.open_source() as file:
+            num_texts = len(list(command.iter_texts(file, lambda name, text: name)))
     job, start = model.start_reading(before, num_texts), time.perf_counter()
-    key = compress_resume_key(command, model)
-    if command.resume:
-        command.resume_from_partial(job, key)
-    command.run_job(job, partial(model.token_stream, is_new=before is None), key)
+    command.run_job(job, partial(model.token_stream, is_new=before is None), compress_resume_key(command, model))
     assert job.done is not None
     earlier = spread_documents(documents, len(job.documents))
     texts = [[*row, *new] for row, new in zip(earlier, job.documents, strict=True)]
@@ -97,7 +92,6 @@ def spread_documents(documents: list[list[ReadDocument]], n: int) -> list[list[R
 
 
 def compress_resume_key(command: CompressCommand, model: NestedTextModel) -> dict[str, Any]:
-    """Return everything except the text that determines the state."""
     return {
         "batch_size": command.batch_size if command.is_jsonl else None,
         "weights": model.model.weights_fingerprint,
@@ -110,7 +104,7 @@ def generate_text(command: GenerateCommand) -> int:
     validate_generate(command)
     rows, memory = command.read_prompts(), command.memory[0] if command.memory else None
     with status(f"loading {command.model}"):
-        model = load_model(command, memory, command.dtype, command.revision)
+        model = load_model(command, memory)
         if command.learn and not model.update_weights:
             raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
         state = None if memory is None else model.load_memory(memory)
@@ -140,7 +134,6 @@ def generate_text(command: GenerateCommand) -> int:
 
 
 def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -> None:
-    """Show the loss while prompts are read, and print it at the end of a long one."""
     timer.on_prefill(done, total, f"tokens, {nats:.2f} nats per token" if done else "tokens")
     if done == total >= MIN_REPORTED_PROMPT:
         log_message(f"learned from {total:,} tokens, {nats:.3f} nats per token")
@@ -149,7 +142,7 @@ def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -
 def validate_generate(command: GenerateCommand) -> None:
     """Raise `UsageError` (2) for flags that do not fit a model with fast weights, before it is loaded."""
     names = ("input", "with_cot", "allow_missing", *BATCH_FLAGS)
-    refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
+    refuse_flags(command, names, "not available for a model with fast weights")
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files given; a model with fast weights takes one state")
     check_memories(command.memory)
@@ -158,7 +151,6 @@ def validate_generate(command: GenerateCommand) -> None:
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
     check_replaceable("--save-state", command.save_state)
-    check_output_path("--save-state", command.save_state)
 
 
 def save_generated_state(

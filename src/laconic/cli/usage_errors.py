@@ -42,10 +42,8 @@ def rewrite_sentence(sentence: str) -> str:
     for pattern, replacement in (
         (r"Missing from (?:laconic )?(.*): (.*)", r"\1 needs \2"),
         (r"Missing value for argument '(.*?)'.*", r"\1: missing value"),
-        (r"Error parsing (.*?): no type matching .*INT.* from \['(.*)'\]", r"\1: \2 is not an integer"),
-        (r"Error parsing (.*?): no type matching .*FLOAT.* from \['(.*)'\]", r"\1: \2 is not a number"),
-        (r"Error parsing (.*?): invalid literal for int\(\).*: '(.*)'", r"\1: \2 is not an integer"),
-        (r"Error parsing (.*?): could not convert string to float: '(.*)'", r"\1: \2 is not a number"),
+        (r"Error parsing (.*?): .*(?:INT|int\(\)).* (?:\[?)'(.*)'\]?", r"\1: \2 is not an integer"),
+        (r"Error parsing (.*?): .*(?:FLOAT|to float:).* (?:\[?)'(.*)'\]?", r"\1: \2 is not a number"),
     ):
         if match := re.fullmatch(pattern, sentence):
             return match.expand(replacement)

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -61,9 +61,7 @@ class RecipeDraft:
         self.errors.append(f"{place}: {message}")
 
 
-def load_recipe(
-    path_or_name: str | Path, overrides: Sequence[str] = (), flags: Iterable[str] = ()
-) -> tuple[Recipe, list[str]]:
+def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
     """Load a recipe file and apply overrides.
 
     Relative paths are resolved against the file's folder; those of overrides and of shipped recipes against the working
@@ -73,7 +71,6 @@ def load_recipe(
         path_or_name: A TOML file, or the name of a shipped recipe.
         overrides: Texts of the form `table.key=value`; the value is TOML, or bare text if the key holds text. Without
             a value, `table.key=`, the key is removed, so that its default applies.
-        flags: Names of command-line flags, suggested for a mistyped key.
 
     Returns:
         The recipe, and notes for the user, for example on keys that an override replaced.
@@ -91,7 +88,7 @@ def load_recipe(
         key, equals, text = override.partition("=")
         if not equals:
             raise UsageError(f"{override}: no value; write {override}=VALUE")
-        apply_override(draft, normalize_key(key.lstrip("-")), text, flags)
+        apply_override(draft, normalize_key(key.lstrip("-")), text)
     drop_replaced_keys(draft)
     return validate_recipe(draft), draft.notes
 
@@ -125,10 +122,10 @@ def normalize_key(key: str) -> str:
     return plain if table is None else table + key[len(table) :]
 
 
-def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]) -> None:
+def apply_override(draft: RecipeDraft, key: str, text: str) -> None:
     """Set a key of the draft, or record an error for an unknown key or an invalid value."""
     if find_field(key) is None:
-        close = closest_key(key, [*known_keys(), *flags])
+        close = closest_key(key, known_keys())
         hint = f"did you mean {close}?" if close else ALL_KEYS_HINT
         draft.errors.append(f"{key}={text}: no such key; {hint}")
         return

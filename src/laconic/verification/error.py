@@ -75,7 +75,6 @@ class ErrorAccumulator:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether the reference is so small that only an absolute error is meaningful."""
         return self.reference_square < TINY_RMS**2 * max(self.count, 1)
 
     @property

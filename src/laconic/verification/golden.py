@@ -78,8 +78,6 @@ class BundleInput(BundleModel):
 
 
 class BundleStage(BundleModel):
-    """Where the activations of a stage lie, and their shape."""
-
     shape: list[NonNegativeInt]
     at: str
     sha256: str
@@ -109,11 +107,6 @@ class GoldenBundle:
 
     metadata: BundleMetadata
     tensors: Mapping[str, Tensor]
-
-    @property
-    def name(self) -> str:
-        """The reference that computed the numbers."""
-        return f"golden bundle of {self.metadata.reference}"
 
     def iterate_stages(self, entry: BundleCase, case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
         """Yield the stages of a completely stored case in the order of computation."""

@@ -22,13 +22,11 @@ ATTENTION_HOOKS: "WeakKeyDictionary[nn.Module, Callable[..., Any]]" = WeakKeyDic
 def hooked_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    """Call the module's recording function, or the model's own eager attention."""
     function = ATTENTION_HOOKS.get(module) or eager_attention_of(module)
     return function(module, query, key, value, mask, **kwargs)
 
 
 def eager_attention_of(module: nn.Module) -> Callable[..., Any]:
-    """Return the eager attention that the model's own file defines."""
     return sys.modules[type(module).__module__].eager_attention_forward
 
 

@@ -93,7 +93,6 @@ def has_nontrivial_norms(decoder: Decoder) -> bool:
 
 
 def build_inputs(decoder: Decoder) -> ParityInputs:
-    """Build every required input that this decoder can have."""
     config, builder = decoder.config, InputBuilder(decoder)
     cases = [*single_pass_cases(builder), *position_cases(builder), *incremental_cases(builder)]
     inapplicable: dict[str, str] = {}

@@ -7,7 +7,7 @@ also compared on the reference's inputs, because casting in another order can br
 import math
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -31,18 +31,13 @@ SKIPPED_STAGES = ("last_logits", "token", "next_probs")  # they are computed fro
 StageKey = tuple[str, int | None]  # stage and layer; None outside the layers
 
 
-@dataclass
-class ErrorPair:
-    decoder: ErrorAccumulator = field(default_factory=ErrorAccumulator)
-    reference: ErrorAccumulator = field(default_factory=ErrorAccumulator)
-
-
 class ErrorRatios:
     """Errors of a decoder in bfloat16 or float16 and of the reference against one float64 run, over all cases."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.errors: defaultdict[StageKey, ErrorPair] = defaultdict(ErrorPair)
+        self.errors: defaultdict[StageKey, ErrorAccumulator] = defaultdict(ErrorAccumulator)
+        self.reference_errors: defaultdict[StageKey, ErrorAccumulator] = defaultdict(ErrorAccumulator)
         self.norm_errors: defaultdict[StageKey, ErrorAccumulator] = defaultdict(ErrorAccumulator)
         self.own_predictions, self.reference_predictions = PredictionAgreement(), PredictionAgreement()
 
@@ -69,15 +64,14 @@ class ErrorRatios:
     def add_layer(
         self, actual: LayerActivations, wide: LayerActivations, recorded: LayerActivations, valid: Tensor, S: int
     ) -> None:
-        """Compare the stages of a layer, in the decoder and in the reference, with float64."""
         for stage in stages_at_layer(self.decoder, actual.layer):
             if stage.name in SKIPPED_STAGES or not wide.activations[stage.name].is_floating_point():
                 continue
             x, y, z = (run.activations[stage.name] for run in (actual, wide, recorded))
             mask = valid_mask(stage.shape, y.shape, valid, S)
-            errors = self.errors[stage.name, layer_index(self.decoder, actual.layer)]
-            errors.decoder.add(x, y, mask, S, stage.shape)
-            errors.reference.add(z, y, mask, S, stage.shape)
+            key = stage.name, layer_index(self.decoder, actual.layer)
+            self.errors[key].add(x, y, mask, S, stage.shape)
+            self.reference_errors[key].add(z, y, mask, S, stage.shape)
             if stage.name == "logits":
                 self.own_predictions.add(x, y, valid[:, S:])
                 self.reference_predictions.add(z, y, valid[:, S:])
@@ -86,10 +80,10 @@ class ErrorRatios:
         """Return one result per stage and layer; its `error` is the decoder's and its `floor` the reference's error."""
         results = [build_norm_result(*key, error) for key, error in self.norm_errors.items()]
         ratios: defaultdict[str, list[float]] = defaultdict(list)
-        for (stage, layer), errors in self.errors.items():
-            result = build_ratio_result(stage, layer, errors)
+        for key, error in self.errors.items():
+            result = build_ratio_result(*key, error, self.reference_errors[key])
             results.append(result)
-            ratios[stage].append(result.error_in_floors)
+            ratios[result.stage].append(result.error_in_floors)
         failed = {stage for stage, values in ratios.items() if statistics.median(values) > MAX_MEDIAN_RATIO}
         results = [
             replace(r, verdict="fail", note="median over layers") if r.kind == "ratio" and r.stage in failed else r
@@ -107,9 +101,7 @@ class ErrorRatios:
         return replace(result, verdict=result.verdict if passes else "fail", kl=kl, top1=top1, note=note)
 
 
-def build_ratio_result(stage: str, layer: int | None, errors: ErrorPair) -> StageResult:
-    """Return the result of a stage, whose floor is the reference's error."""
-    ours, theirs = errors.decoder, errors.reference
+def build_ratio_result(stage: str, layer: int | None, ours: ErrorAccumulator, theirs: ErrorAccumulator) -> StageResult:
     result = StageResult(
         "all", stage, layer, "ratio", max(ours.error, MIN_FLOOR), max(theirs.error, MIN_FLOOR), ours.max_abs,
         ours.index, ours.cosine, ours.is_bitwise_equal, note=ours.shape_note,

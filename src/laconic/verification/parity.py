@@ -7,7 +7,7 @@ of the decoder's own run. A floor is the error of float32 against float64 at the
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -22,7 +22,15 @@ from laconic.verification.error import (
 )
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.local import LocalStages, stages_at_layer
-from laconic.verification.traces import LayerActivations, ParityCase, layer_index, stage_key
+from laconic.verification.traces import (
+    LayerActivations,
+    ParityCase,
+    forward_arguments,
+    iterate_stages,
+    layer_index,
+    sharpened_queries,
+    stage_key,
+)
 
 MIN_FLOOR = 1e-7
 MAX_ERROR_IN_FLOORS = 10.0
@@ -109,15 +117,25 @@ class CaseComparison:
     The noise floors are measured along the way, with the float64 copy of the decoder.
     """
 
-    def __init__(self, decoder: Decoder, case: ParityCase, float64_decoder: Float64Decoder) -> None:
+    def __init__(self, decoder: Decoder, case: ParityCase) -> None:
         self.decoder, self.case = decoder, case
+        self.float64_decoder = Float64Decoder.from_decoder(decoder)
         self.own_stages = LocalStages(decoder, case)
-        self.float64_stages = LocalStages(float64_decoder, case)
+        self.float64_stages = LocalStages(self.float64_decoder, case)
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
         self.errors: dict[tuple[str, str], ErrorAccumulator] = {}
         self.missing: set[tuple[str, str]] = set()
         self.stage_order: dict[str, tuple[str, int | None, bool]] = {}
         self.predictions = PredictionAgreement()
+
+    def run(self, reference: Iterator[LayerActivations], *, with_default_backend: bool = False) -> list[StageResult]:
+        """Run the decoder and its float64 copy beside a reference, and return the results."""
+        with sharpened_queries(self.decoder, self.case.query_scale):
+            default = run_default_backend(self.decoder, self.case) if with_default_backend else None
+            runs = iterate_stages(self.decoder, self.case), iterate_stages(self.float64_decoder, self.case)
+            for recorded, actual, wide in zip(reference, *runs, strict=True):
+                self.add_layer(recorded, actual, wide, default)
+        return self.results()
 
     def add_layer(
         self,
@@ -156,7 +174,6 @@ class CaseComparison:
     def add_stage(
         self, stage: Activation, recorded: LayerActivations, pairs: Mapping[str, tuple[Tensor | None, Tensor | None]]
     ) -> None:
-        """Add the errors of one stage; `pairs` has (ours, theirs) for each kind of error."""
         S, T = self.case.pieces()[recorded.piece]
         layer = layer_index(self.decoder, recorded.layer)
         key = stage_key(stage.name, layer)
@@ -199,6 +216,18 @@ class CaseComparison:
             self.case.name, stage, layer, kind, error.error, floor, error.max_abs, error.index, error.cosine,
             error.is_bitwise_equal, verdict, kl, top1, error.shape_note,
         )  # fmt: skip
+
+
+def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
+    """Return `context` of every layer and the logits as the default attention backend computes them."""
+    stages: dict[str, Tensor] = {}
+    cache, embeddings, n = None, case.embed(decoder), len(case.pieces())
+    for piece, (S, T) in enumerate(case.pieces()):
+        arguments: dict[str, Any] = forward_arguments(case, S, T)
+        output = decoder(embeddings[:, S : S + T], cache, **arguments, capture=("context", "logits"))
+        cache = output.cache
+        stages |= {name if n == 1 else f"{name}/{piece}": t for name, t in output.activations.items()}
+    return stages
 
 
 def first_divergence(results: list[StageResult]) -> StageResult | None:

@@ -82,10 +82,10 @@ class ParityReport:
 
     def summary(self) -> str:
         """Return the first divergence, what did not run, or that there is none, and what is not in the bundle."""
-        missing, outcome = self.missing_from_bundle, self.outcome_summary()
-        return f"{outcome} Not in the bundle: {', '.join(missing)}." if missing else outcome
+        missing = self.missing_from_bundle
+        return self.describe_outcome() + (f" Not in the bundle: {', '.join(missing)}." if missing else "")
 
-    def outcome_summary(self) -> str:
+    def describe_outcome(self) -> str:
         if (first := self.first_divergence) is not None:
             layer = "" if first.layer is None else f" of layer {first.layer}"
             error = "ratio of errors" if first.kind == "ratio" else f"{first.kind} error"
@@ -117,31 +117,20 @@ class ParityReport:
         for name in ("stage", "first layer", "worst layer", "last layer", "propagated", "verdict"):
             table.add_column(name, justify="left" if name in ("stage", "verdict") else "right")
         styles = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]"}
-        for row in self.table_rows():
-            table.add_row(*row[:-1], styles.get(row[-1], f"[yellow]{row[-1]}[/]"))
-        return table
-
-    def table_rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = []
         for results in self.results_by_stage():
             compared = [r for r in results if r.kind in ("local", "ratio")]
             layers = sorted({r.layer for r in results if r.layer is not None}) or [None]
             first, last = ([r for r in compared if r.layer == layer] for layer in (layers[0], layers[-1]))
             worst = max(compared, key=severity, default=None)
             layer = "" if worst is None or worst.layer is None else f" ({worst.layer})"
-            error = max((r.error for r in results if r.kind == "propagated"), default=math.nan)
             cells = (format_worst(first), format_worst(compared) + layer, format_worst(last))
-            rows.append(
-                (results[0].stage, *cells, "–" if math.isnan(error) else f"{error:.1e}", worst_verdict(results))
-            )
-        return rows
+            error = max((r.error for r in results if r.kind == "propagated"), default=math.nan)
+            propagated, verdict = "–" if math.isnan(error) else f"{error:.1e}", worst_verdict(results)
+            table.add_row(results[0].stage, *cells, propagated, styles.get(verdict, f"[yellow]{verdict}[/]"))
+        return table
 
     def to_json(self, *, all_results: bool = False) -> dict[str, Any]:
-        """Return the report as JSON; NaN becomes null, infinity the text "inf".
-
-        Args:
-            all_results: Whether to add every comparison, thousands for a model of 30 layers.
-        """
+        """Return the report as JSON, with `all_results` every comparison; NaN becomes null, infinity "inf"."""
         first = self.first_divergence
         names = ("model", "family", "fingerprint", "dtype", "backend", "command", "problems")
         return {
@@ -171,7 +160,6 @@ def is_low_precision(results: list[StageResult]) -> bool:
 
 
 def severity(result: StageResult) -> tuple[int, float]:
-    """Return a sort key: failures first, then what did not run, then the error in floors."""
     error = result.error_in_floors
     return {"fail": 2, "not run": 1}.get(result.verdict, 0), 0.0 if math.isnan(error) else error
 
@@ -188,7 +176,6 @@ def format_number(x: float) -> str:
 
 
 def format_worst(results: list[StageResult]) -> str:
-    """Format the largest error of some results for the table."""
     worst = max(results, key=severity, default=None)
     if worst is None:
         return "–"

@@ -7,17 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from laconic.console import ProgressFn
 from laconic.errors import UsageError
 from laconic.models.checkpoints.weights import resolve_device
 from laconic.models.decoder import Decoder
 from laconic.verification import golden
-from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.hf_reference import TransformersReference, silence_warnings
 from laconic.verification.inputs import REQUIRED_INPUTS, build_inputs
 from laconic.verification.low_precision import ErrorRatios
@@ -25,11 +22,7 @@ from laconic.verification.parity import CaseComparison
 from laconic.verification.report import InputStatus, ParityReport
 from laconic.verification.tiny_models import TINY_PREFIX, build_tiny_decoder, tiny_configs
 from laconic.verification.traces import (
-    LayerActivations,
     ParityCase,
-    forward_arguments,
-    iterate_stages,
-    sharpened_queries,
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,14 +53,13 @@ def run_parity(
     """
     if dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-    input_names = parse_inputs(inputs)
+    names = parse_inputs(inputs)
     start = time.monotonic()
     with torch.no_grad():
         decoder, folder = load_parity_decoder(model, DTYPES[dtype], resolve_device(device))
-        run = ParityRun(decoder, folder, dtype, input_names, inputs == "all", on_case)
         report = ParityReport.for_decoder(decoder, model=model, dtype=dtype, command=command)
         try:
-            run.run(report, reference)
+            ParityRun(decoder, folder, report, names, inputs == "all", on_case).run(reference)
         except golden.NotRunError as problem:
             report.problems.append(str(problem))
     report.seconds = time.monotonic() - start
@@ -110,16 +102,17 @@ def open_reference(decoder: Decoder, folder: Path | None, dtype: torch.dtype) ->
 class ParityRun:
     decoder: Decoder
     folder: Path | None
-    dtype: str
+    report: ParityReport
     input_names: tuple[str, ...]
     is_all_inputs: bool
     on_case: ProgressFn
-    inputs_by_case: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    covered: set[str] = field(default_factory=set)
 
-    def covered_inputs(self, report: ParityReport) -> set[str]:
-        return {name for result in report.results for name in self.inputs_by_case.get(result.case, ())}
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.report.dtype]
 
-    def run(self, report: ParityReport, reference: str | None) -> None:
+    def run(self, reference: str | None) -> None:
         """Choose the reference and compare. Raises `NotRunError` if there is none."""
         is_installed = importlib.util.find_spec("transformers") is not None
         if reference == "transformers" or (reference is None and is_installed):
@@ -127,7 +120,7 @@ class ParityRun:
                 raise golden.NotRunError(
                     "transformers is not installed: not run; in a clone of laconic: pip install '.[hf]'"
                 )
-            self.run_transformers(report)
+            self.run_transformers()
             return
         bundle = golden.find_shipped_bundle(self.decoder) if reference in (None, GOLDEN_REFERENCE) else Path(reference)
         if bundle is None:
@@ -138,45 +131,43 @@ class ParityRun:
                 f"--reference {reference}: expected transformers, {GOLDEN_REFERENCE}, or a folder with "
                 f"{golden.METADATA_FILE}"
             )
-        self.run_bundle(report, golden.load_bundle(bundle))
+        self.run_bundle(golden.load_bundle(bundle))
 
-    def run_transformers(self, report: ParityReport) -> None:
+    def run_transformers(self) -> None:
         """Compare with transformers; tiny models of the family cover the inputs that this model cannot have."""
         inputs = build_inputs(self.decoder)
         unavailable = {name: inputs.unavailable[name] for name in self.input_names if name in inputs.unavailable}
-        with open_reference(self.decoder, self.folder, DTYPES[self.dtype]) as reference:
-            report.reference = reference.name
-            self.compare_cases(report, self.decoder, reference, inputs.cases, self.input_names, "")
+        with open_reference(self.decoder, self.folder, self.dtype) as reference:
+            self.report.reference = reference.name
+            self.compare_cases(self.decoder, reference, inputs.cases, self.input_names, "")
         family, is_tiny = self.decoder.config.family, self.folder is None
         for variant in tiny_configs(family):
-            remaining = tuple(name for name in unavailable if name not in self.covered_inputs(report))
+            remaining = tuple(name for name in unavailable if name not in self.covered)
             if (variant and is_tiny) or remaining:
-                self.run_tiny_model(report, variant, VARIANT_INPUTS if is_tiny else remaining, is_tiny)
-        covered = self.covered_inputs(report)
+                self.run_tiny_model(variant, VARIANT_INPUTS if is_tiny else remaining, is_tiny)
         for name in self.input_names:
             if name in inputs.inapplicable:
                 status = InputStatus(name, "inapplicable", inputs.inapplicable[name])
             elif name not in unavailable:
                 status = InputStatus(name, "compared")
-            elif name in covered:
+            elif name in self.covered:
                 status = InputStatus(name, "covered", f"{unavailable[name]}; covered by {TINY_PREFIX}{family}")
             else:
                 status = InputStatus(name, "not run", f"{unavailable[name]}; not run")
-            report.inputs.append(status)
+            self.report.inputs.append(status)
 
-    def run_tiny_model(self, report: ParityReport, variant: str, names: tuple[str, ...], is_tiny: bool) -> None:
+    def run_tiny_model(self, variant: str, names: tuple[str, ...], is_tiny: bool) -> None:
         device = self.decoder.token_embedding.weight.device
-        decoder = build_tiny_decoder(self.decoder.config.family, variant).to(device, DTYPES[self.dtype])
+        decoder = build_tiny_decoder(self.decoder.config.family, variant).to(device, self.dtype)
         label = f"{variant}/" if is_tiny else f"{decoder.name_or_path}{' ' + variant if variant else ''}/"
         names = tuple(name for name in names if name in self.input_names)
         cases = build_inputs(decoder).cases
         if any(set(case.covered_inputs) & set(names) for case in cases):
-            with open_reference(decoder, None, DTYPES[self.dtype]) as reference:
-                self.compare_cases(report, decoder, reference, cases, names, label)
+            with open_reference(decoder, None, self.dtype) as reference:
+                self.compare_cases(decoder, reference, cases, names, label)
 
     def compare_cases(
         self,
-        report: ParityReport,
         decoder: Decoder,
         reference: TransformersReference,
         cases: list[ParityCase],
@@ -185,37 +176,24 @@ class ParityRun:
     ) -> None:
         """Compare the cases of the named inputs; `label` is the prefix of their names in the report."""
         selected = [replace(case, name=label + case.name) for case in cases if set(case.covered_inputs) & set(names)]
-        self.inputs_by_case |= {case.name: case.covered_inputs for case in selected}
-        ratios = None if self.dtype == "float32" else ErrorRatios(decoder)
+        ratios = ErrorRatios(decoder)
         for n, case in enumerate(selected):
             self.on_case(case.name, n, len(selected))
-            if ratios is None:
-                self.compare_case(report, decoder, reference.iterate_stages(case), case)
+            self.covered.update(case.covered_inputs)
+            if self.dtype == torch.float32:
+                stages = reference.iterate_stages(case)
+                self.report.results += CaseComparison(decoder, case).run(stages, with_default_backend=True)
             else:
                 ratios.add_case(case, reference)
-        if ratios is not None:
-            report.results += [replace(result, case=label + result.case) for result in ratios.results()]
-            self.inputs_by_case[label + "all"] = tuple(name for case in selected for name in case.covered_inputs)
+        self.report.results += [replace(result, case=label + result.case) for result in ratios.results()]
 
-    def compare_case(
-        self, report: ParityReport, decoder: Decoder, reference_stages: Iterator[LayerActivations], case: ParityCase
-    ) -> None:
-        """Compare one case with the reference, the float64 copy and the default attention backend."""
-        wide_decoder = Float64Decoder.from_decoder(decoder)
-        comparison = CaseComparison(decoder, case, wide_decoder)
-        with sharpened_queries(decoder, case.query_scale):
-            default = run_default_backend(decoder, case)
-            runs = reference_stages, iterate_stages(decoder, case), iterate_stages(wide_decoder, case)
-            for recorded, actual, wide in zip(*runs, strict=True):
-                comparison.add_layer(recorded, actual, wide, default)
-        report.results += comparison.results()
-
-    def run_bundle(self, report: ParityReport, bundle: golden.GoldenBundle) -> None:
-        report.reference, device = bundle.name, self.decoder.token_embedding.weight.device
-        if self.dtype != "float32":
-            raise golden.NotRunError(f"a bundle is float32: {self.dtype} not run; use --reference transformers")
+    def run_bundle(self, bundle: golden.GoldenBundle) -> None:
+        self.report.reference = f"golden bundle of {bundle.metadata.reference}"
+        device = self.decoder.token_embedding.weight.device
+        if self.dtype != torch.float32:
+            raise golden.NotRunError(f"a bundle is float32: {self.report.dtype} not run; use --reference transformers")
         if problem := golden.check_compatible(bundle, self.decoder):
-            report.problems.append(problem)
+            self.report.problems.append(problem)
         cases = [(entry, entry.input.build_case().to(device)) for entry in bundle.metadata.cases]
         contained = {name for _, case in cases for name in case.covered_inputs}
         inapplicable = build_inputs(self.decoder).inapplicable
@@ -226,23 +204,12 @@ class ParityRun:
                 status = InputStatus(name, "inapplicable", inapplicable[name])
             else:
                 status = InputStatus(name, "not in bundle" if self.is_all_inputs else "not run", "not in the bundle")
-            report.inputs.append(status)
+            self.report.inputs.append(status)
         for entry, case in cases:
             if not set(case.covered_inputs) & set(self.input_names):
                 continue
             if entry.kind == "small":
-                self.compare_case(report, self.decoder, bundle.iterate_stages(entry, case, self.decoder), case)
+                stages = bundle.iterate_stages(entry, case, self.decoder)
+                self.report.results += CaseComparison(self.decoder, case).run(stages, with_default_backend=True)
             else:
-                report.results += bundle.compare_sampled(entry, case, self.decoder)
-
-
-def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
-    """Return `context` of every layer and the logits as the default attention backend computes them."""
-    stages: dict[str, Tensor] = {}
-    cache, embeddings, n = None, case.embed(decoder), len(case.pieces())
-    for piece, (S, T) in enumerate(case.pieces()):
-        arguments: dict[str, Any] = forward_arguments(case, S, T)
-        output = decoder(embeddings[:, S : S + T], cache, **arguments, capture=("context", "logits"))
-        cache = output.cache
-        stages |= {name if n == 1 else f"{name}/{piece}": t for name, t in output.activations.items()}
-    return stages
+                self.report.results += bundle.compare_sampled(entry, case, self.decoder)

@@ -4,7 +4,8 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -13,17 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
-    Device,
-    OptionalDtype,
-    OptionalQuantization,
     OptionalStr,
     check_minimum,
     check_utf8,
-    parse_dtype,
 )
-from laconic.cli.files import check_memories, check_system_message, write_file
+from laconic.cli.files import check_memories, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
-from laconic.cli.sampling_flags import SamplingFlags
+from laconic.cli.model_flags import ModelFlags, SamplingFlags
 from laconic.console import log_message, log_note, status
 from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
@@ -49,7 +46,7 @@ class UnknownCommandError(UsageError):
 
 
 @dataclass(frozen=True)
-class ChatCommand(SamplingFlags):
+class ChatCommand(ModelFlags, SamplingFlags):
     """Chat with a model; only new tokens are read in each turn.
 
     On a terminal: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends. On a pipe, each line is a turn and the
@@ -68,13 +65,6 @@ class ChatCommand(SamplingFlags):
     """file(s) written by laconic compress, which precede the conversation"""
     max_tokens: int = 1024
     """largest number of tokens of a reply"""
-    dtype: OptionalDtype = None
-    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
-    quantize: OptionalQuantization = None
-    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
-    device: Device = "auto"
-    revision: OptionalStr = None
-    """commit, tag or branch on the hub"""
 
     def run(self) -> int:
         check_minimum(1, max_tokens=self.max_tokens)
@@ -108,9 +98,7 @@ class ChatCommand(SamplingFlags):
         """Raise `UsageError` (2) for memories that do not begin a chat, before anything is loaded."""
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
 
-        check_memories(self.memory)
-        if self.system is not None:
-            check_system_message(self.memory)
+        check_memories(self.memory, self.system)
         state = next(filter(is_state_file, self.memory), None)
         if state is not None:
             raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
@@ -120,10 +108,7 @@ class ChatCommand(SamplingFlags):
         import laconic
         from laconic.experiment.text_models.chat_session import ChatSession
 
-        dtype = parse_dtype(self.dtype)
-        model = laconic.load(
-            self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
-        )
+        model = self.load_model(self.model)
         if not isinstance(model, laconic.TextCompressor | laconic.LanguageModel):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
         if model.tokenizer.chat_template is None:
@@ -218,18 +203,20 @@ def check_holds_messages(path: Path) -> None:
 
 
 def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:
-    """Print the reply to a turn as it is generated; Ctrl-C stops it."""
-    timer, interrupt = GenerationTimer(), Interrupt()
+    timer, interrupt = GenerationTimer(), threading.Event()
 
     def print_token(row: int, token: int, text: str, logprob: float) -> bool:
         timer.on_token()
         write_text(text)
-        interrupt.can_wait = True
-        return interrupt.is_set
+        return interrupt.is_set()
 
     options = replace(config, on_prefill=timer.on_prefill, on_token=print_token)
     try:
-        with interrupt.catch() if is_terminal else contextlib.nullcontext():
+        with (
+            catch_interrupt(lambda: timer.first_token_seconds is not None)
+            if is_terminal
+            else contextlib.nullcontext(interrupt) as interrupt
+        ):
             generation = session.reply(text, options)
     except KeyboardInterrupt:  # before the first token
         timer.close_progress()
@@ -249,26 +236,18 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
         )
 
 
-class Interrupt:
-    """Turn Ctrl-C into a flag while an answer is generated.
+@contextlib.contextmanager
+def catch_interrupt(can_wait: Callable[[], bool]) -> Iterator[threading.Event]:
+    """Let Ctrl-C set an event; if it cannot wait, and the second time, it raises KeyboardInterrupt as usual."""
+    event = threading.Event()
 
-    Before the first token, and the second time, Ctrl-C raises KeyboardInterrupt as usual.
-    """
+    def handle(number: int, frame: FrameType | None) -> None:
+        if event.is_set() or not can_wait():
+            raise KeyboardInterrupt
+        event.set()
 
-    def __init__(self) -> None:
-        self.is_set = self.can_wait = False
-
-    @contextlib.contextmanager
-    def catch(self) -> Iterator[None]:
-        """Handle SIGINT in the block."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self.is_set or not self.can_wait:
-                raise KeyboardInterrupt
-            self.is_set = True
-
-        previous = signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, previous)

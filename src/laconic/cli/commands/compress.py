@@ -2,12 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
@@ -24,7 +25,6 @@ from laconic.cli.arguments import (
 from laconic.cli.files import (
     check_file,
     check_memories,
-    check_output_path,
     check_replaceable,
     check_text_format,
     print_json,
@@ -39,35 +39,11 @@ if TYPE_CHECKING:
     from laconic.experiment.text_models.compressor import TextCompressor
     from laconic.experiment.text_models.read_into_state import StateReadingJob
 
+T = TypeVar("T")
 BLOCK_BYTES = 65_536  # bytes read at once
 KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat", "fit")  # of plain models
 LENGTH_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors")  # how many summary vectors
 SUMMARY_FLAGS = (*LENGTH_FLAGS, "segment_tokens")
-
-
-class SourceProgress:
-    """How much of a source is processed, in bytes of `total`, which is 0 for a stream."""
-
-    def __init__(self, job: "CompressionJob | StateReadingJob") -> None:
-        self.job, self.total, self.start_time, self.tokens_before = job, 0, time.monotonic(), job.tokens
-        self.bytes_read = 0
-        self.single_text: TokenStream | None = None
-
-    def count_bytes(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            self.bytes_read += len(line)
-            yield line
-
-    @property
-    def bytes_done(self) -> int:
-        """Bytes that are processed; for lines, this includes the rows in progress."""
-        return min(self.bytes_read if self.single_text is None else self.single_text.bytes, self.total)
-
-    def describe_rate(self) -> str:
-        """Return the number of tokens so far, tokens per second of this command, and the job's note."""
-        seconds = max(time.monotonic() - self.start_time, 1e-9)
-        rate = f"{(self.job.tokens - self.tokens_before) / seconds:,.0f} tokens/s"
-        return ", ".join(filter(None, (f"{self.job.tokens:,} tokens", rate, self.job.note)))
 
 
 @dataclass(frozen=True)
@@ -153,7 +129,7 @@ class CompressCommand:
             from laconic.cli.nested import compress_text
 
             return compress_text(self)
-        refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
+        refuse_flags(self, ("inner_lr",), "needs --learn")
         if keeps_kv(self.model):
             from laconic.cli.compress_kv import compress_with_checkpoint
 
@@ -162,7 +138,7 @@ class CompressCommand:
         from laconic.experiment.compress import CompressionJob, SummaryLength
         from laconic.experiment.from_recipe.cost import describe_cost
 
-        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
+        refuse_flags(self, KV_FLAGS, f"{self.model} writes summary vectors")
         length = SummaryLength(
             stop_rule=self.stop_rule,
             quantile=self.quantile,
@@ -178,8 +154,6 @@ class CompressCommand:
         job = CompressionJob(compressor.method, length)
         start = time.perf_counter()
         self.check_text_length(compressor, job)
-        if self.resume:
-            self.resume_from_partial(job, self.resume_key(compressor))
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
         self.run_job(job, tokenize, self.resume_key(compressor))
         memory = compressor.with_metadata(job)
@@ -199,7 +173,6 @@ class CompressCommand:
             check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
         check_memories([] if self.memory is None else [self.memory])
         check_replaceable("--out", self.out)
-        check_output_path("--out", self.out)
         if (self.save_every is not None or self.resume) and is_device_or_pipe(self.out):
             raise UsageError(f"--out {self.out} is not a regular file; --save-every and --resume need one")
         if self.source != "-":
@@ -228,12 +201,6 @@ class CompressCommand:
             "tokenizer": compressor.tokenizer.fingerprint,
         }
 
-    def resume_from_partial(self, job: "CompressionJob | StateReadingJob", key: dict[str, Any]) -> None:
-        """Load saved progress. Raises `InputError` (66) if there is none."""
-        if not self.partial_path.is_file():
-            raise InputError(f"--resume: no file {self.partial_path}; --save-every N writes one")
-        job.load(self.partial_path, key)
-
     def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
         """Raise `UsageError` (2) if a segment, or a text of a file, is longer than the model can hold.
 
@@ -252,8 +219,8 @@ class CompressCommand:
         if max_segments is None:
             return
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
-        with status("checking the length"):
-            for text in (text for batch in self.text_batches(tokenize, SourceProgress(job)) for text in batch):
+        with status("checking the length"), self.open_source() as file:
+            for text in self.iter_texts(file, tokenize):
                 num_segments = 0
                 while text.next_segment():
                     num_segments += 1
@@ -273,19 +240,32 @@ class CompressCommand:
         """Run a job over all texts, showing progress and saving it every `save_every` steps.
 
         A disk that is too full for the rows so far ends it, with the first segment if a state does not fit.
+
+        Raises:
+            InputError: With --resume, if there is no saved progress.
         """
         from laconic.storage.atomic import check_space_for_file
 
-        source_progress, dtype, saved, resumed = SourceProgress(job), parse_dtype(self.dtype), 0, job.tokens
-        texts = self.text_batches(tokenize, source_progress)
+        if self.resume:
+            if not self.partial_path.is_file():
+                raise InputError(f"--resume: no file {self.partial_path}; --save-every N writes one")
+            job.load(self.partial_path, key)
+        resumed, saved, start = job.tokens, 0, time.monotonic()
+        total = 0 if self.source == "-" else Path(self.source).stat().st_size
         try:
-            with progress("reading") as show:
-                for step, _ in enumerate(job.run(texts), 1):
+            with self.open_source() as file, progress("reading") as show:
+                texts = self.iter_texts(file, tokenize)
+                text = None if self.is_jsonl else next(texts)
+                groups = iter(lambda: list(islice(texts, self.batch_size)), []) if text is None else [[text]]
+                for step, _ in enumerate(job.run(groups), 1):
                     if self.resume and step == 1:  # the text is the one that was read
                         log_message(f"resuming after {resumed:,} tokens")
-                    rate = source_progress.describe_rate()
-                    show(f"{rate}, bytes", source_progress.bytes_done or 1, source_progress.total)
-                    check_space_for_file(self.out, job.count_bytes(dtype))
+                    rate = (job.tokens - resumed) / max(time.monotonic() - start, 1e-9)
+                    note = ", ".join(filter(None, (f"{job.tokens:,} tokens", f"{rate:,.0f} tokens/s", job.note)))
+                    # rows in progress count as read
+                    num_bytes = 1 if not total else file.tell() if text is None else min(text.bytes, total)
+                    show(f"{note}, bytes", num_bytes or 1, total)
+                    check_space_for_file(self.out, job.count_bytes(parse_dtype(self.dtype)))
                     if self.save_every is not None and step % self.save_every == 0:
                         job.save(self.partial_path, key)
                         saved = job.tokens
@@ -299,43 +279,28 @@ class CompressCommand:
         """Whether each line of the source is a separate text."""
         return self.source.endswith(".jsonl")
 
-    def count_texts(self) -> int:
-        """Return the number of texts. Raises `InputError` (66) for invalid rows of a .jsonl."""
-        from laconic.data.documents.load import iter_texts
+    @property
+    def source_name(self) -> str:
+        return "standard input" if self.source == "-" else Path(self.source).name
 
-        if not self.is_jsonl:
-            return 1
-        path = Path(self.source)
-        with translate_os_errors(path), path.open("rb") as file:
-            return sum(1 for _ in iter_texts(file, path.name))
+    def open_source(self) -> AbstractContextManager[BinaryIO]:
+        if self.source == "-":
+            return nullcontext(sys.stdin.buffer)
+        with translate_os_errors(Path(self.source)):
+            return Path(self.source).open("rb")
 
-    def text_batches(
-        self, tokenize: "Callable[[str, Iterable[str]], TokenStream]", source_progress: SourceProgress
-    ) -> "Iterator[Sequence[TokenStream]]":
-        """Yield the texts in batches that are processed together; `tokenize` takes a name and pieces of text."""
+    def iter_texts(self, file: BinaryIO, read: Callable[[str, Iterable[str]], T]) -> Iterator[T]:
+        """Yield what `read` makes of the name and the pieces of each text. Raises `InputError` (66) for bad rows."""
         from laconic.data.documents.load import iter_texts
         from laconic.data.documents.tokenize import decode_utf8
 
-        path = None if self.source == "-" else Path(self.source)
-        name = "standard input" if path is None else path.name
-        with (
-            translate_os_errors(Path(name)),
-            nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as file,
-        ):
-            source_progress.total = 0 if path is None else path.stat().st_size
-            if not self.is_jsonl:
+        with translate_os_errors(Path(self.source_name)):
+            if self.is_jsonl:
+                for name, text in iter_texts(file, self.source_name):
+                    yield read(name, [text])
+            else:
                 blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-                source_progress.single_text = tokenize(name, decode_utf8(blocks, name))
-                yield [source_progress.single_text]
-                return
-            batch: list[TokenStream] = []
-            for line_name, line in iter_texts(source_progress.count_bytes(file), name):
-                batch.append(tokenize(line_name, [line]))
-                if len(batch) == self.batch_size:
-                    yield batch
-                    batch = []
-            if batch:
-                yield batch
+                yield read(self.source_name, decode_utf8(blocks, self.source_name))
 
     def print_result(self, lines: list[str], data: dict[str, Any], seconds: float, num_tokens: int = 0) -> None:
         """Print what was spent and what is saved, as lines or as JSON; `num_tokens` of this command give its rate."""

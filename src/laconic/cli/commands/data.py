@@ -109,7 +109,10 @@ class DataCheckCommand:
         if self.max_length is not None and self.tokenizer is None:
             raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
         check_minimum(1, max_length=self.max_length)
-        self.refuse_other_flags()
+        if self.documents or self.is_file:
+            refuse_flags(self, ("data_dir",), f"{self.file} is a file, not a data set by name")
+        else:
+            refuse_flags(self, ("columns",), "only for a file")
         columns = parse_columns(self.columns, ("text",) if self.documents else get_args(FieldName))
         with status("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
@@ -129,17 +132,9 @@ class DataCheckCommand:
 
     @property
     def is_file(self) -> bool:
-        """Whether to read a file rather than a data set by name."""
         from laconic.config.data import is_row_file
 
         return is_row_file(self.file) or Path(self.file).is_file()
-
-    def refuse_other_flags(self) -> None:
-        """Raise `UsageError` (2) for flags that what is read has no use for."""
-        if self.documents or self.is_file:
-            refuse_flags({"data_dir": self.data_dir}, f"{self.file} is a file, not a data set by name")
-        if not self.documents and not self.is_file:
-            refuse_flags({"columns": self.columns}, "only for a file")
 
     def scan_rows(self, columns: Mapping[str, str]) -> "ExamplesFile":
         from laconic.config.data import DataConfig
@@ -216,7 +211,6 @@ def parse_columns(text: str | None, known: Sequence[str]) -> dict[str, str]:
 
 
 def format_ids(ids: Iterable[str]) -> str:
-    """Return the first few ids in brackets."""
     first = list(islice(ids, MAX_IDS_LISTED + 1))
     more = ", …" if len(first) > MAX_IDS_LISTED else ""
     return f" ({', '.join(first[:MAX_IDS_LISTED])}{more})" if first else ""

@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum, command_line
+from laconic.cli.commands.evaluate import print_report
 from laconic.cli.demo_run import TEACHER_ENTRY
-from laconic.cli.files import print_json, write_file
-from laconic.console import log_message, progress, status
+from laconic.cli.files import write_file
+from laconic.console import ProgressFn, log_message, progress, status
 from laconic.errors import LaconicError, UsageError
 
 if TYPE_CHECKING:
@@ -32,14 +33,10 @@ EXIT_UNEXPECTED = 70  # Python itself exits with 1 after an exception that nothi
 class DemoRunError(LaconicError):
     """A run of the demo that failed; `exit_code` is that of the subprocess."""
 
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.exit_code = code
-
 
 @dataclass(frozen=True)
 class DemoEntry:
-    """A shipped recipe with some keys changed, and its row in the table.
+    """A shipped recipe with some keys changed, and its row in the table; an entry without a title has none.
 
     `--fast` leaves out entries whose `fast_overrides` is None.
     """
@@ -62,12 +59,16 @@ def control(policy: str, title: str, description: str) -> DemoEntry:
     return DemoEntry(policy, title, description, "demo-kava", (f'kv_selection.policy="{policy}"',), True)
 
 
+# In the order of the table. Latent methods start from the teacher, which omits the last step; the teacher from the
+# chain, the chain from the short one.
 ENTRIES = (
-    DemoEntry("short", "Short chain", "where the chain's weights start", "demo-short", fast_overrides=()),
+    DemoEntry("short", "", "", "demo-short", fast_overrides=()),
     DemoEntry("chain", "Chain of thought", "writes every step, then the answer", "demo-cot", fast_overrides=()),
-    DemoEntry(
-        "teacher", "Teacher", "omits the last step; where latent methods start", "demo-teacher", fast_overrides=()
-    ),
+    DemoEntry("teacher", "", "", "demo-teacher", fast_overrides=()),
+    DemoEntry("nochain", "No chain", "answers directly", "demo-nocot", fast_overrides=("train.steps=400",)),
+    DemoEntry("pause", "Pause tokens", "{M} placeholder tokens, no iterations", "demo-pccot", PAUSE_OVERRIDES),
+    DemoEntry("codi", "CODI", "{M} sequential latents; targets: hidden states", "demo-codi"),
+    DemoEntry("pccot", "PCCoT", f"{PARALLEL}hidden states", "demo-pccot"),
     DemoEntry(
         "kava",
         "KaVa",
@@ -75,10 +76,6 @@ ENTRIES = (
         "demo-kava",
         fast_overrides=("train.steps=250",),
     ),
-    DemoEntry("nochain", "No chain", "answers directly", "demo-nocot", fast_overrides=("train.steps=400",)),
-    DemoEntry("pccot", "PCCoT", f"{PARALLEL}hidden states", "demo-pccot"),
-    DemoEntry("codi", "CODI", "{M} sequential latents; targets: hidden states", "demo-codi"),
-    DemoEntry("pause", "Pause tokens", "{M} placeholder tokens, no iterations", "demo-pccot", PAUSE_OVERRIDES),
     control("rkv", "R-KV selection", "KaVa with the tokens that R-KV selects, as in the paper"),
     control("random", "random selection", "KaVa with randomly selected tokens"),
     control("uniform", "uniform selection", "KaVa with evenly spaced tokens"),
@@ -87,7 +84,7 @@ ENTRIES = (
         "nodistil", "no distillation", "PCCoT without targets", "demo-pccot", ("distillation.hidden_weight=0.0",), True
     ),
 )
-TABLE_ORDER = ("chain", "nochain", "pause", "codi", "pccot", "kava")  # controls follow in the order of ENTRIES
+COLOR_ORDER = tuple(entry.name for entry in ENTRIES if entry.title and not entry.is_control)
 FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.max_rows=200")
 
 
@@ -138,7 +135,6 @@ class DemoRun:
 
     @property
     def log(self) -> Path:
-        """File with the output of the subprocess."""
         return self.path.parents[1] / "logs" / f"{self.entry.name}-seed-{self.seed}.log"
 
 
@@ -162,15 +158,12 @@ def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], e
 
 
 def is_finished(run: DemoRun) -> bool:
+    """Return whether a run is evaluated, which it is after training."""
     from laconic.cli.demo_run import planned_conditions
-    from laconic.config.load import load_recipe
     from laconic.evaluation.reasoning.run import load_result
 
-    if not (run.path / "recipe.toml").exists():
-        return False
-    if any(load_result(run.path, "test", condition) is None for condition in planned_conditions(run.recipe)):
-        return False
-    return load_recipe(run.path / "recipe.toml")[0].train.steps == run.recipe.train.steps
+    results = (load_result(run.path, "test", condition) for condition in planned_conditions(run.recipe))
+    return (run.path / "recipe.toml").exists() and None not in results
 
 
 def check_teacher(run: DemoRun) -> str | None:
@@ -189,122 +182,116 @@ def check_teacher(run: DemoRun) -> str | None:
     )
 
 
-class DemoScheduler:
-    """Runs subprocesses, `NUM_WORKERS` at a time, each after the run it starts from."""
+def train_all(runs: Sequence[DemoRun], show: ProgressFn) -> dict[str, str | None]:
+    """Train and evaluate runs in subprocesses, `NUM_WORKERS` at a time, each after the run that it starts from.
 
-    def __init__(self, runs: Sequence[DemoRun]) -> None:
-        self.waiting = list(runs)
-        self.finished: set[str] = set()
-        self.skipped: dict[str, str] = {}
-        self.processes: dict[subprocess.Popen[bytes], DemoRun] = {}
+    On an error or an interrupt all subprocesses are stopped.
 
-    def run_all(self, report_progress: Callable[[str, int, int], None]) -> None:
-        """Run to the end; on an error or an interrupt stop all subprocesses. Raises `DemoRunError`."""
-        total = len(self.waiting)
+    Returns:
+        Why each run was left out, by name; None for one that is finished.
+
+    Raises:
+        DemoRunError: If a subprocess fails.
+    """
+    waiting = list(runs)
+    processes: dict[subprocess.Popen[bytes], DemoRun] = {}
+    problems: dict[str | None, str | None] = {None: None}  # None: no run to start from
+    try:
+        while waiting or processes:
+            for run in [run for run in waiting if run.base in problems]:
+                if problem := problems[run.base]:
+                    problems[run.name] = problem
+                elif is_finished(run):
+                    problems[run.name] = check_teacher(run)
+                elif len(processes) < NUM_WORKERS:
+                    processes[start_process(run)] = run
+                else:
+                    continue
+                waiting.remove(run)
+            names = " and ".join(run.name for run in processes.values())
+            show(names, len(runs) - len(processes) - len(waiting), len(runs))
+            time.sleep(POLL_SECONDS)
+            for process in [process for process in processes if process.poll() is not None]:
+                run = processes.pop(process)
+                check_exit_code(run, process.returncode)
+                problems[run.name] = check_teacher(run)
+    finally:
+        stop_processes(list(processes))
+    return {run.name: problems[run.name] for run in runs}
+
+
+def start_process(run: DemoRun) -> "subprocess.Popen[bytes]":
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"), "1")
+    with run.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *RUN_COMMAND, *run.arguments],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **threads},
+            start_new_session=True,  # Ctrl-C reaches the subprocess once, through `stop_processes`
+        )  # fmt: skip
+
+
+def check_exit_code(run: DemoRun, code: int) -> None:
+    if code:
+        error = DemoRunError(f"{run.name} exited with {code}: {last_line(run.log)}; see {run.log}")
+        error.exit_code = EXIT_UNEXPECTED if code == 1 else code if code > 0 else 128 - code
+        raise error
+
+
+def stop_processes(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """Terminate subprocesses, which then commit a step; kill those that do not exit in time."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    for process in processes:
         try:
-            while self.waiting or self.processes:
-                for run in self.take_ready():
-                    self.start(run)
-                names = " and ".join(run.name for run in self.processes.values())
-                report_progress(names, total - len(self.processes) - len(self.waiting), total)
-                time.sleep(POLL_SECONDS)
-                for process in [process for process in self.processes if process.poll() is not None]:
-                    self.finish(self.processes.pop(process), process.returncode)
-        finally:
-            self.stop()
-
-    def take_ready(self) -> Iterator[DemoRun]:
-        """Remove and yield waiting runs whose base is finished, while there are workers; skip those without a base."""
-        for run in list(self.waiting):
-            if run.base in self.skipped:
-                self.skipped[run.name] = self.skipped[run.base]
-                self.waiting.remove(run)
-            elif (run.base is None or run.base in self.finished) and len(self.processes) < NUM_WORKERS:
-                self.waiting.remove(run)
-                yield run
-
-    def start(self, run: DemoRun) -> None:
-        """Start the subprocess that trains and evaluates a run, unless it is finished."""
-        if is_finished(run):
-            self.finish(run)
-            return
-        run.log.parent.mkdir(parents=True, exist_ok=True)
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"), "1")
-        with run.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *RUN_COMMAND, *run.arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **threads},
-                start_new_session=True,  # Ctrl-C reaches the subprocess once, through `stop`
-            )  # fmt: skip
-        self.processes[process] = run
-
-    def finish(self, run: DemoRun, code: int = 0) -> None:
-        """Mark a run as finished, or as skipped if nothing can start from it; raise `DemoRunError` if it failed."""
-        if code:
-            exit_code = EXIT_UNEXPECTED if code == 1 else code if code > 0 else 128 - code
-            raise DemoRunError(f"{run.name} exited with {code}: {last_line(run.log)}; see {run.log}", exit_code)
-        problem = check_teacher(run)
-        if problem is None:
-            self.finished.add(run.name)
-        else:
-            self.skipped[run.name] = problem
-
-    def stop(self) -> None:
-        """Terminate the subprocesses, which then commit a step; kill those that do not exit in time."""
-        for process in self.processes:
-            process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for process in self.processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
-                process.kill()
-                process.wait()
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
+            process.kill()
+            process.wait()
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that a subprocess printed."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return next((line.removeprefix("laconic: ").strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def run_demo(
-    entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], overrides: Sequence[str] = (), format: str = "human"
+    entries: Sequence[DemoEntry],
+    out: Path,
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    format: OutputFormat = "human",
 ) -> int:
     """Train, evaluate and report every entry with every seed; return 1 if no seed has a chain to distil from, or 0."""
     start = time.monotonic()
     runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
-    scheduler = DemoScheduler(runs)
     log_message(f"laconic demo: {len(runs)} runs, {NUM_WORKERS} at a time; logs in {out / 'logs'}")
     with progress("training") as show:
         try:
-            scheduler.run_all(show)
+            problems = train_all(runs, show)
         except (KeyboardInterrupt, SystemExit):  # the latter on SIGTERM
             log_message("laconic demo: stopped; re-run the same command to resume")
             raise
-    for problem in sorted(set(scheduler.skipped.values())):
+    for problem in sorted(set(filter(None, problems.values()))):
         log_message(f"laconic demo: {problem}")
-    complete = [seed for seed in seeds if all(run.name in scheduler.finished for run in runs if run.seed == seed)]
+    complete = [seed for seed in seeds if not any(problems[run.name] for run in runs if run.seed == seed)]
     if not complete:
         return 1
-    print_report(entries, out, complete, time.monotonic() - start, format)
+    print_demo_report(entries, out, complete, time.monotonic() - start, format)
     return 0
 
 
-def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, format: str) -> None:
+def print_demo_report(
+    entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, format: OutputFormat
+) -> None:
     """Measure the time per answer, write report.html, and print the table and its footnotes (or JSON)."""
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
-    from laconic.evaluation.tables import print_table
+    from laconic.evaluation.suite import EvalReport
 
-    rank = {name: index for index, name in enumerate(TABLE_ORDER)}
-    table_entries = [entry for entry in entries if entry.is_control or entry.name in rank]
-    table_entries.sort(key=lambda entry: rank.get(entry.name, len(rank)))
     with status("measuring the time per answer, and writing the report"):
-        report = build_demo_report(table_entries, out, seeds, seconds, command_line())
+        report = build_demo_report([entry for entry in entries if entry.title], out, seeds, seconds, command_line())
         write_file(out / "report.html", runs_table.render_report(report))
-    if format == "json":
-        print_json(runs_table.report_to_json(report))
-        return
-    print_table(runs_table.build_terminal_table(report))
-    print(runs_table.format_footnotes(report))
+    blocks = [runs_table.build_terminal_table(report), runs_table.format_footnotes(report)]
+    print_report(EvalReport(blocks, runs_table.report_to_json(report)), format)

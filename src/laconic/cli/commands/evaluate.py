@@ -3,13 +3,14 @@
 import math
 import os
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import (
     Device,
+    OptionalFloat,
     OptionalInt,
     OptionalQuantization,
     OptionalStr,
@@ -55,7 +56,7 @@ class EvaluateCommand:
     ] = None
     """how answers are prompted and matched. codi, decimal: the last number; pccot: the whole answer; coconut, icot: the
     text after # or ####; text: the last line (default: the protocol of the recipe's data.format)"""
-    tolerance: OptionalStr = None
+    tolerance: OptionalFloat = None
     """with --protocol decimal: largest difference from the correct number (default: 0.001)"""
     data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
@@ -105,6 +106,9 @@ class EvaluateCommand:
 
     def run(self) -> int:
         self.validate()
+        iterations = parse_ints("--jacobi-iterations", self.jacobi_iterations)
+        residuals = parse_positive("--jacobi-tolerance", self.jacobi_tolerance)
+        shares = parse_positive("--keep", self.keep, 1.0)
         from laconic.cli.commands.train import select_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.evaluation.suites import choose_suite
@@ -118,7 +122,7 @@ class EvaluateCommand:
         for name, users in OPTION_USERS.items():
             if name not in suite.options:
                 tasks_given = "" if users == QUESTIONS else f", not {self.tasks}"
-                refuse_flags({name: getattr(self, name)}, f"only for {users}{tasks_given}")
+                refuse_flags(self, (name,), f"only for {users}{tasks_given}")
         with handle_signals() as stop, init_ranks(None, device) as ranks:
             request = EvalRequest(
                 runs,
@@ -132,16 +136,16 @@ class EvaluateCommand:
                 data_dir=self.data_dir,
                 shots=self.shots,
                 protocol=self.protocol,
-                tolerance=parse_tolerance(self.tolerance, self.protocol),
+                tolerance=None if self.tolerance is None else Decimal(str(self.tolerance)),
                 with_cot=self.with_cot,
-                jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
-                jacobi_tolerance=parse_positive("--jacobi-tolerance", self.jacobi_tolerance),
+                jacobi_iterations=iterations,
+                jacobi_tolerance=residuals,
                 baseline=None if self.baseline is None else self.resolve(self.baseline),
                 latency=self.latency or 0,
                 documents=self.documents,
                 questions=self.questions,
                 methods=split_commas(self.methods or ""),
-                keep=parse_positive("--keep", self.keep, 1.0) or (0.125,),
+                keep=shares or (0.125,),
                 tokens=self.tokens,
                 fit=self.fit,
             )
@@ -160,10 +164,10 @@ class EvaluateCommand:
             raise UsageError("--tasks: empty; give at least one task")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")
-        parse_ints("--jacobi-iterations", self.jacobi_iterations)
-        parse_positive("--jacobi-tolerance", self.jacobi_tolerance)
-        parse_tolerance(self.tolerance, self.protocol)
-        parse_positive("--keep", self.keep, 1.0)
+        if self.protocol != "decimal":
+            refuse_flags(self, ("tolerance",), "requires --protocol decimal")
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
+            raise UsageError(f"--tolerance {self.tolerance:g}: expected 0, or a number such as 0.001")
 
     def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
         """Return a run as it is, and for a model the folder of its results."""
@@ -174,8 +178,8 @@ class EvaluateCommand:
         if model is not None:
             style = self.prompt or ("plain" if "memories" in split_commas(self.tasks) else None)
             return str(prepare_checkpoint(model, run, style, self.shots or 0, self.shots_from, quantize))
-        flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
-        refuse_flags(flags, f"only for models, and {run} is a run")
+        names = ("prompt", "shots_from", *(["quantize"] if quantize else []))
+        refuse_flags(self, names, f"only for models, and {run} is a run")
         if self.shots is not None and not any(map(is_class_task, split_commas(self.tasks))):
             raise UsageError(f"--shots: only for models, {', '.join(INTENT_DATASETS)} and classes:FILE; remove --shots")
         return run if export is None else str(export)
@@ -201,18 +205,3 @@ def parse_positive(flag: str, text: str | None, maximum: float = 1e38) -> tuple[
         limit = " and at most 1" if maximum == 1 else ""
         raise UsageError(f"{flag} {text}: expected numbers above 0{limit}, for example 0.125,0.25")
     return values
-
-
-def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
-    """Parse a tolerance without rounding. Raises `UsageError` (2) unless it is 0 or more and the protocol decimal."""
-    if text is None:
-        return None
-    if protocol != "decimal":
-        raise UsageError(f"--tolerance {text}: requires --protocol decimal")
-    try:
-        tolerance = Decimal(text)
-    except InvalidOperation:
-        tolerance = Decimal("nan")
-    if not (tolerance.is_finite() and tolerance >= 0):
-        raise UsageError(f"--tolerance {text}: expected 0, or a number such as 0.001")
-    return tolerance

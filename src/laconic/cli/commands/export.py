@@ -62,20 +62,18 @@ class ExportCommand:
         from laconic.storage.atomic import check_new_folder
 
         if self.push is None:
-            flags = {"private": self.private, "license": self.license, "dry_run": self.dry_run}
-            refuse_flags(flags, "only with --push")
+            refuse_flags(self, ("private", "license", "dry_run"), "only with --push")
         if (kind := self.read_memory_kind()) is not None:
-            flags = {"adapter": self.adapter, "dtype": self.dtype, "push": self.push}
-            refuse_flags(flags, f"{self.model} is a memory")
+            refuse_flags(self, ("adapter", "dtype", "push"), f"{self.model} is a memory")
             return self.export_cartridge(kind) if self.to is None else self.export_prompt_embeds(kind)
-        refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is not a memory")
+        refuse_flags(self, ("reader", "prompt"), f"{self.model} is not a memory")
         if (run_dir := find_run(self.model)) is not None:
             return self.export_run(run_dir)
         check_is_model(self.model)
         if self.push is not None and self.model not in NAMED_MODELS and not Path(self.model).exists():
             raise InputError(f"{self.model}: no such folder; --push uploads a run of laconic train")
-        refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
-        refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
+        refuse_flags(self, ("push",), f"{self.model} is not a run of laconic train")
+        refuse_flags(self, ("to",), f"{self.model} is a checkpoint, which vllm serve opens as it is")
         base = read_base_model(self.model) if self.adapter is None else None
         adapter = self.adapter if base is None else self.model
         with status(f"loading {self.model}"):
@@ -105,12 +103,11 @@ class ExportCommand:
             raise CorruptArtifactError(f"{error}; to export a checkpoint, give its folder") from None
 
     def export_cartridge(self, kind: str) -> int:
-        """Write a KV memory as a folder that peft loads."""
         from laconic.compression.kv.cartridge_file import save_cartridge
         from laconic.compression.kv.memory import KVMemory
         from laconic.compression.kv.memory_file import FILE_KIND
 
-        refuse_flags({"reader": self.reader, "prompt": self.prompt}, "only with --to vllm")
+        refuse_flags(self, ("reader", "prompt"), "only with --to vllm")
         if kind != FILE_KIND:
             raise UsageError(
                 f"{self.model} is not a memory made with compress --fit --equal-heads, which alone can be a peft "
@@ -129,7 +126,7 @@ class ExportCommand:
         from laconic.experiment.load_run import load_run
         from laconic.storage.atomic import check_new_folder
 
-        refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
+        refuse_flags(self, ("adapter",), f"{self.model} is a run, which is exported as trained")
         card = self.build_card(run_dir.folder)
         check_new_folder(self.out)
         with status(f"loading {self.model}"):

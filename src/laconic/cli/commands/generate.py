@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
-    Device,
-    OptionalDtype,
     OptionalFloat,
     OptionalInt,
     OptionalPath,
-    OptionalQuantization,
     OptionalStr,
     OutputFormat,
     check_minimum,
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_new_file, check_system_message, print_json
+from laconic.cli.files import check_memories, check_new_file, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import (
     PromptRow,
@@ -32,7 +29,7 @@ from laconic.cli.generate_prompts import (
     title_rows,
     to_chat,
 )
-from laconic.cli.sampling_flags import SamplingFlags
+from laconic.cli.model_flags import ModelFlags, SamplingFlags
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 from laconic.storage.temporary import is_device_or_pipe
@@ -43,10 +40,12 @@ if TYPE_CHECKING:
     from laconic.data.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 128
+REASONING_FLAGS = ("with_cot", "jacobi_tolerance")
+RECIPE_FLAGS, RECIPE_REASON = ("allow_missing", "dtype", "revision"), "not available for a run; its recipe fixes it"
 
 
 @dataclass(frozen=True)
-class GenerateCommand(SamplingFlags):
+class GenerateCommand(ModelFlags, SamplingFlags):
     """Generate text, optionally conditioned on memories; for a run, answer with its method.
 
     A PROMPT is printed and continued. With --chat, only the reply is printed.
@@ -104,13 +103,6 @@ class GenerateCommand(SamplingFlags):
     jacobi_tolerance: OptionalFloat = None
     """for runs of pccot and kava: end the Jacobi iterations of a question once the latents' relative change is below
     this (default: 0, run all)"""
-    dtype: OptionalDtype = None
-    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
-    quantize: OptionalQuantization = None
-    """int8: round the weights to 8 bits, which decodes faster on CPUs and takes less memory"""
-    device: Device = "auto"
-    revision: OptionalStr = None
-    """commit, tag or branch on the hub"""
     allow_missing: UseAppendAction[tuple[str, ...]] = ()
     """tensor that may be missing from the checkpoint; it is then initialised at random"""
     logprobs: bool = False
@@ -118,7 +110,6 @@ class GenerateCommand(SamplingFlags):
     format: OutputFormat = "human"
 
     def run(self) -> int:
-        """Generate; the text goes to standard output, the statistics to standard error."""
         self.validate()
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
@@ -131,18 +122,15 @@ class GenerateCommand(SamplingFlags):
             from laconic.cli.nested import generate_text
 
             return generate_text(self)
-        check_memories(self.memory)
-        if self.system is not None:
-            check_system_message(self.memory)
-        refuse_flags({"save_state": self.save_state, "inner_lr": self.inner_lr}, "needs --learn")
+        check_memories(self.memory, self.system)
+        refuse_flags(self, ("save_state", "inner_lr"), "needs --learn")
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
         if read_run_method(self.model) is not None and not self.is_language_model_run:
             from laconic.cli.generate_answers import answer_prompts
 
             return answer_prompts(self)
-        flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
-        refuse_flags(flags, f"{self.model} is not a run of laconic train")
+        refuse_flags(self, REASONING_FLAGS, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
 
     def find_step(self) -> Path:
@@ -191,7 +179,6 @@ class GenerateCommand(SamplingFlags):
         replace(self, sample=False).generation_config()  # numbers out of range are refused before the model is loaded
 
     def read_prompts(self, question_column: str = "question") -> list[PromptRow]:
-        """Return the prompts, from whichever source is given."""
         if self.input is not None:
             return read_prompt_rows(self.input, self.chat, self.system, question_column)
         if self.messages is not None:
@@ -203,7 +190,7 @@ class GenerateCommand(SamplingFlags):
         """Return the prompts of a run, which are texts, or rows of a file if their `question_column` is given."""
         names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
         names += ("input",) if question_column is None else ()
-        refuse_flags({name: getattr(self, name) for name in names}, "not available for a run of this method")
+        refuse_flags(self, names, "not available for a run of this method")
         return self.read_prompts(question_column or "question")
 
     def generation_config(self, folder: Path | None = None) -> "GenerationConfig":
@@ -236,7 +223,7 @@ class GenerateCommand(SamplingFlags):
         state = None if memory is None else build_row_caches(memory, range(len(rows)))
         generations = limit.generate(tokenizer, ids, state, printer.attach(config))
         self.print_generations(rows, generations, decoder, printer)
-        limit.log_ended(sum(limit.has_ended(g, config.max_tokens) for g in generations), len(generations))
+        limit.log_ended()
         return 0
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
@@ -245,8 +232,7 @@ class GenerateCommand(SamplingFlags):
         from laconic.experiment.load_run import is_export
 
         if self.is_language_model_run:
-            refuse_flags({"quantize": self.quantize}, "not available for a run")
-            self.refuse_checkpoint_flags()
+            refuse_flags(self, (*RECIPE_FLAGS, "quantize"), RECIPE_REASON)
             model = laconic.load(self.model, device=self.device)
             return model.decoder, model.tokenizer
         check_is_model(self.model)
@@ -268,9 +254,8 @@ class GenerateCommand(SamplingFlags):
         import laconic
         from laconic.compression.memory import SummaryMemory
 
-        flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
-        refuse_flags(flags, "not available for a run of autocompressor")
-        self.refuse_checkpoint_flags()
+        refuse_flags(self, REASONING_FLAGS, "not available for a run of autocompressor")
+        refuse_flags(self, RECIPE_FLAGS, RECIPE_REASON)
         with status(f"loading {self.model}"):
             compressor = laconic.load(self.model, device=self.device)
             assert isinstance(compressor, laconic.TextCompressor)
@@ -284,13 +269,7 @@ class GenerateCommand(SamplingFlags):
         self.print_generations(rows, generations, compressor.decoder, printer)
         return 0
 
-    def refuse_checkpoint_flags(self) -> None:
-        """Raise `UsageError` (2) if flags that a run's recipe fixes are set."""
-        fixed = {"allow_missing": self.allow_missing, "dtype": self.dtype, "revision": self.revision}
-        refuse_flags(fixed, "not available for a run; its recipe fixes it")
-
     def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
-        """Return what prints each row's title, the prompt if it is echoed, and the continuation."""
         labels = [row.title + (row.text or "" if row.should_echo and not self.no_echo else "") for row in rows]
         return GenerationPrinter(labels, is_silent=self.format == "json")
 
@@ -301,7 +280,6 @@ class GenerateCommand(SamplingFlags):
         decoder: "Decoder",
         printer: GenerationPrinter,
     ) -> None:
-        """Print JSON, or after the texts a line with the numbers of tokens and seconds."""
         printer.finish(generations)
         if self.format == "json":
             rows = [

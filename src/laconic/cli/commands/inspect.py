@@ -94,13 +94,12 @@ class InspectCommand:
         return self.out or (Path("inspect.html") if self.format == "human" else None)
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for invalid combinations of flags."""
         if (self.question is None) == (self.task is None):
             raise UsageError("give either a question or --task; laconic inspect RUN QUESTION")
         if self.task is not None and (self.chain or self.answer is not None):
             raise UsageError("--chain and --answer require a question; a task has its own")
         if self.question is not None:
-            refuse_flags({name: getattr(self, name) for name in ("limit", "batch_size")}, "requires --task")
+            refuse_flags(self, ("limit", "batch_size"), "requires --task")
         if self.page_path is not None:
             check_page_path("--out", self.page_path)
         check_minimum(2, limit=self.limit)

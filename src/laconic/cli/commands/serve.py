@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
-    Device,
-    OptionalDtype,
     OptionalFloat,
     OptionalInt,
     OptionalPath,
-    OptionalQuantization,
     OptionalStr,
-    parse_dtype,
     refuse_flags,
 )
 from laconic.cli.files import check_memories
+from laconic.cli.model_flags import ModelFlags
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 
 
 @dataclass(frozen=True)
-class ServeCommand:
+class ServeCommand(ModelFlags):
     """Serve a model over HTTP, with the API of OpenAI: chat completions, completions, models; memories and sessions.
 
     Ctrl-C or SIGTERM ends the server once the running requests are answered, or after --shutdown-seconds.
@@ -58,10 +55,6 @@ class ServeCommand:
     """NAME=FILE: memory written by laconic compress, which requests name as memory: ["NAME"]"""
     memory_dir: OptionalPath = None
     """folder that keeps the memories of requests (default: they are lost at the end)"""
-    dtype: OptionalDtype = None
-    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
-    quantize: OptionalQuantization = None
-    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
     learn: bool = False
     """plain model: let its MLPs learn the texts of sessions, without training; each session then has weights of its
     own, as many bytes as the MLPs have"""
@@ -70,9 +63,6 @@ class ServeCommand:
     jacobi_tolerance: OptionalFloat = None
     """for runs of pccot and kava: end the Jacobi iterations of a question once the latents' relative change is below
     this (default: 0, run all)"""
-    device: Device = "auto"
-    revision: OptionalStr = None
-    """commit, tag or branch on the hub"""
     max_batch_size: int = 16
     """sequences that are decoded together"""
     max_queue: int = 64
@@ -113,11 +103,9 @@ class ServeCommand:
         memory_files = dict(map(parse_memory, self.memory))
         check_memories(memory_files.values())
         if self.learn:
-            flags = {"quantize": self.quantize, "jacobi_tolerance": self.jacobi_tolerance, "memory": self.memory}
-            refuse_flags(flags, "not available with --learn")
+            refuse_flags(self, ("quantize", "jacobi_tolerance", "memory"), "not available with --learn")
         else:
-            refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
-        import laconic
+            refuse_flags(self, ("inner_lr",), "needs --learn")
         from laconic.serving.http.api_model import choose_model_name
         from laconic.serving.http.limits import ServerOptions
         from laconic.serving.http.server import serve
@@ -126,14 +114,8 @@ class ServeCommand:
             if self.learn:
                 from laconic.cli.nested import load_model
 
-                return load_model(self, None, self.dtype, self.revision)
-            loaded = laconic.load(
-                self.model,
-                device=self.device,
-                dtype=parse_dtype(self.dtype),
-                revision=self.revision,
-                quantize=self.quantize,
-            )
+                return load_model(self, None)
+            loaded = self.load_model(self.model)
             return loaded if self.jacobi_tolerance is None else set_tolerance(loaded, self.jacobi_tolerance)
 
         options = ServerOptions(

@@ -8,8 +8,6 @@ from laconic.cli.files import print_json, print_rows
 
 
 class TaskInfo(NamedTuple):
-    """A task of `laconic evaluate`: its name, the kind of run that it evaluates, and what it measures."""
-
     name: str
     runs: str
     description: str

@@ -91,7 +91,7 @@ class TrainCommand:
             )
         if self.track is not None:
             importlib.import_module(self.track)  # on every rank, before training starts
-        recipe, notes = load_recipe(self.recipe, self.overrides, flag_names())
+        recipe, notes = load_recipe(self.recipe, self.overrides)
         for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
             log_note(text)
         if recipe.is_custom_method:
@@ -130,7 +130,6 @@ class TrainCommand:
             raise UsageError(f"{self.recipe}: pass --out, the directory of the run: {error}") from None
 
     def train_run(self, recipe: "Recipe", out: Path, stop: StopSignal) -> dict[str, Any]:
-        """Train one run to its end and return its result as JSON."""
         with stop.preemptible():
             from laconic.evaluation.validation import build_validation
             from laconic.experiment.from_recipe.build import build_experiment
@@ -191,7 +190,6 @@ class TrainCommand:
         return 0
 
     def print_replay(self, folder: Path) -> int:
-        """Re-run the update of an incident, and print its metrics then and now."""
         from laconic.experiment.from_recipe.build import replay_update
 
         recorded, repeated = replay_update(folder, select_device(self.device))
@@ -219,7 +217,6 @@ def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
 
 
 def parse_resume(text: str) -> Any:
-    """Parse --resume: auto, never, or step-N, which becomes the number N."""
     if text in ("auto", "never"):
         return text
     number = text.removeprefix("step-")
@@ -264,14 +261,10 @@ def current_commit() -> str | None:
         return None
 
 
-def flag_names() -> list[str]:
-    """Return the names of this command's flags, to suggest one for a mistyped recipe key."""
-    return [field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides")]
-
-
 def normalise_args(args: list[str]) -> list[str]:
     """Move flags to the front, and rewrite `--key.sub value` of a recipe to `key.sub=value`."""
-    remaining, train_flags = list(args), {*flag_names(), "help"}
+    names = (field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides"))
+    remaining, train_flags = list(args), [*names, "help"]
     flags: list[str] = []
     positionals: list[str] = []
     while remaining:
@@ -287,8 +280,21 @@ def normalise_args(args: list[str]) -> list[str]:
             if not equals and flag not in VALUELESS_FLAGS:
                 flags.append(pop_value(item, remaining))
         elif item != "--":
+            check_is_key(name, flag, train_flags)
             positionals.append(f"{flag}={value if equals else pop_value(item, remaining)}")
     return [*flags, *positionals]
+
+
+def check_is_key(option: str, key: str, flags: list[str]) -> None:
+    """Raise `UsageError` (2) for an option that is neither a flag nor, since it has no table, a key of a recipe."""
+    from laconic.config.load import closest_key
+    from laconic.config.recipe_keys import find_field, known_keys
+
+    if "." in key or find_field(key) is not None:
+        return
+    close = closest_key(key, [*known_keys(), *flags])
+    hint = f"did you mean --{close.replace('_', '-') if close in flags else close}?" if close else ""
+    raise UsageError(f"train has no option {option}; {hint or 'see laconic train --help'}")
 
 
 def pop_value(flag: str, remaining: list[str]) -> str:

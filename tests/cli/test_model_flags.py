@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from laconic.cli.sampling_flags import SamplingFlags
+from laconic.cli.model_flags import SamplingFlags
 
 
 @pytest.mark.parametrize(

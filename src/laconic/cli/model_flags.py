@@ -1,4 +1,4 @@
-"""Flags of `laconic generate` and `laconic chat` that set sampling."""
+"""Flags that several commands have: those of a model in `generate`, `chat` and `serve`, and those of sampling."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,40 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import UseAppendAction
 
-from laconic.cli.arguments import OptionalFloat, OptionalInt
+from laconic.cli.arguments import (
+    Device,
+    OptionalDtype,
+    OptionalFloat,
+    OptionalInt,
+    OptionalQuantization,
+    OptionalStr,
+)
 from laconic.console import log_note
 
 if TYPE_CHECKING:
+    from laconic.experiment.load_model import LoadedModel
     from laconic.generation.config import GenerationConfig
 
 SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """The numbers of a model and where it runs."""
+
+    dtype: OptionalDtype = None
+    """compute dtype (default: the stored one; on a CPU that is slow at it, float32)"""
+    quantize: OptionalQuantization = None
+    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
+    device: Device = "auto"
+    revision: OptionalStr = None
+    """commit, tag or branch on the hub"""
+
+    def load_model(self, name: str) -> "LoadedModel":
+        """Load a checkpoint or a run, for which the flags other than `device` are refused."""
+        import laconic
+
+        return laconic.load(name, device=self.device, dtype=self.dtype, revision=self.revision, quantize=self.quantize)
 
 
 @dataclass(frozen=True, kw_only=True)
