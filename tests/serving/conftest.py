@@ -43,7 +43,7 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = laconic.DecoderConfig.tiny("llama", vocab_size=257, max_position_embeddings=512, eos_token_ids=())
     laconic.Decoder(config, seed=1).save_pretrained(folder)
     build_byte_tokenizer().save(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE + "{{ note }}")  # a variable of `chat_template_kwargs`
     return folder
 
 

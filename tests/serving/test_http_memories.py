@@ -17,7 +17,7 @@ from laconic.experiment.text_models.kv_compressor import MARK, compress_text, sp
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.prompts import PromptPrefix, prepare_text
+from laconic.serving.http.prompts import prepare_text
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer
 from tests.serving.interleaving import check_no_leaks
@@ -140,9 +140,9 @@ def test_completion_after_a_memory_of_a_chat_ends_with_the_turn(chat_model: Lang
     served = ApiModel("m", LanguageModel(chat_model.decoder, tokenizer))
     memory = compress(chat_model, chat=True)
     opening = split_template(tokenizer, MARK)[0]
-    prefix = PromptPrefix(ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening))
+    prefix = ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening)
     prompt = prepare_text(served, "When?", prefix)
-    assert prompt.eos_token_ids == (*config.eos_token_ids, 65)
+    assert prompt.config.eos_token_ids == (*config.eos_token_ids, 65)
 
 
 def test_memories_survive_a_restart(

@@ -98,11 +98,8 @@ class Engine:
         Raises:
             QueueFullError: `max_queue` requests are waiting.
             EngineClosedError: After `close`.
-            UsageError: The request does not fit the model: its length, options or state.
-            InputError: An id is outside the vocabulary.
         """
         sequence = RunningSequence(next(self.ids), request, on_event)
-        self.served.prepare(sequence)
         with self.changed:
             if self.is_closed:
                 raise EngineClosedError("the engine accepts no more requests; start another")
@@ -154,7 +151,9 @@ class Engine:
             has_work = bool(self.running or self.waiting or self.cancelled)
             arrivals = self.take_changes()
         if arrivals:
-            self.served.start(arrivals)
+            for sequence in arrivals:
+                with sequence.fail_on_error():
+                    self.served.start(sequence)
             self.running = [s for s in self.running if not s.has_ended]
             self.publish_stats()
         if self.running:
@@ -188,8 +187,8 @@ class Engine:
     def step(self) -> None:
         """Read the last ids of decoding rows and chunks of prompts in one pass; choose the next ids."""
         start = time.perf_counter()
-        active = [s for s in self.running if not s.has_ended]
-        decoding, prefilling = [s for s in active if s.next_id is not None], [s for s in active if s.next_id is None]
+        decoding = [s for s in self.running if s.next_id is not None]
+        prefilling = [s for s in self.running if s.next_id is None]
         ids = torch.tensor([s.next_id for s in decoding], dtype=torch.long, device=self.served.device).split(1)
         step_inputs = list(zip(decoding, ids, strict=False))
         shares = share_positions([s.num_unread_prompt for s in prefilling], self.chunk_sizer.choose(len(decoding)))

@@ -47,6 +47,7 @@ async def read_version() -> dict[str, str]:
 
 
 @router.get("/v1/models")
+@router.get("/v1/models/")
 async def list_models(services: ServicesDependency) -> dict[str, Any]:
     return {"object": "list", "data": [describe_model(services)]}
 

@@ -151,9 +151,9 @@ class LimitedBody:
                     oldest = next(iter(self.open_bodies))
                     self.open_bodies.pop(oldest).reschedule(0)
                 message = await self.source()
-        except TimeoutError:
+        except ApiError:
             self.is_late = True
-            raise self.deadline.build_error("the body did not arrive in time; send all of it") from None
+            raise
         finally:
             self.open_bodies.pop(self, None)
         self.is_complete = not message.get("more_body", False)

@@ -23,6 +23,7 @@ NEUTRAL_MESSAGE_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],), "audio": (), "function_call": (), "provider_specific_fields": ({},), "reasoning": ("",),
     "reasoning_content": ("",), "refusal": (), "tool_calls": ([],), "type": ("text", "message"),
 }  # fmt: skip
+CHAT_NEUTRAL = {**UNSUPPORTED_PARAMETERS, "max_tokens": (-1,), "max_completion_tokens": (-1,)}  # as in llama.cpp
 IGNORED_FIELDS = ("cache_control", "id")  # of messages and their parts: hints to other servers, ids of earlier answers
 MAX_FIELDS = 100  # of an object; each unknown one is an error that takes time to build
 MAX_TOP_LOGPROBS = 20
@@ -91,7 +92,7 @@ class StreamOptions(RequestBody):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # the server may leave the padding out
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None  # as in vLLM: the counts so far in every chunk
 
 
 class GenerationRequest(RequestBody):
@@ -150,15 +151,12 @@ class GenerationRequest(RequestBody):
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    @property
-    def should_include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
+    neutral = CHAT_NEUTRAL
+    chat_template_kwargs: dict[str, Any] | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -178,7 +176,7 @@ class CompletionRequest(GenerationRequest):
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
     )
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None  # -1: until the end, as in llama.cpp
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 

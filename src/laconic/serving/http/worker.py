@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 from laconic.errors import LaconicError
@@ -20,12 +19,6 @@ class JobCancelledError(LaconicError):
     """The client has gone, the request took too long, or the server ends."""
 
 
-class Job:
-    """A job of a worker, which runs in a thread of its own."""
-
-    is_cancelled = False
-
-
 class Worker:
     """Runs one job at a time, each until it calls the function that it is given; then the next one goes on.
 
@@ -34,7 +27,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()  # guards what follows
-        self.jobs = deque[Job]()  # the first one runs
+        self.jobs = deque[threading.Event]()  # set once a job is cancelled; the first one runs
         self.is_closed = False
 
     async def run(self, work: Callable[[Callable[[], None]], T], deadline: Deadline) -> T:
@@ -47,7 +40,7 @@ class Worker:
             QueueFullError: If too many jobs run.
             ApiError: 408, or 503, at the deadline.
         """
-        job = Job()
+        job = threading.Event()
         with self.changed:
             if len(self.jobs) >= MAX_JOBS:
                 raise QueueFullError(f"{len(self.jobs)} texts are being read; try again later")
@@ -62,37 +55,31 @@ class Worker:
                 self.remove(job)
 
         try:
-            async with deadline.limit():
-                return await asyncio.wrap_future(self.start(job, run_in_turns))
-        except TimeoutError:
-            message = "the text took too long to read; shorten it, or raise --max-seconds"
-            raise deadline.build_error(message) from None
-        finally:
-            job.is_cancelled = True
-
-    def start(self, job: Job, function: Callable[[], T]) -> Future[T]:
-        """Start a thread for a job, which removes the job when it ends; remove it here if there can be no thread."""
-        try:
-            return start_thread(function)
-        except BaseException:
+            future = start_thread(run_in_turns)
+        except RuntimeError:  # there can be no more threads
             self.remove(job)
             raise
+        try:
+            async with deadline.limit():
+                return await asyncio.wrap_future(future)
+        finally:
+            job.set()
 
-    def wait_for_turn(self, job: Job) -> None:
+    def wait_for_turn(self, job: threading.Event) -> None:
         """Wait until a job is the first one. Raises JobCancelledError if nobody waits for it any more."""
         with self.changed:
             self.changed.wait_for(lambda: self.jobs[0] is job)
-        if job.is_cancelled or self.is_closed:
+        if job.is_set() or self.is_closed:
             raise JobCancelledError("cancelled")
 
-    def pass_turn_on(self, job: Job) -> None:
+    def pass_turn_on(self, job: threading.Event) -> None:
         """Let the other jobs go on, the one that has waited longest first, and wait for the next turn."""
         with self.changed:
             self.jobs.rotate(-1)
             self.changed.notify_all()
         self.wait_for_turn(job)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: threading.Event) -> None:
         with self.changed:
             self.jobs.remove(job)
             self.changed.notify_all()
