@@ -191,8 +191,8 @@ class CompletionRequest(GenerationRequest):
 
 
 def check_text(text: str) -> str:
-    """Return a text; raise ValueError if it is empty."""
-    if not text:
+    """Return a text; raise ValueError if it is empty, or only white space."""
+    if not text.strip():
         raise ValueError("empty; give text")
     return text
 

@@ -108,7 +108,7 @@ class SessionStore:
         try:
             state, documents = self.model.load_memory(path), load_read_documents(path)
         except CorruptArtifactError as error:
-            raise ApiError(400, hide_path(error, path, "the file"), "state") from None
+            raise ApiError(400, hide_path(str(error), path, "the file"), "state") from None
         rows = len(state.position)
         if rows != 1:
             raise ApiError(400, f"the file holds the states of {rows:,} texts; a session has one", "state")
