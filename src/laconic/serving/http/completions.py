@@ -137,6 +137,7 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         if body.logprobs and not served.has_logprobs:
             raise ApiError(400, f"logprobs: the method of {served.name} has none; remove logprobs", "logprobs")
+        self.token_texts = served.token_texts if body.logprobs else None  # built on this thread
         prompt = replace(prepare_chat(served, body, prefix), num_top_logprobs=body.top_logprobs or 0)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return build_sequences(served, body, prompt, max_tokens)
@@ -160,9 +161,7 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
 
     def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         """Return the log probabilities of tokens, if they were requested."""
-        if not self.body.logprobs:
-            return None
-        return self.served.token_texts.to_chat(tokens, self.body.top_logprobs or 0)
+        return self.token_texts and self.token_texts.to_chat(tokens, self.body.top_logprobs or 0)
 
 
 class CompletionAnswer(ApiAnswer[CompletionRequest]):

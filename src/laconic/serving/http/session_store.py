@@ -70,17 +70,12 @@ class SessionStore:
             raise ApiError(404, message, "session", "not_found")
         return self.sessions[id]
 
-    def get_idle(self, id: str) -> Session:
-        """Return a session that no request writes. Raises ApiError: 409 if one does, 404 if there is no session."""
+    @contextmanager
+    def write(self, id: str) -> Iterator[Session]:
+        """Hold a session for writing. Raises ApiError: 409 if another request does, 404 if there is no session."""
         session = self.get(id)
         if session.is_writing:
             raise ApiError(409, f"session {id} is changed by another request; wait for it", "session", "session_busy")
-        return session
-
-    @contextmanager
-    def write(self, id: str) -> Iterator[Session]:
-        """Hold a session for writing; the errors are those of `get_idle`."""
-        session = self.get_idle(id)
         session.is_writing = True
         try:
             yield session

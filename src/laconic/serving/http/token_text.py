@@ -1,17 +1,14 @@
 """Text and bytes of single tokens, which the API reports with log probabilities."""
 
 import codecs
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tokenizers import decoders
-
-from laconic.data.tokenizer import Tokenizer, list_byte_characters
+from laconic.data.documents.token_bytes import list_token_bytes
+from laconic.data.tokenizer import Tokenizer
 from laconic.generation.text_stream import REPLACEMENT_CHARACTER
 from laconic.serving.requests import TokenLogprob
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
 MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API writes this number
 
 
@@ -33,33 +30,11 @@ class TokenTexts:
     """Texts of a tokenizer's tokens inside a text, where they keep their leading space."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.byte_values = {char: byte for byte, char in enumerate(list_byte_characters())}
-        self.is_byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
-        added = tokenizer.backend.get_added_tokens_decoder()
-        self.added = {id: token.content for id, token in added.items()}
-        self.preceding_ids = tokenizer.encode("a", add_special_tokens=False)
-        self.texts: dict[int, TokenText] = {}
+        self.token_bytes = list_token_bytes(tokenizer)
 
     def __getitem__(self, token_id: int) -> TokenText:
-        text = self.texts.get(token_id)
-        if text is None:
-            text = self.texts[token_id] = self.decode(token_id)
-        return text
-
-    def decode(self, token_id: int) -> TokenText:
-        if token_id in self.added:
-            return TokenText(self.added[token_id], self.added[token_id].encode())
-        piece = self.tokenizer.backend.id_to_token(token_id) or ""
-        if self.is_byte_level and all(char in self.byte_values for char in piece):
-            data = bytes(self.byte_values[char] for char in piece)
-            return TokenText(data.decode(errors="replace"), data)
-        if match := BYTE_TOKEN.fullmatch(piece):
-            data = bytes([int(match[1], 16)])
-            return TokenText(data.decode(errors="replace"), data)
-        before = self.tokenizer.decode(self.preceding_ids, skip_special_tokens=False)
-        text = self.tokenizer.decode([*self.preceding_ids, token_id], skip_special_tokens=False)[len(before) :]
-        return TokenText(text, text.encode())
+        data = self.token_bytes.get(token_id, b"")
+        return TokenText(data.decode(errors="replace"), data)
 
     def to_chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
         """Return log probabilities as chat completions report them, with the most likely tokens in each place."""
