@@ -49,21 +49,6 @@ class Engine:
 
     The model's weights are never written, so other threads may read texts with it. A step reads at most
     `prefill_chunk_size` prompt positions, and no more than the running requests can wait for.
-
-    Examples:
-        >>> import queue, laconic
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> from laconic.serving.engine import Engine
-        >>> from laconic.serving.requests import EngineRequest
-        >>> tokenizer = build_byte_tokenizer()
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
-        >>> engine, events = Engine(laconic.LanguageModel(decoder, tokenizer)), queue.SimpleQueue()
-        >>> engine.start()
-        >>> request = EngineRequest((72, 105), config=laconic.GenerationConfig(max_tokens=2, eos_token_ids=()))
-        >>> id = engine.submit(request, events.put)
-        >>> [type(events.get(timeout=60)).__name__ for _ in range(4)]
-        ['PromptEvent', 'TokenEvent', 'TokenEvent', 'FinishEvent']
-        >>> engine.close()
     """
 
     def __init__(
