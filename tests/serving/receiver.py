@@ -21,7 +21,7 @@ class Receiver:
 
     def __call__(self, event: EngineEvent) -> None:
         self.events.append(event)
-        self.steps.append(self.engine.last_stats.num_steps)
+        self.steps.append(self.engine.num_steps)
 
     @property
     def tokens(self) -> list[TokenEvent]:

@@ -379,7 +379,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"temperature": "hot"}, 400, "temperature", "valid number"),
         ({"max_tokens": 1.5}, 400, "max_tokens", "valid integer"),
         ({"n": 65}, 400, "n", "at most 64"),
-        ({"stop": ["a", ""]}, 400, "stop", "empty string"),
+        ({"stop": ["a", ""]}, 400, "stop", "expected a text or a list of texts, none of them empty"),
         ({"stop": 3}, 400, "stop", "expected a text or a list of texts"),
         ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
         ({"messages": []}, 400, "messages", "at least 1 item"),

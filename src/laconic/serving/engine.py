@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -39,7 +39,6 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     kv_bytes: int = 0
-    num_steps: int = 0
 
 
 class Engine:
@@ -66,8 +65,7 @@ class Engine:
         self.waiting = deque[RunningSequence]()
         self.cancelled = set[int]()
         self.is_closed = False
-        self.last_stats = EngineStats()
-        self.ids = count(1)
+        self.ids, self.num_steps = count(1), 0
         self.running: list[RunningSequence] = []  # changed by the engine's thread alone
         self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
 
@@ -110,7 +108,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         with self.changed:
-            return replace(self.last_stats, num_waiting=len(self.waiting))
+            num_bytes = sum(s.row.num_bytes for s in self.running if s.row is not None)
+            return EngineStats(len(self.running), len(self.waiting), num_bytes)
 
     def run(self) -> None:
         """Serve requests until the engine is closed; the body of its thread."""
@@ -123,8 +122,7 @@ class Engine:
                 for sequence in self.running:
                     if not sequence.has_ended:
                         sequence.fail(error)
-                self.running = []
-                self.publish_stats()
+                self.drop_ended()
         with self.changed:
             self.cancelled.update(s.id for s in (*self.running, *self.waiting))
             self.take_changes()
@@ -139,8 +137,7 @@ class Engine:
             for sequence in arrivals:
                 with sequence.fail_on_error():
                     self.served.start(sequence)
-            self.running = [s for s in self.running if not s.has_ended]
-            self.publish_stats()
+            self.drop_ended()
         if self.running:
             self.step()
         return has_work
@@ -152,21 +149,16 @@ class Engine:
                 sequence.finish("cancelled")
         self.cancelled.clear()
         self.waiting = deque(s for s in self.waiting if not s.has_ended)
-        self.running = [s for s in self.running if not s.has_ended]
+        self.drop_ended()
         num_free = self.max_batch_size - len(self.running)
         arrivals = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
         self.running += arrivals
-        self.publish_stats()
         return arrivals
 
-    def publish_stats(self, num_steps: int = 0) -> None:
-        """Count steps, and wake those who wait for a change."""
+    def drop_ended(self) -> None:
+        """Remove the sequences that have ended, and wake those who wait for a change."""
         with self.changed:
-            self.last_stats = EngineStats(
-                num_running=len(self.running),
-                kv_bytes=sum(s.row.num_bytes for s in self.running if s.row is not None),
-                num_steps=self.last_stats.num_steps + num_steps,
-            )
+            self.running = [s for s in self.running if not s.has_ended]
             self.changed.notify_all()
 
     def step(self) -> None:
@@ -185,10 +177,10 @@ class Engine:
             for (sequence, _), row_logits in zip(outputs, logits.split(1), strict=True):
                 with sequence.fail_on_error():
                     sequence.choose_next(row_logits)
-        self.running = [s for s in self.running if not s.has_ended]
         num_positions = sum(len(inputs) for _, inputs in step_inputs[len(decoding) :])
         self.chunk_sizer.record(time.perf_counter() - start, len(decoding), num_positions)
-        self.publish_stats(num_steps=1)
+        self.num_steps += 1
+        self.drop_ended()
 
     def forward(self, step_inputs: Sequence[StepInput]) -> Sequence[Tensor | Exception]:
         """Run the model; every row gets an error that cannot be attributed to one row."""

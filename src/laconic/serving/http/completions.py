@@ -24,8 +24,8 @@ from laconic.serving.http.services import (
     stream_chunks,
 )
 from laconic.serving.http.token_text import CompletionLogprobsBuilder
+from laconic.serving.http.worker import run_in_thread
 from laconic.serving.requests import EngineRequest, TokenLogprob
-from laconic.serving.threads import run_in_thread
 
 Body = TypeVar("Body", bound=GenerationRequest)
 Json = dict[str, Any]
@@ -86,10 +86,6 @@ class ApiAnswer(ABC, Generic[Body]):
     def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
         """Return what a part adds to a choice; None if that is nothing."""
 
-    def begin(self) -> list[Json]:
-        """Return the choices of the chunks that a stream begins with."""
-        return []
-
     async def collect(self, group: SequenceGroup) -> Json:
         async for _ in group.parts():
             pass
@@ -98,16 +94,10 @@ class ApiAnswer(ABC, Generic[Body]):
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Json]:
         options = self.body.stream_options or StreamOptions()
-
-        def build_chunk(choice: Json) -> Json:
-            usage = self.count_usage(group) if options.continuous_usage_stats else None
-            return self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
-
-        for choice in self.begin():
-            yield build_chunk(choice)
         async for index, part in group.parts():
             if (choice := self.build_chunk(index, part)) is not None:
-                yield build_chunk(choice)
+                usage = self.count_usage(group) if options.continuous_usage_stats else None
+                yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
         if options.include_usage:
             yield self.build(self.chunk_kind, []) | {"usage": self.count_usage(group)}
 
@@ -147,15 +137,11 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
         logprobs = self.build_logprobs(whole.tokens)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
-    def begin(self) -> list[Json]:
-        delta = {"role": "assistant", "content": ""}
-        choice = {"delta": delta, "logprobs": None, "finish_reason": None}
-        return [{"index": index} | choice for index in range(self.num_choices)]
-
     def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
-        if not part.text and part.finish is None:
+        if part.prompt is None and not part.text and part.finish is None:
             return None
         delta = {"content": part.text} if part.text else {}
+        delta = {"role": "assistant", "content": ""} if part.prompt is not None else delta
         logprobs = self.build_logprobs(part.tokens) if part.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish_reason}
 

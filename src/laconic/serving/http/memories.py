@@ -18,7 +18,7 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, build_deleted_error, hide_path
 from laconic.serving.http.schemas import MemoryCard, RequestBody, check_text
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import run_in_thread
 
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
 

@@ -141,30 +141,24 @@ def check_characters(served: ApiModel, num_characters: int, param: str) -> None:
     """Raise ApiError (400) for a text that would be too long if each of its tokens were the longest; encoding takes
     seconds for megabytes.
     """
-    limit = min(served.options.max_prompt_tokens or served.context_size, served.context_size)
-    if num_characters > limit * served.longest_token:
-        raise build_length_error(served, f"{param}: {num_characters:,} characters", limit, param)
+    check_length(served, num_characters // served.longest_token, 0, param, f"{num_characters:,} characters")
 
 
-def build_length_error(served: ApiModel, size: str, limit: int, param: str) -> ApiError:
-    """Return the error for a prompt that is too long, with the words by which clients recognise it."""
-    message = (
-        f"{size}, but this model's maximum context length is {served.context_size:,} tokens, and a prompt may have at "
-        f"most {min(limit, served.context_size - 1):,} (context_length_exceeded); shorten it"
-    )
-    return ApiError(400, message, param, "context_length_exceeded")
-
-
-def check_length(served: ApiModel, num_tokens: int, num_reserved: int, param: str) -> int:
+def check_length(served: ApiModel, num_tokens: int, num_reserved: int, param: str, size: str = "") -> int:
     """Return how many tokens fit after a prompt and the positions of a memory, or of thoughts.
 
-    Raises ApiError (400) if there are none.
+    Raises ApiError (400) if there are none, with the words by which clients recognise it.
     """
     context = served.context_size
-    limit = served.options.max_prompt_tokens or context
+    limit = min(served.options.max_prompt_tokens or context, context - 1)
     if num_tokens > limit or num_tokens + num_reserved >= context:
+        size = size or f"{num_tokens:,} tokens"
         note = f" beside {num_reserved:,} of memory or thoughts" if num_reserved and num_tokens <= limit else ""
-        raise build_length_error(served, f"{param}: {num_tokens:,} tokens{note}", limit, param)
+        message = (
+            f"{param}: {size}{note}, but this model's maximum context length is {context:,} tokens, and a prompt may "
+            f"have at most {limit:,} (context_length_exceeded); shorten it"
+        )
+        raise ApiError(400, message, param, "context_length_exceeded")
     return context - num_tokens - num_reserved
 
 

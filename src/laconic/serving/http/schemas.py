@@ -31,6 +31,9 @@ MAX_STOP_STRINGS = 32
 MAX_ROWS = 1024  # prompts, messages or memories of one request
 
 
+StopText = Annotated[str, Field(min_length=1)]
+
+
 class RequestBody(BaseModel):
     """A JSON object without unknown fields, conversions between types, NaN or infinity.
 
@@ -108,7 +111,7 @@ class GenerationRequest(RequestBody):
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1 turn it off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    stop: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | str | None = None
+    stop: Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS)] | StopText | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
     stream: bool | None = None
@@ -118,14 +121,6 @@ class GenerationRequest(RequestBody):
     prompt_cache_key: str | None = None
     memory: Annotated[list[str], Field(max_length=MAX_ROWS)] | str | None = None
     session: str | None = None
-
-    @field_validator("stop")
-    @classmethod
-    def check_stop(cls, stop: list[str] | str | None) -> list[str] | str | None:
-        """Refuse an empty stop string, at which every text would end."""
-        if stop == "" or (isinstance(stop, list) and "" in stop):
-            raise ValueError("an empty string would end every text at once; remove it")
-        return stop
 
     @property
     def sampling_options(self) -> dict[str, Any]:

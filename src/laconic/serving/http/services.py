@@ -25,8 +25,7 @@ from laconic.serving.http.prompts import Prefix
 from laconic.serving.http.schemas import GenerationRequest
 from laconic.serving.http.sequences import SequenceGroup
 from laconic.serving.http.session_store import SessionStore
-from laconic.serving.http.worker import Worker
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import Worker, run_in_thread
 from laconic.storage.strict_json import parse_json, to_canonical_json
 
 T = TypeVar("T")

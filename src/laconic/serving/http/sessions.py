@@ -12,7 +12,7 @@ from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import EmptyRequest, LearnRequest
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import run_in_thread
 
 router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
 

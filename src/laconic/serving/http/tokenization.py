@@ -17,7 +17,7 @@ from laconic.serving.http.prompts import (
 )
 from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import run_in_thread
 
 NEUTRAL_PARAMETERS = {"continue_final_message": (False,), "return_token_strs": (False,)}
 router = APIRouter(route_class=StrictRoute)
