@@ -152,11 +152,7 @@ def resolve_update_flags(
     first_positions: Tensor | None,
     config: GenerationConfig,
 ) -> tuple[bool, bool]:
-    """Return whether prompt and output update fast weights; by default only for models without attention.
-
-    Raises:
-        UsageError: The state is of the wrong kind, or the model does not have one of the options.
-    """
+    """Return whether prompt and output update fast weights; by default only for models without attention."""
     is_stateful = isinstance(decoder, StatefulLM)
     expected = "one KVCache, DecodeState or fast weights (several have concat_rows, a KVMemory has to_cache)"
     check_type("state", state, KVCache | RecurrentState | None, expected)
@@ -179,11 +175,7 @@ def resolve_update_flags(
 
 
 def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None) -> int:
-    """Return the position of the first new token of the longest row.
-
-    Raises:
-        UsageError: The state does not fit the model, or has another number of rows than the prompt.
-    """
+    """Return the position of the first new token of the longest row, if the state fits prompt and model."""
     rows, device = len(prompt.attention_mask), prompt.attention_mask.device
     cache = state if isinstance(state, KVCache) else None
     if cache is not None:

@@ -67,10 +67,6 @@ def build_prompt(
     """Validate `prompts`, `input_ids` or `inputs_embeds`, and move it to the model's device.
 
     Unread ids of a `DecodeState` are put before it.
-
-    Raises:
-        UsageError: None or several of them are given, a row is empty, or the mask does not fit.
-        InputError: An id is outside the vocabulary.
     """
     inputs = {"prompts": prompts, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
     present = [name for name, x in inputs.items() if x is not None]
@@ -104,10 +100,7 @@ def build_prompt(
 
 
 def convert_mask(attention_mask: Tensor | None, inputs: Tensor) -> Bool[Tensor, "B T"]:
-    """Return a mask of booleans, or of zeros and ones as transformers' tokenizers return it, as booleans.
-
-    Raises UsageError for another mask, or one without the shape of the inputs.
-    """
+    """Return a mask of booleans, or of zeros and ones as transformers' tokenizers return it, as booleans."""
     if attention_mask is None:
         return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     mask = attention_mask.bool()
@@ -133,10 +126,7 @@ def list_rows(input_ids: Sequence[object] | Tensor, attention_mask: Tensor | Non
 def encode_prompts(
     tokenizer: TokenizerLike | None, prompts: Sequence[str], is_continuation: bool = False
 ) -> list[list[int]]:
-    """Encode texts; continuations, which may be empty, without special tokens such as BOS.
-
-    Raises UsageError without a tokenizer, and for a text without tokens that continues nothing.
-    """
+    """Encode texts; continuations, which may be empty, without special tokens such as BOS."""
     if tokenizer is None:
         raise UsageError("prompts need a tokenizer; pass one, or input_ids")
     encode: Any = tokenizer.encode

@@ -73,14 +73,10 @@ class Engine:
         self.thread.start()
 
     def submit(self, request: EngineRequest, on_event: OnEvent) -> int:
-        """Queue a request, and return its id, for `cancel`.
+        """Queue a request, and return its id, for `cancel`. Raises QueueFullError, and EngineClosedError after `close`.
 
         The engine's thread calls `on_event` with each event; it must return quickly, and if it raises, the request is
         dropped.
-
-        Raises:
-            QueueFullError: `max_queue` requests are waiting.
-            EngineClosedError: After `close`.
         """
         sequence = RunningSequence(next(self.ids), request, on_event)
         with self.changed:

@@ -62,10 +62,7 @@ class ThoughtsConfig(ConfigModel):
 
 
 class ServedThoughts(nn.Module):
-    """Latent thoughts of an exported run, for a model that holds the control vectors as embeddings.
-
-    Raises InputError if `config`, the value of `laconic` in config.json, is invalid or does not fit the model.
-    """
+    """Latent thoughts of an exported run, for a model that holds the control vectors as embeddings."""
 
     def __init__(self, config: Any, hidden_size: int, vocab_size: int) -> None:
         super().__init__()

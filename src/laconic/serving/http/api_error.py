@@ -56,10 +56,7 @@ def build_shutdown_error() -> ApiError:
 
 
 def to_http_error(error: Exception, request_id: str) -> HTTPException:
-    """Return the HTTP error for an exception: 400 if the request caused it, 503 for disk errors, else 500.
-
-    Errors that the request did not cause are logged.
-    """
+    """Return the HTTP error for an exception, and log errors that the request did not cause."""
     match error:
         case HTTPException():
             return error

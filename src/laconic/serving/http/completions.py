@@ -60,10 +60,7 @@ class ApiAnswer(ABC, Generic[Body]):
         self.id, self.created = f"{self.id_prefix}-{secrets.token_hex(12)}", int(time.time())
 
     async def respond(self, request: Request, group: SequenceGroup) -> Response:
-        """Start the sequences, and return the answer or the stream of its chunks.
-
-        Raises ApiError for a request that does not fit the model or the limits.
-        """
+        """Start the sequences, and return the answer or the stream of its chunks."""
         largest = self.served.options.max_queue
         if self.num_choices > largest:
             param = "n" if self.num_choices // self.n <= largest else "prompt"

@@ -138,10 +138,7 @@ class LimitedBody:
             raise self.too_large()
 
     async def receive(self) -> Message:
-        """Return the next message.
-
-        Raises ApiError: 413 if the body is too large; 408 if the next piece does not arrive in time; 503 at shutdown.
-        """
+        """Return the next message."""
         if self.is_complete:
             return await self.source()
         try:

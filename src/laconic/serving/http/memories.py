@@ -101,10 +101,7 @@ async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]
 
 
 def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Callable[[], None]], None]:
-    """Return a function that compresses the text into a file, and calls its second argument often.
-
-    Raises ApiError (400) for options that do not fit the model.
-    """
+    """Return a function that compresses the text into a file, and calls its second argument often."""
     name, text, model = body.name or "text", body.text, served.model
     options = body.model_dump(exclude={"text", "name"}, exclude_none=True)
     if isinstance(model, TextCompressor):
@@ -138,10 +135,7 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
 
 
 def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
-    """Add an uploaded file to the store.
-
-    Raises ApiError: 409 if it was written for another model; 400 if it is not a memory of one text, or damaged.
-    """
+    """Add an uploaded file to the store, if it is a memory of one text for the served model."""
     try:
         card = store.describe(id, path).card
         if not card.is_readable:

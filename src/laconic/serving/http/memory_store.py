@@ -110,10 +110,7 @@ class MemoryStore:
             return sorted((entry.card for entry in self.entries.values()), key=lambda card: (card.created, card.id))
 
     def find(self, name: str) -> StoredMemory:
-        """Return a memory by its id, or by its name if only one memory that the served model may read has it.
-
-        Raises ApiError: 404 if there is none, 409 if several of these memories have the name.
-        """
+        """Return a memory by its id, or by its name if only one memory that the served model may read has it."""
         with self.lock:
             named = [entry for entry in self.entries.values() if entry.card.name == name]
             entries = [self.entries[name]] if name in self.entries else named
@@ -151,10 +148,7 @@ class MemoryStore:
             raise ApiError(400, message, code="too_many_memories")
 
     def add(self, source: Path, id: str | None = None) -> MemoryCard:
-        """Move a checked file of the folder into the store, under its id or a new one, replacing a memory of that id.
-
-        The errors are those of `check_space`.
-        """
+        """Move a checked file into the store, under its id or a new one, replacing a memory of that id."""
         self.check_space(id)
         id = f"mem_{secrets.token_hex(12)}" if id is None else id
         path = self.folder / f"{id}{SUFFIX}"
@@ -181,11 +175,7 @@ class MemoryStore:
 
     @torch.inference_mode()
     def load_prefix(self, names: tuple[str, ...]) -> ChatPrefix:
-        """Return the KV cache of memories, by id or name and in order, as a beginning of prompts.
-
-        Raises ApiError: 404 for an unknown or deleted memory, 409 for a name of several, a damaged file or a memory of
-        another model, 400 if they cannot be joined; UsageError if the model reads no memories.
-        """
+        """Return the KV cache of memories, by id or name and in order, as a beginning of prompts."""
         self.served.check_reads_memories()
         entries = [self.find(name) for name in names]
         for entry in entries:
@@ -216,11 +206,7 @@ class MemoryStore:
         return prefix
 
     def load(self, paths: Sequence[Path]) -> KVMemory | SummaryMemory:
-        """Load memories of one text each that the served model reads, on its device, and join them in order.
-
-        Raises CorruptArtifactError if a file is damaged or belongs to another model; UsageError if it holds several
-        texts, or the model reads no memories.
-        """
+        """Load memories of one text each that the served model reads, on its device, and join them in order."""
         self.served.check_reads_memories()
         model = self.served.model
         if isinstance(model, TextCompressor):

@@ -49,10 +49,7 @@ def prepare_text(served: ApiModel, prompt: str | Sequence[int], prefix: Prefix) 
 
 
 def prepare_chat(served: ApiModel, body: ChatRequest, prefix: Prefix) -> EngineRequest:
-    """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format.
-
-    Raises ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
-    """
+    """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format."""
     messages, is_chat_memory = read_messages(served, body.messages), isinstance(prefix, ChatPrefix) and prefix.opening
     if body.chat_template_kwargs and (is_chat_memory or isinstance(served.model, Reasoner)):
         message = "chat_template_kwargs: the template of a run or memory is fixed; remove chat_template_kwargs"
@@ -71,10 +68,7 @@ def prepare_chat(served: ApiModel, body: ChatRequest, prefix: Prefix) -> EngineR
 
 
 def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message]:
-    """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows.
-
-    Raises ApiError: 400 if they are too long, or if the model has no template.
-    """
+    """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows."""
     template = served.tokenizer.chat_template
     if template is None and not isinstance(served.model, Reasoner):
         raise ApiError(400, f"{served.name} has no chat template; send a prompt, as to /v1/completions", "messages")
@@ -84,10 +78,7 @@ def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message
 
 
 def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:
-    """Return what a run was trained to answer: a whole conversation, or the text of its only message.
-
-    Raises ApiError: 400 if the last message is not the user's, or for a history where the recipe's format has none.
-    """
+    """Return what a run was trained to answer: a whole conversation, or the text of its only message."""
     role, row_format = messages[-1]["role"], model.recipe.data.format
     if role != "user":
         message = f"messages: the last one has role {role}; end with the question, with role user"
@@ -138,17 +129,12 @@ def check_token_ids(served: ApiModel, ids: Sequence[int], param: str) -> None:
 
 
 def check_characters(served: ApiModel, num_characters: int, param: str) -> None:
-    """Raise ApiError (400) for a text that would be too long if each of its tokens were the longest; encoding takes
-    seconds for megabytes.
-    """
+    """Refuse a text that is too long even if all of its tokens are the longest; encoding megabytes takes seconds."""
     check_length(served, num_characters // served.longest_token, 0, param, f"{num_characters:,} characters")
 
 
 def check_length(served: ApiModel, num_tokens: int, num_reserved: int, param: str, size: str = "") -> int:
-    """Return how many tokens fit after a prompt and the positions of a memory, or of thoughts.
-
-    Raises ApiError (400) if there are none, with the words by which clients recognise it.
-    """
+    """Return how many tokens fit after a prompt and the positions of a memory, or of thoughts: at least one."""
     context = served.context_size
     limit = min(served.options.max_prompt_tokens or context, context - 1)
     if num_tokens > limit or num_tokens + num_reserved >= context:
@@ -169,7 +155,6 @@ def build_generation_config(
 
     `max_tokens` is lowered to the server's limit and to what fits after the prompt (in a session, after its attention
     cache, which then need not be emptied), because clients send large values for "until it ends". None: that limit.
-    Raises ApiError: 400 if `min_tokens` is over `max_tokens`, or if a question comes with other ends of the answer.
     """
     room, state, model = prompt.config.max_tokens, prompt.state, served.model
     if isinstance(model, NestedTextModel) and isinstance(state, FastWeightState) and state.attention_cache is not None:

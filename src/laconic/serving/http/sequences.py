@@ -90,9 +90,7 @@ class SequenceGroup:
     async def parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Yield what each event adds to the answer of the sequence with this index, until all have ended.
 
-        Raises:
-            ApiError: 408, or 503, at the deadline, if a sequence has no token yet; after the events of the others.
-            Exception: The error of a sequence that fails.
+        At the deadline, a sequence without a token raises ApiError (408, 503) after the events of the others.
         """
         is_incomplete = False
         while self.ids:

@@ -96,10 +96,7 @@ class SessionStore:
             return path.read_bytes()
 
     def load(self, path: Path) -> tuple[FastWeightState | None, tuple[ReadDocument, ...]]:
-        """Return the state in a file, None if it has read nothing, and its texts.
-
-        Raises ApiError: 400 if the file is damaged, was written for another model, or holds several texts.
-        """
+        """Return the state in a file, None if it has read nothing, and its texts."""
         try:
             state, documents = self.model.load_memory(path), load_read_documents(path)
         except CorruptArtifactError as error:

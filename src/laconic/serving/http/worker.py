@@ -41,10 +41,6 @@ class Worker:
 
         `work` is called with a function that it calls after each piece of work, which lets other jobs go on and raises
         `JobCancelledError` once nobody waits for the result.
-
-        Raises:
-            QueueFullError: If too many jobs run.
-            ApiError: 408, or 503, at the deadline.
         """
         job = threading.Event()
         with self.changed:
