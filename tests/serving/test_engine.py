@@ -20,7 +20,7 @@ from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving import sequence
 from laconic.serving.engine import Engine, EngineClosedError, QueueFullError
-from laconic.serving.requests import EngineRequest, ErrorEvent, FinishEvent, PromptEvent
+from laconic.serving.requests import EngineRequest, FinishEvent, PromptEvent
 from laconic.serving.sequence import RunningSequence
 from tests.serving.receiver import Receiver, run_to_end, submit
 
@@ -226,8 +226,7 @@ def test_engine_row_that_is_not_finite_fails_alone() -> None:
     bad = submit(engine, [5, 6], state=broken, config=config)
     good = submit(engine, encode(TEXTS[0]), config=config)
     run_to_end(engine)
-    assert isinstance(bad.events[-1], ErrorEvent)
-    assert isinstance(bad.events[-1].error, NonFiniteError)
+    assert isinstance(bad.events[-1], NonFiniteError)
     assert good.token_ids == generate_alone(TEXTS[0], config).token_ids
     assert engine.stats().kv_bytes == 0
 
@@ -283,8 +282,8 @@ def test_engine_thread_survives_errors(place: str, monkeypatch: pytest.MonkeyPat
     engine.start()
     with engine.changed:
         assert engine.changed.wait_for(lambda: engine.stats().num_running == 0 < len(bad.events), 60)
-    assert isinstance(bad.events[-1], ErrorEvent)
-    assert bad.events[-1].error.args == ("out of memory",)
+    assert isinstance(bad.events[-1], RuntimeError)
+    assert bad.events[-1].args == ("out of memory",)
     good = submit(engine, encode(TEXTS[0]), config=CONFIGS[0])
     wait_until_idle(engine)
     assert good.token_ids == generate_alone(TEXTS[0], CONFIGS[0]).token_ids

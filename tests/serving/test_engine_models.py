@@ -24,7 +24,6 @@ from laconic.serving import served_model
 from laconic.serving.engine import Engine, StepInput
 from laconic.serving.http.prompts import encode_question
 from laconic.serving.ragged import RaggedDecoder
-from laconic.serving.requests import ErrorEvent
 from tests.models.fixtures import ROPES, fresh
 from tests.runs import train_tiny_run
 from tests.serving.answers_only import AnswersOnly
@@ -146,8 +145,8 @@ def test_engine_question_that_exceeds_a_position_table_fails_alone(tmp_path: Pat
     bad = submit(engine, question=QUESTIONS[0], config=GenerationConfig(max_tokens=max_tokens))
     good = submit(engine, question=QUESTIONS[1], config=GenerationConfig(max_tokens=4))
     run_to_end(engine)
-    assert isinstance(bad.events[-1], ErrorEvent)
-    assert "exceeds the 40 positions" in str(bad.events[-1].error)
+    assert isinstance(bad.events[-1], UsageError)
+    assert "exceeds the 40 positions" in str(bad.events[-1])
     assert good.text == reasoner.generate(QUESTIONS[1], GenerationConfig(max_tokens=4))[0].text
 
 

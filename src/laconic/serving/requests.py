@@ -67,11 +67,5 @@ class FinishEvent:
     latent_positions: int = 0
 
 
-@dataclass(frozen=True)
-class ErrorEvent:
-    """The sequence has failed, for example because logits were not finite; no event follows."""
-
-    error: Exception
-
-
-EngineEvent = PromptEvent | TokenEvent | FinishEvent | ErrorEvent
+# An exception is the last event of a sequence that has failed, for example because logits were not finite.
+EngineEvent = PromptEvent | TokenEvent | FinishEvent | Exception

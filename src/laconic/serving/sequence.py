@@ -16,7 +16,6 @@ from laconic.serving.ragged import CacheRow
 from laconic.serving.requests import (
     EngineEvent,
     EngineRequest,
-    ErrorEvent,
     FinishEvent,
     PromptEvent,
     TokenEvent,
@@ -131,7 +130,7 @@ class RunningSequence:
 
     def fail(self, error: Exception) -> None:
         self.has_ended = True
-        self.send(ErrorEvent(error))
+        self.send(error)
 
     @contextmanager
     def fail_on_error(self) -> Generator[None]:

@@ -54,9 +54,10 @@ class RequestGuard:
         headers, options, start = Headers(scope=scope), self.options, time.perf_counter()
         given_id, status, is_complete = headers.get("x-request-id", ""), 0, False
         request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
-        body = LimitedBody(
-            receive, self.max_bytes(scope), deadline, self.open_bodies, options.max_batch_size + options.max_queue
-        )
+        # files of memories and states come by PUT, everything else is JSON
+        max_bytes = options.max_memory_bytes if scope["method"] == "PUT" else options.max_body_bytes
+        max_open = options.max_batch_size + options.max_queue
+        body = LimitedBody(receive, max_bytes, deadline, self.open_bodies, max_open)
         scope.setdefault("state", {}).update(id=request_id, deadline=deadline)
 
         async def send_with_id(message: Message) -> None:
@@ -109,10 +110,6 @@ class RequestGuard:
         if scheme.lower() != "bearer" or not hmac.compare_digest(actual, expected):
             message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def max_bytes(self, scope: Scope) -> int:
-        """Return the largest body of a request: files of memories and states come by PUT, everything else is JSON."""
-        return self.options.max_memory_bytes if scope["method"] == "PUT" else self.options.max_body_bytes
 
 
 class LimitedBody:

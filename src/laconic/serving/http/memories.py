@@ -46,12 +46,9 @@ async def create_memory(body: MemoryRequest, request: Request, services: Service
     write = build_writer(services.served, body)
 
     def compress(check: Callable[[], None]) -> MemoryCard:
-        path = store.new_path()
-        try:
+        with store.new_file() as path:
             write(path, check)
             return store.add(path)
-        finally:
-            path.unlink(missing_ok=True)
 
     return await run_while_connected(request, services.worker.run(compress, get_deadline(request)))
 
@@ -64,12 +61,9 @@ async def upload_memory(id: str, request: Request, services: ServicesDependency)
         raise ApiError(400, "id: give up to 64 letters, digits, - and _", "id")
     store = services.memories
     store.check_space(id)
-    path = store.new_path()
-    try:
+    with store.new_file() as path:
         await save_body(request, path)
         return await run_in_thread(check_and_add, store, path, id)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 @router.get("")

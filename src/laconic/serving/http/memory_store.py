@@ -6,7 +6,8 @@ import secrets
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -124,12 +125,16 @@ class MemoryStore:
             raise ApiError(409, message, "memory", "ambiguous_name")
         return entries[0]
 
-    def new_path(self) -> Path:
-        """Return a path for a file that is not a memory yet, which a restart removes; create the folder if need be."""
+    @contextmanager
+    def new_file(self) -> Iterator[Path]:
+        """Yield a path for a file that is not a memory yet, which is removed at the end unless it has become one."""
         path = self.folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         with translate_os_errors(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-        return path
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def check_name(self, name: str) -> None:
         """Raise ApiError (409) for a name that is another memory's id, because requests would get that memory."""

@@ -14,7 +14,6 @@ from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.requests import (
     EngineEvent,
     EngineRequest,
-    ErrorEvent,
     FinishEvent,
     PromptEvent,
     TokenEvent,
@@ -95,10 +94,10 @@ class SequenceGroup:
         is_incomplete = False
         while self.ids:
             index, event = await self.next_event()
-            if isinstance(event, FinishEvent | ErrorEvent):
+            if isinstance(event, FinishEvent | Exception):
                 del self.ids[index]
-            if isinstance(event, ErrorEvent):
-                raise event.error
+            if isinstance(event, Exception):
+                raise event
             self.record(index, event)
             if isinstance(event, FinishEvent) and event.reason == "cancelled":
                 event = replace(event, reason="length")
