@@ -7,6 +7,7 @@ from pathlib import Path
 
 from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.memory_file import MemoryMetadata
+from laconic.data.documents.token_bytes import list_token_bytes
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.load_model import LoadedModel
@@ -19,7 +20,7 @@ from laconic.generation.published import PublishedSampling, read_published_sampl
 from laconic.interfaces import PromptsAnswers
 from laconic.models.decoder import Decoder
 from laconic.serving.http.limits import ServerOptions
-from laconic.serving.http.token_text import TokenTexts
+from laconic.serving.http.token_text import TokenBytes
 
 KIND_NAMES = {
     LanguageModel: "a plain model",
@@ -50,8 +51,8 @@ class ApiModel:
         return KIND_NAMES[type(self.model)]
 
     @cached_property
-    def token_texts(self) -> TokenTexts:
-        return TokenTexts(self.tokenizer)
+    def token_bytes(self) -> TokenBytes:
+        return list_token_bytes(self.tokenizer)
 
     @cached_property
     def published_sampling(self) -> PublishedSampling:

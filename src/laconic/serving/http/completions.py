@@ -23,7 +23,7 @@ from laconic.serving.http.services import (
     run_while_connected,
     stream_chunks,
 )
-from laconic.serving.http.token_text import CompletionLogprobsBuilder
+from laconic.serving.http.token_text import CompletionLogprobsBuilder, build_chat_logprobs
 from laconic.serving.http.worker import run_in_thread
 from laconic.serving.requests import EngineRequest, TokenLogprob
 
@@ -124,7 +124,7 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         if body.logprobs and not served.has_logprobs:
             raise ApiError(400, f"logprobs: the method of {served.name} has none; remove logprobs", "logprobs")
-        self.token_texts = served.token_texts if body.logprobs else None  # built on this thread
+        self.token_bytes = served.token_bytes if body.logprobs else None  # built on this thread
         prompt = replace(prepare_chat(served, body, prefix), num_top_logprobs=body.top_logprobs or 0)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return build_sequences(served, body, prompt, max_tokens)
@@ -144,7 +144,8 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
 
     def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         """Return the log probabilities of tokens, if they were requested."""
-        return self.token_texts and self.token_texts.to_chat(tokens, self.body.top_logprobs or 0)
+        token_bytes, num_top = self.token_bytes, self.body.top_logprobs or 0
+        return None if token_bytes is None else build_chat_logprobs(token_bytes, tokens, num_top)
 
 
 class CompletionAnswer(ApiAnswer[CompletionRequest]):
@@ -178,8 +179,8 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             whole = text if isinstance(text, str) else served.tokenizer.decode(text, skip_special_tokens=False)
             self.echoes += [whole if self.echo else ""] * self.n
         if body.logprobs is not None:
-            texts = served.token_texts
-            self.builders = [CompletionLogprobsBuilder(texts, body.logprobs, echo) for echo in self.echoes]
+            token_bytes = served.token_bytes
+            self.builders = [CompletionLogprobsBuilder(token_bytes, body.logprobs, echo) for echo in self.echoes]
         return requests
 
     def build_choice(self, index: int, whole: AnswerPart) -> Json:

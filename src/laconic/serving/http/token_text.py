@@ -1,55 +1,38 @@
-"""Text and bytes of single tokens, which the API reports with log probabilities."""
+"""Texts and bytes of single tokens with their log probabilities, as the API reports them."""
 
 import codecs
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from laconic.data.documents.token_bytes import list_token_bytes
-from laconic.data.tokenizer import Tokenizer
 from laconic.generation.text_stream import REPLACEMENT_CHARACTER
 from laconic.serving.requests import TokenLogprob
 
+TokenBytes = Mapping[int, bytes]  # by id, see `list_token_bytes`
 MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API writes this number
 
 
-class TokenText(NamedTuple):
-    """A token as text and as bytes; the bytes may be only a part of a character."""
-
-    text: str
-    data: bytes
-
-    @property
-    def label(self) -> str:
-        """The text, or "bytes:\\x…" for a part of a character, as in OpenAI's completions API."""
-        if REPLACEMENT_CHARACTER not in self.text:
-            return self.text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+def label_token(data: bytes) -> str:
+    """Return a token's text, or "bytes:\\x…" for a part of a character, as in OpenAI's completions API."""
+    text = data.decode(errors="replace")
+    if REPLACEMENT_CHARACTER not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class TokenTexts:
-    """Texts of a tokenizer's tokens inside a text, where they keep their leading space."""
+def build_chat_logprobs(token_bytes: TokenBytes, logprobs: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
+    """Return log probabilities as chat completions report them, with the most likely tokens in each place."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.token_bytes = list_token_bytes(tokenizer)
+    def describe(id: int, logprob: float | None) -> dict[str, Any]:
+        assert logprob is not None  # chats score no prompts, and ask no method that has none
+        data = token_bytes.get(id, b"")
+        return {"token": data.decode(errors="replace"), "logprob": clip_logprob(logprob), "bytes": list(data)}
 
-    def __getitem__(self, token_id: int) -> TokenText:
-        data = self.token_bytes.get(token_id, b"")
-        return TokenText(data.decode(errors="replace"), data)
-
-    def to_chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
-        """Return log probabilities as chat completions report them, with the most likely tokens in each place."""
-
-        def describe(id: int, logprob: float | None) -> dict[str, Any]:
-            assert logprob is not None  # chats score no prompts, and ask no method that has none
-            text, data = self[id]
-            return {"token": text, "logprob": clip_logprob(logprob), "bytes": list(data)}
-
-        content = [
-            describe(token.token_id, token.logprob)
-            | {"top_logprobs": [describe(id, value) for id, value in token.top[:num_top]]}
-            for token in logprobs
-        ]
-        return {"content": content, "refusal": None}
+    content = [
+        describe(token.token_id, token.logprob)
+        | {"top_logprobs": [describe(id, value) for id, value in token.top[:num_top]]}
+        for token in logprobs
+    ]
+    return {"content": content, "refusal": None}
 
 
 class CompletionLogprobsBuilder:
@@ -59,8 +42,8 @@ class CompletionLogprobsBuilder:
     prompt, if the answer repeats it.
     """
 
-    def __init__(self, texts: TokenTexts, num_top: int, echo: str) -> None:
-        self.texts, self.num_top, self.echo, self.offset = texts, num_top, echo, 0
+    def __init__(self, token_bytes: TokenBytes, num_top: int, echo: str) -> None:
+        self.token_bytes, self.num_top, self.echo, self.offset = token_bytes, num_top, echo, 0
         self.decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
     def build(self, tokens: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
@@ -70,7 +53,7 @@ class CompletionLogprobsBuilder:
         offsets += [self.advance(token.token_id) for token in tokens]
         logprobs = (*prompt, *tokens)
         return {
-            "tokens": [self.texts[token.token_id].label for token in logprobs],
+            "tokens": [label_token(self.token_bytes.get(token.token_id, b"")) for token in logprobs],
             "token_logprobs": [None if token.logprob is None else clip_logprob(token.logprob) for token in logprobs],
             "top_logprobs": [self.build_top(token) for token in logprobs],
             "text_offset": offsets,
@@ -81,7 +64,7 @@ class CompletionLogprobsBuilder:
 
         Special tokens and SentencePiece's first space belong to a prompt's tokens, but not to its text.
         """
-        offset, text = self.offset, self.decoder.decode(self.texts[token_id].data)
+        offset, text = self.offset, self.decoder.decode(self.token_bytes.get(token_id, b""))
         if is_prompt:
             rest = self.echo[offset:]
             text = next((part for part in (text, text.lstrip()) if rest.startswith(part)), "")
@@ -94,7 +77,7 @@ class CompletionLogprobsBuilder:
             return None
         top: dict[str, float] = {}
         for id, value in (*token.top[: self.num_top], (token.token_id, token.logprob)):
-            top.setdefault(self.texts[id].label, clip_logprob(value))
+            top.setdefault(label_token(self.token_bytes.get(id, b"")), clip_logprob(value))
         return top
 
 
