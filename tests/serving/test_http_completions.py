@@ -395,33 +395,23 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "a prompt may have at most 511"),
         ({"session": "ses_1"}, 400, "session", "only models that learn"),
+        ({"prompt": "a", "n": 65}, 400, "n", "n: 65 sequences in one request; give at most 64"),
+        ({"prompt": 1}, 400, "prompt", "a text, a list of texts"),
+        ({"prompt": []}, 400, "prompt", "a text, a list of texts"),
+        ({"prompt": ["a", 1]}, 400, "prompt", "a text, a list of texts"),
+        ({"prompt": ""}, 400, "prompt", "prompt: empty"),
+        ({"prompt": [300]}, 400, "prompt", "id 300 is outside the vocabulary of 257 ids"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "0 needs echo"),
+        ({"prompt": ["a"] * 65}, 400, "prompt", "65 sequences in one request; give at most 64"),
     ],
 )
-def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], status: int, param: str, text: str) -> None:
-    response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]} | body)
+def test_requests_name_what_is_wrong(
+    client: TestClient, body: dict[str, Any], status: int, param: str, text: str
+) -> None:
+    is_chat = "prompt" not in body
+    messages = {"messages": [{"role": "user", "content": "Hi"}]} if is_chat else {}
+    response = client.post(f"/v1/{'chat/' if is_chat else ''}completions", json=messages | body)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (status, param), error
     assert text in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({"prompt": "a", "n": 65}, "n: 65 sequences in one request; give at most 64"),
-        ({"prompt": 1}, "a text, a list of texts"),
-        ({"prompt": []}, "a text, a list of texts"),
-        ({"prompt": ""}, "prompt: empty"),
-        ({"prompt": [300]}, "id 300 is outside the vocabulary of 257 ids"),
-        ({"prompt": ["a", 1]}, "a text, a list of texts"),
-        ({"prompt": "a", "max_tokens": 0}, "0 needs echo"),
-        ({"prompt": ["a"] * 65}, "65 sequences in one request; give at most 64"),
-        ({}, "missing parameter 'prompt'"),
-    ],
-)
-def test_completion_names_what_is_wrong(client: TestClient, body: dict[str, Any], text: str) -> None:
-    response = client.post("/v1/completions", json=body)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert text in error["message"]
-    assert error["param"] == next((name for name in ("n", "max_tokens") if name in body), "prompt")

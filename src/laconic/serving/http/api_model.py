@@ -1,4 +1,4 @@
-"""The loaded model as the routes see it: its name, kind, context, sampling defaults, and the memories it reads."""
+"""The loaded model as the routes see it: its name, context, sampling defaults, and the memories it reads."""
 
 import os
 from dataclasses import dataclass, field
@@ -22,13 +22,6 @@ from laconic.models.decoder import Decoder
 from laconic.serving.http.limits import ServerOptions
 from laconic.serving.http.token_text import TokenBytes
 
-KIND_NAMES = {
-    LanguageModel: "a plain model",
-    Reasoner: "a run that answers questions",
-    TextCompressor: "an AutoCompressor",
-    NestedTextModel: "a model that learns",
-}
-
 
 @dataclass(frozen=True)
 class ApiModel:
@@ -45,10 +38,6 @@ class ApiModel:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
-
-    @property
-    def kind_name(self) -> str:
-        return KIND_NAMES[type(self.model)]
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -83,9 +72,8 @@ class ApiModel:
     def check_reads_memories(self) -> None:
         """Raise UsageError if the model reads no memories."""
         if self.memory_metadata is None:
-            learns = isinstance(self.model, NestedTextModel)
-            hint = "; use /v1/sessions" if learns else " over HTTP; use laconic generate"
-            raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
+            hint = "/v1/sessions" if isinstance(self.model, NestedTextModel) else "laconic generate"
+            raise UsageError(f"{self.name} reads no memories over HTTP; use {hint}")
 
 
 def choose_model_name(path_or_name: str) -> str:

@@ -46,8 +46,7 @@ class SessionStore:
     def model(self) -> NestedTextModel:
         """The model that learns. Raises ApiError (400) for other models."""
         if not isinstance(self.served.model, NestedTextModel):
-            message = f"{self.served.name} is {self.served.kind_name}; only models that learn have sessions"
-            raise ApiError(400, message, "session")
+            raise ApiError(400, f"{self.served.name} does not learn; only models that learn have sessions", "session")
         return self.served.model
 
     def create(self, source: Session | None = None) -> Session:
