@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from laconic.errors import InputError
 from laconic.generation import sampling
 from laconic.generation.config import GenerationConfig
-from laconic.generation.published import read_published_sampling
+from laconic.generation.published import DEFAULTS, read_published_sampling
 from laconic.generation.sampling import (
     Sampler,
     apply_filters,
@@ -190,29 +191,24 @@ def test_published_top_p_of_zero_is_greedy_at_any_temperature(tmp_path: Path, pu
 
 
 @pytest.mark.parametrize(
-    ("published", "defaults"),
+    ("published", "names"),
     [
-        ({}, {}),
-        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
-        ({"do_sample": False, "temperature": 0.7, "repetition_penalty": 1.05}, {"repetition_penalty": 1.05}),
-        ({"do_sample": False, "temperature": 0.7}, {}),
+        ({}, ()),
+        ({"repetition_penalty": 1.3}, ("repetition_penalty",)),
+        ({"do_sample": False, "temperature": 0.7, "repetition_penalty": 1.05}, ("repetition_penalty",)),
+        ({"do_sample": False, "temperature": 0.7}, ()),
+        ({"do_sample": True, "temperature": 0.7}, DEFAULTS),
+        ({"temperature": 0.7}, DEFAULTS),  # as in vLLM, where transformers decodes greedily
     ],
 )
-def test_requests_are_greedy_where_the_file_is(
-    tmp_path: Path, published: dict[str, Any], defaults: dict[str, float]
-) -> None:
-    """With `do_sample` false as in transformers, and without options of sampling; other options stay."""
+def test_requests_are_sampled_as_published(tmp_path: Path, published: dict[str, Any], names: Collection[str]) -> None:
+    """With `do_sample` false they are greedy as in transformers, and without options of sampling; others stay."""
     (tmp_path / "generation_config.json").write_text(json.dumps(published))
     sampling = read_published_sampling(tmp_path)
-    assert sampling.request_defaults(asks_for_sampling=False) == defaults
+    defaults = sampling.request_defaults(asks_for_sampling=False)
+    assert defaults == {name: sampling.options[name] for name in names}
+    assert sampling.options["temperature"] == published.get("temperature", 1.0)
     assert sampling.request_defaults(asks_for_sampling=True) == sampling.options
-
-
-@pytest.mark.parametrize("do_sample", [True, None])
-def test_requests_are_sampled_as_published(tmp_path: Path, do_sample: bool | None) -> None:
-    """Also without `do_sample`, as in vLLM, where transformers decodes greedily."""
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "do_sample": do_sample}))
-    assert read_published_sampling(tmp_path).request_defaults(asks_for_sampling=False)["temperature"] == 0.7
 
 
 def test_published_sampling_names_the_folder_of_a_broken_file(tmp_path: Path) -> None:

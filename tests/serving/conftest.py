@@ -1,5 +1,6 @@
 """Servers on tiny models in this process, without sockets."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from laconic.serving.http.limits import ServerOptions
 from tests.cli.conftest import TEMPLATE
 
 StartServer = Callable[..., TestClient]
+ServeWith = Callable[[str, str], TestClient]
 BASE_URL = "http://127.0.0.1"
 NAME = "tiny"
 
@@ -43,7 +45,7 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = laconic.DecoderConfig.tiny("llama", vocab_size=257, max_position_embeddings=512, eos_token_ids=())
     laconic.Decoder(config, seed=1).save_pretrained(folder)
     build_byte_tokenizer().save(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE + "{{ note }}")  # a variable of `chat_template_kwargs`
     return folder
 
 
@@ -51,6 +53,18 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chat_model(chat_folder: Path) -> LanguageModel:
     """The loaded chat model."""
     return cast(LanguageModel, laconic.load(chat_folder))
+
+
+@pytest.fixture
+def serve_with(chat_folder: Path, tmp_path: Path, start_server: StartServer) -> ServeWith:
+    """Return a function that serves the chat model with another file of this name and content."""
+
+    def serve(name: str, content: str) -> TestClient:
+        shutil.copytree(chat_folder, tmp_path / "model")
+        (tmp_path / "model" / name).write_text(content)
+        return start_server(laconic.load(tmp_path / "model"))
+
+    return serve
 
 
 @pytest.fixture(scope="module")

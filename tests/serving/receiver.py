@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.engine import Engine
+from laconic.serving.http.prompts import encode_question
 from laconic.serving.requests import EngineEvent, EngineRequest, FinishEvent, TokenEvent
 
 
@@ -19,7 +21,7 @@ class Receiver:
 
     def __call__(self, event: EngineEvent) -> None:
         self.events.append(event)
-        self.steps.append(self.engine.last_stats.num_steps)
+        self.steps.append(self.engine.num_steps)
 
     @property
     def tokens(self) -> list[TokenEvent]:
@@ -40,10 +42,11 @@ class Receiver:
         return last
 
 
-def submit(engine: Engine, token_ids: Sequence[int] = (), **request: Any) -> Receiver:
+def submit(engine: Engine, token_ids: Sequence[int] = (), question: str = "", **request: Any) -> Receiver:
     """Submit a request and return the receiver of its events."""
-    receiver = Receiver(engine)
-    receiver.id = engine.submit(EngineRequest(tuple(token_ids), **request), receiver)
+    receiver, model = Receiver(engine), engine.served.model
+    batch = encode_question(model, question) if isinstance(model, Reasoner) else None
+    receiver.id = engine.submit(EngineRequest(tuple(token_ids), batch, **request), receiver)
     return receiver
 
 

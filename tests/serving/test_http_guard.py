@@ -19,6 +19,7 @@ from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.serving.engine import EngineStats
 from laconic.serving.http import guard as guard_module
 from laconic.serving.http import worker
+from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.guard import RequestGuard, is_local_host
 from laconic.serving.http.limits import Deadlines, ServerOptions
 from laconic.serving.http.memory_store import MemoryStore
@@ -136,6 +137,7 @@ def test_cors_and_documentation_pages_are_off(client: TestClient) -> None:
 
 
 def test_unknown_routes_and_methods_name_what_the_server_has(client: TestClient) -> None:
+    assert client.get("/v1/models/").json() == client.get("/v1/models").json()
     for route in ("/v1/responses", "/v1/embeddings", "/", "/v1/memories/"):
         response = client.post(route, json={"input": "Hello"})
         assert response.status_code == 404
@@ -162,24 +164,27 @@ def test_limits_of_sizes(chat_model: LanguageModel, start_server: StartServer) -
         assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (5, "length")
 
 
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[RunningSequence], float]) -> None:
+    """Let the engine wait after each token."""
+    choose = RunningSequence.choose_next
+
+    def choose_slowly(self: RunningSequence, logits: Any) -> None:
+        choose(self, logits)
+        time.sleep(seconds(self))
+
+    monkeypatch.setattr(RunningSequence, "choose_next", choose_slowly)
+
+
 @pytest.mark.medium
 def test_deadline_ends_an_answer_with_length(
     chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server(chat_model, max_seconds=1)
-    choose = RunningSequence.choose_next
-    second = threading.Event()
-
-    def choose_slowly(self: RunningSequence, logits: Any) -> None:
-        choose(self, logits)
-        if len(self.output.token_ids) == 2:
-            second.wait(1.5)
-
-    monkeypatch.setattr(RunningSequence, "choose_next", choose_slowly)
+    slow_down(monkeypatch, lambda sequence: 1.5 * (sequence.num_tokens == 2))
     choice = server.post("/v1/completions", json=BODY | {"max_tokens": 100}).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert 0 < len(choice["text"]) <= 4
-    monkeypatch.setattr(RunningSequence, "choose_next", lambda self, logits: second.wait(1.5) and None)
+    monkeypatch.setattr(RunningSequence, "choose_next", lambda self, logits: time.sleep(1.5))
     response = server.post("/v1/completions", json=BODY)
     assert response.status_code == 408
     assert response.headers["x-should-retry"] == "false"
@@ -193,13 +198,7 @@ def test_deadline_refuses_a_request_with_texts_that_have_not_begun(
     chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server(chat_model, max_seconds=1, max_batch_size=1)
-    choose, second = RunningSequence.choose_next, threading.Event()
-
-    def choose_slowly(self: RunningSequence, logits: Any) -> None:
-        choose(self, logits)
-        second.wait(0.6)
-
-    monkeypatch.setattr(RunningSequence, "choose_next", choose_slowly)
+    slow_down(monkeypatch, lambda sequence: 0.6)
     prompts = {"prompt": ["abc", "abx", "aby"], "max_tokens": 50}
     assert server.post("/v1/completions", json=BODY | prompts).status_code == 408
     scoring = BODY | prompts | {"max_tokens": 0, "echo": True, "logprobs": 1}
@@ -216,10 +215,10 @@ def test_deadline_ends_what_a_request_waits_for(is_shutdown: bool, status: int) 
         with deadlines.open() as deadline:
             if is_shutdown:
                 asyncio.get_running_loop().call_soon(deadlines.shut_down, 0.01)
-            with pytest.raises(TimeoutError):
+            with pytest.raises(ApiError) as error:
                 async with deadline.limit():
                     await asyncio.sleep(60)
-            assert deadline.build_error("slow").status_code == status
+            assert error.value.status_code == status
         with deadlines.open() as later:
             assert later.is_shutdown == is_shutdown
 

@@ -18,22 +18,9 @@ VALUES: tuple[Any, ...] = (
     "../../etc/passwd", "{{ 7 * 7 }}",
 )  # fmt: skip
 FIELDS = (
-    "prompt",
-    "max_tokens",
-    "temperature",
-    "min_tokens",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "stop",
-    "seed",
-    "n",
-    "logprobs",
-    "stream",
-    "model",
-    "memory",
-    "session",
-)
+    "prompt", "max_tokens", "temperature", "min_tokens", "top_k", "min_p", "repetition_penalty", "stop", "seed", "n",
+    "logprobs", "stream", "model", "memory", "session",
+)  # fmt: skip
 RAW_BODIES = (
     b"", b"{", b"[]", b"null", b"1", b'"a"', b"{}", b"\xff\xfe", b'{"prompt": "\xff"}', b'{"prompt": "a"',
     b"\x00" * 100,
@@ -60,6 +47,8 @@ def hostile_requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "POST", "/v1/chat/completions", {"json": CHAT | {"messages": [{"role": "user", "content": value}]}}
         yield "POST", "/v1/chat/completions", {"json": CHAT | {"messages": [{"role": value, "content": "a"}]}}
         yield "POST", "/v1/chat/completions", {"json": CHAT | {"stream_options": value, "stream": True}}
+        yield "POST", "/v1/chat/completions", {"json": CHAT | {"chat_template_kwargs": value}}
+        yield "POST", "/v1/chat/completions", {"json": CHAT | {"chat_template_kwargs": {"self": value, "m": value}}}
         yield "POST", "/v1/memories", {"json": {"text": "abc", "method": "snapkv", "keep": value}}
         yield "POST", "/v1/memories", {"json": {"text": value, "method": "knorm", "slots": 2}}
         yield "POST", "/v1/sessions", {"json": value}

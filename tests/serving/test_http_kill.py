@@ -54,12 +54,10 @@ def test_memory_is_old_or_new_or_missing_after_a_kill(chat_model: LanguageModel,
         store = open_store()
         for step in count():
             report(step)
-            path = store.new_path()
-            path.write_bytes(contents[step % 2])
-            check_and_add(store, path, "replaced")
-            path = store.new_path()
-            path.write_bytes(contents[step % 2])
-            check_and_add(store, path, f"new_{os.getpid()}_{step % 8}")
+            for id in ("replaced", f"new_{os.getpid()}_{step % 8}"):
+                with store.new_file() as path:
+                    path.write_bytes(contents[step % 2])
+                    check_and_add(store, path, id)
 
     waits, num_memories = random.Random(0), 0
     for _ in range(ROUNDS // 2):

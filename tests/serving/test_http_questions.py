@@ -23,6 +23,7 @@ from tests.serving.conftest import StartServer, start_client
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 QUESTIONS = ["1+2*3=", "4*5-6="]
+USER = {"role": "user", "content": "1+1="}
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +72,16 @@ def test_question_is_answered_with_latents(thinker: TestClient, reasoner: Reason
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (
-            {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]},
-            "role assistant; end with the question",
-        ),
-        ({"messages": [{"role": "user", "content": "1"}] * 2}, 'single questions (data.format = "digits")'),
+        ({"messages": [USER, {"role": "assistant", "content": "2"}]}, "role assistant; end with the question"),
+        ({"messages": [USER] * 2}, 'single questions (data.format = "digits")'),
         ({"messages": [{"role": "system", "content": "1"}]}, "the last one has role system"),
-        ({"messages": [{"role": "user", "content": "1+1="}], "memory": ["a"]}, "reads no memories"),
+        ({"messages": [USER], "memory": ["a"]}, "reads no memories"),
+        ({"messages": [USER], "chat_template_kwargs": {"a": 1}}, "the template of a run or memory is fixed"),
+        ({"prompt": [1, 2]}, "give texts, not token ids"),
     ],
 )
 def test_question_names_what_is_wrong(thinker: TestClient, body: dict[str, object], text: str) -> None:
-    response = thinker.post("/v1/chat/completions", json=body)
+    response = thinker.post(f"/v1/{'chat/' if 'messages' in body else ''}completions", json=body)
     assert response.status_code == 400, response.text
     assert text in response.json()["error"]["message"]
 
@@ -155,12 +155,6 @@ def test_question_of_a_conversation_names_what_is_wrong(chat_reasoner: Reasoner,
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert (text in error["message"], error["param"]) == (True, "messages"), error
-
-
-def test_question_is_a_text(thinker: TestClient) -> None:
-    response = thinker.post("/v1/completions", json={"prompt": [1, 2]})
-    assert response.status_code == 400
-    assert "give texts, not token ids" in response.json()["error"]["message"]
 
 
 def test_question_leaves_room_for_thoughts_before_a_position_table(tmp_path: Path, start_server: StartServer) -> None:

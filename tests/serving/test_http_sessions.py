@@ -218,7 +218,7 @@ def test_sessions_have_limits_and_names(learner: TestClient, client: TestClient)
     response = learner.post("/v1/completions", json={"prompt": "a", "session": session, "memory": ["x"]})
     assert "give one of them" in response.json()["error"]["message"]
     response = learner.post("/v1/memories", json={"text": TEXT})
-    assert "which reads no memories; use /v1/sessions" in response.json()["error"]["message"]
+    assert "reads no memories over HTTP; use /v1/sessions" in response.json()["error"]["message"]
     assert client.post("/v1/sessions").status_code == 400
 
 

@@ -27,8 +27,11 @@ def random_ids(seed: int, n: int) -> Tensor:
     return torch.randint(0, 97, (n,), generator=torch.Generator().manual_seed(seed))
 
 
-def read_together(model: RaggedDecoder, rows: list[CacheRow], texts: list[Tensor], chunks: tuple[int, ...]) -> Tensor:
+def read_together(
+    decoder: Decoder, texts: list[Tensor], chunks: tuple[int, ...], caches: Sequence[KVCache | None] = (None,) * 3
+) -> Tensor:
     """Read the texts in chunks of a size per row; rows leave as they end. Return their hidden states."""
+    model, rows = RaggedDecoder(decoder), [CacheRow(decoder, cache, None, 2) for cache in caches]
     hidden, first = [list[Tensor]() for _ in texts], [0] * len(texts)
     while any(f < len(ids) for f, ids in zip(first, texts, strict=True)):
         running = [i for i, ids in enumerate(texts) if first[i] < len(ids)]
@@ -48,12 +51,9 @@ def read_alone(decoder: Decoder, texts: list[Tensor], caches: Sequence[KVCache |
 def test_ragged_decoder_equals_the_decoder(name: str) -> None:
     decoder, texts = decoder_of(name), [random_ids(n, n) for n in LENGTHS]
     with torch.inference_mode():
-        model = RaggedDecoder(decoder)
-        rows = [CacheRow(decoder, None, None, 2) for _ in texts]
-        actual = read_together(model, rows, texts, (4, 1, 11))
-        expected = read_alone(decoder, texts, [None] * 3)
+        actual, expected = read_together(decoder, texts, (4, 1, 11)), read_alone(decoder, texts, [None] * 3)
         assert error(actual, expected) <= CLOSE
-        assert error(model.logits(actual), decoder.logits(expected)) <= CLOSE
+        assert error(RaggedDecoder(decoder).logits(actual), decoder.logits(expected)) <= CLOSE
 
 
 @pytest.mark.parametrize("name", ["llama, dynamic", "llama, longrope"])
@@ -61,8 +61,7 @@ def test_ragged_decoder_with_length_dependent_rope(name: str) -> None:
     """Frequencies depend on the length of the row at the end of each pass, as in the decoder."""
     decoder, texts = decoder_of(name), [random_ids(n, n) for n in (124, 60, 3)]
     with torch.inference_mode():
-        rows = [CacheRow(decoder, None, None, 2) for _ in texts]
-        actual = read_together(RaggedDecoder(decoder), rows, texts, (40, 7, 1))
+        actual = read_together(decoder, texts, (40, 7, 1))
         expected = list[Tensor]()
         for ids, size in zip(texts, (40, 7, 1), strict=True):
             cache = None
@@ -85,10 +84,8 @@ def test_ragged_rows_continue_caches(name: str) -> None:
             mask[:, -1] = True
             embeds, positions = decoder.embed(random_ids(n, n)[None]), torch.arange(n)[None] * 2
             caches.append(decoder(embeds, attention_mask=mask, position_ids=positions * mask).cache)
-        expected = read_alone(decoder, texts, caches)
-        rows = [CacheRow(decoder, cache, None, 1) for cache in caches]
-        actual = read_together(RaggedDecoder(decoder), rows, texts, (4, 1, 11))
-        assert error(actual, expected) <= CLOSE
+        actual = read_together(decoder, texts, (4, 1, 11), caches)
+        assert error(actual, read_alone(decoder, texts, caches)) <= CLOSE
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, windows"])
@@ -101,8 +98,7 @@ def test_ragged_rows_continue_kv_prefixes(name: str) -> None:
             [row_cache(LENGTHS_OF_HEADS[1], 12, 1), None, row_cache(LENGTHS_OF_HEADS[0], 9, 0)],
             [batch.select_rows([row]) for row in range(3)],
         ):
-            rows = [CacheRow(decoder, cache, None, 1) for cache in caches]
-            actual = read_together(RaggedDecoder(decoder), rows, texts, (4, 1, 11))
+            actual = read_together(decoder, texts, (4, 1, 11), caches)
             assert error(actual, read_alone(decoder, texts, caches)) <= CLOSE
 
 
@@ -127,8 +123,7 @@ def test_ragged_decoder_with_packed_weights(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(static_cache, "MIN_PACKED_NUMEL", 0)
     decoder, texts = decoder_of(name, torch.float32), [random_ids(n, n) for n in LENGTHS]
     with torch.inference_mode():
-        rows = [CacheRow(decoder, None, None, 2) for _ in texts]
-        actual = read_together(RaggedDecoder(decoder), rows, texts, (4, 2, 5))
+        actual = read_together(decoder, texts, (4, 2, 5))
         assert error(actual, read_alone(decoder, texts, [None] * 3)) <= FLOAT32
 
 
@@ -136,6 +131,5 @@ def test_ragged_decoder_in_int8() -> None:
     decoder = quantize_decoder(decoder_of("llama", torch.float32))
     texts = [random_ids(n, n) for n in LENGTHS]
     with torch.inference_mode():
-        rows = [CacheRow(decoder, None, None, 2) for _ in texts]
-        actual = read_together(RaggedDecoder(decoder), rows, texts, (4, 2, 5))
+        actual = read_together(decoder, texts, (4, 2, 5))
         assert error(actual, read_alone(decoder, texts, [None] * 3)) <= 0.05

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import run_in_thread
 from tests.house.source import texts
 
 LASTING_THREADS = ("to_thread", "run_in_executor", "run_in_threadpool")

@@ -215,15 +215,9 @@ def test_export_for_vllm_refuses_what_vllm_would_answer_otherwise(tmp_path: Path
 
 def engine_config(**changes: Any) -> Any:
     values = {
-        "enable_chunked_prefill": False,
-        "long_prefill_token_threshold": 0,
-        "enable_prefix_caching": False,
-        "pipeline_parallel_size": 1,
-        "enforce_eager": True,
-        "enable_prompt_embeds": False,
-        "model": "DIR",
-        **changes,
-    }
+        "enable_chunked_prefill": False, "long_prefill_token_threshold": 0, "enable_prefix_caching": False,
+        "pipeline_parallel_size": 1, "enforce_eager": True, "enable_prompt_embeds": False, "model": "DIR", **changes,
+    }  # fmt: skip
     table = SimpleNamespace(**values)
     return SimpleNamespace(scheduler_config=table, model_config=table, cache_config=table, parallel_config=table)
 

@@ -182,6 +182,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render messages with the chat template.
 
@@ -189,6 +190,7 @@ class Tokenizer:
             messages: Messages with `role` and `content`.
             add_generation_prompt: Whether to append the beginning of the assistant's reply.
             tools: JSON schemas of tools, for templates that list them.
+            variables: Further variables of the template, such as `enable_thinking`.
 
         Raises:
             UsageError: If the messages are no list of messages.
@@ -202,6 +204,7 @@ class Tokenizer:
             raise InputError("the tokenizer has no chat template (base models have none); give plain text")
         variables = {
             **self.special_tokens,
+            **(variables or {}),
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": [dict(tool) for tool in tools] if tools else None,

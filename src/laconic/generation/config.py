@@ -102,8 +102,10 @@ class GenerationConfig:
     on_finish: OnFinish | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count", "top_k"):
+        least = {"max_tokens": 1, "min_tokens": 0, "prefill_chunk_size": 1, "eos_count": 1, "top_k": 0}
+        for name, minimum in least.items():
             check_type(name, getattr(self, name), SupportsIndex, "an integer")
+            check_range(name, getattr(self, name), getattr(self, name) >= minimum, f"≥ {minimum}")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             check_type(name, getattr(self, name), SupportsFloat, "a number")
         for name in ("on_token", "on_prefill", "on_finish"):
@@ -111,13 +113,9 @@ class GenerationConfig:
         check_type("stop_strings", self.stop_strings, Collection, "a string or a list of strings")
         for text in self.stop_list:
             check_type("stop_strings", text, str, "strings")
-        check_range("max_tokens", self.max_tokens, self.max_tokens >= 1, "≥ 1")
-        in_range = 0 <= self.min_tokens <= self.max_tokens
-        check_range("min_tokens", self.min_tokens, in_range, f"in [0, max_tokens={self.max_tokens}]")
-        check_range("prefill_chunk_size", self.prefill_chunk_size, self.prefill_chunk_size >= 1, "≥ 1")
-        check_range("eos_count", self.eos_count, self.eos_count >= 1, "≥ 1")
+        is_valid = self.min_tokens <= self.max_tokens
+        check_range("min_tokens", self.min_tokens, is_valid, f"in [0, max_tokens={self.max_tokens}]")
         check_range("temperature", self.temperature, 0 <= self.temperature < math.inf, "≥ 0")
-        check_range("top_k", self.top_k, self.top_k >= 0, "≥ 0")
         check_range("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
         check_range("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
         check_range("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "> 0")

@@ -2,8 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import SupportsIndex, cast
 
 import torch
@@ -111,22 +110,17 @@ def generate(
         if isinstance(state, DecodeState):
             state = state.cache
         if first_positions is not None:
-            check_first_positions(first_positions, len(prompt.token_ids))
+            rows = len(prompt.token_ids)
+            check_type("first_positions", first_positions, Tensor, "a tensor of integers [B]")
+            if first_positions.shape != (rows,) or bool((first_positions < 0).any()):
+                raise UsageError(f"first_positions {first_positions}: give {rows} positions of 0 or more, one per row")
             prompt = prompt._replace(first_positions=first_positions.to(prompt.attention_mask.device))
         prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, first_positions, config))
         first_new_position = find_first_new_position(decoder, prompt, state)
         check_position_table(decoder.config, first_new_position, config.max_tokens)
         sampler = build_sampler(decoder, prompt, config)
-        decode = None if tokenizer is None else tokenizer.decode
-        sequences = [
-            SequenceState(
-                index,
-                IncrementalDetokenizer(decode, ids, config.stop_list, config.min_tokens) if decode else None,
-                resolve_eos(decoder, config),
-                config,
-            )
-            for index, ids in enumerate(prompt.token_ids)
-        ]
+        decode, eos = None if tokenizer is None else tokenizer.decode, resolve_eos(decoder, config)
+        sequences = [SequenceState(index, decode, ids, eos, config) for index, ids in enumerate(prompt.token_ids)]
         return decode_loop(decoder, prompt, state, sequences, sampler, config, first_new_position)
 
 
@@ -140,11 +134,9 @@ def build_sampler(decoder: Decoder, prompt: Prompt, config: GenerationConfig) ->
     """Return the sampler; raise UsageError for ids outside the vocabulary or a wrong number of seeds."""
     V, rows = decoder.config.vocab_size, len(prompt.token_ids)
     eos = resolve_eos(decoder, config)
-    option_ids = (
-        ("eos_token_ids", eos if config.eos_token_ids is not None else ()),
-        ("suppress_token_ids", suppressed := list_integers("suppress_token_ids", config.suppress_token_ids)),
-    )
-    for name, ids in option_ids:
+    suppressed = list_integers("suppress_token_ids", config.suppress_token_ids)
+    given_eos = () if config.eos_token_ids is None else eos
+    for name, ids in (("eos_token_ids", given_eos), ("suppress_token_ids", suppressed)):
         for i in ids:
             check_range(name, i, 0 <= i < V, f"in [0, {V}), the vocabulary")
     seeds = list_integers("seed", config.seed)
@@ -160,11 +152,7 @@ def resolve_update_flags(
     first_positions: Tensor | None,
     config: GenerationConfig,
 ) -> tuple[bool, bool]:
-    """Return whether prompt and output update fast weights; by default only for models without attention.
-
-    Raises:
-        UsageError: The state is of the wrong kind, or the model does not have one of the options.
-    """
+    """Return whether prompt and output update fast weights; by default only for models without attention."""
     is_stateful = isinstance(decoder, StatefulLM)
     expected = "one KVCache, DecodeState or fast weights (several have concat_rows, a KVMemory has to_cache)"
     check_type("state", state, KVCache | RecurrentState | None, expected)
@@ -187,11 +175,7 @@ def resolve_update_flags(
 
 
 def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None) -> int:
-    """Return the position of the first new token of the longest row.
-
-    Raises:
-        UsageError: The state does not fit the model, or has another number of rows than the prompt.
-    """
+    """Return the position of the first new token of the longest row, if the state fits prompt and model."""
     rows, device = len(prompt.attention_mask), prompt.attention_mask.device
     cache = state if isinstance(state, KVCache) else None
     if cache is not None:
@@ -215,13 +199,6 @@ def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | R
     return int((start + prompt.attention_mask.sum(1)).amax())
 
 
-def check_first_positions(first_positions: Tensor, rows: int) -> None:
-    """Raise UsageError for anything but one position of 0 or more per row."""
-    check_type("first_positions", first_positions, Tensor, "a tensor of integers [B]")
-    if first_positions.shape != (rows,) or bool((first_positions < 0).any()):
-        raise UsageError(f"first_positions {first_positions}: give {rows} positions of 0 or more, one per row")
-
-
 def check_position_table(config: DecoderConfig, first_new_position: int, max_tokens: int) -> None:
     """Raise UsageError if a learned position table is too short for `max_tokens` new tokens."""
     excess = first_new_position + max_tokens - config.max_position_embeddings
@@ -233,19 +210,22 @@ def check_position_table(config: DecoderConfig, first_new_position: int, max_tok
 
 
 class SequenceState:
-    """One running row: its ids, log probabilities, text, and why it ended."""
+    """One running row: its ids, log probabilities, text (if there is `decode`), and why it ended."""
 
     def __init__(
         self,
         index: int,
-        detokenizer: IncrementalDetokenizer | None,
+        decode: Callable[[list[int]], str] | None,
+        prompt_ids: Sequence[int],
         eos_token_ids: tuple[int, ...],
         config: GenerationConfig,
     ) -> None:
-        self.index, self.detokenizer, self.eos_token_ids, self.config = index, detokenizer, eos_token_ids, config
+        self.index, self.eos_token_ids, self.config = index, eos_token_ids, config
+        self.detokenizer = decode and IncrementalDetokenizer(decode, prompt_ids, config.stop_list, config.min_tokens)
         self.remaining_eos = config.eos_count
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.new_text = ""  # of the last id
         self.stop_reason: StopReason | None = None
 
     def append(self, token: int, logprob: float) -> StopReason | None:
@@ -254,31 +234,21 @@ class SequenceState:
             raise NonFiniteError(f"row {self.index}, token {len(self.token_ids)}: logits are not finite")
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        text = ""
+        self.new_text = ""
         self.remaining_eos -= token in self.eos_token_ids
         if self.remaining_eos == 0:
             self.stop_reason = "eos"
         elif self.detokenizer is not None:
-            text = self.detokenizer.append(token)
+            self.new_text = self.detokenizer.append(token)
         if self.detokenizer is not None and self.detokenizer.found_stop:
             self.stop_reason = "stop"
         elif self.stop_reason is None and len(self.token_ids) == self.config.max_tokens:
             self.stop_reason = "length"
         if self.stop_reason and self.detokenizer is not None:
-            text += self.detokenizer.flush()
-        if self.config.on_token is not None and self.config.on_token(self.index, token, text, logprob):
+            self.new_text += self.detokenizer.flush()
+        if self.config.on_token is not None and self.config.on_token(self.index, token, self.new_text, logprob):
             self.stop_reason = self.stop_reason or "cancelled"
         return self.stop_reason
-
-    def to_generation(
-        self, state: DecodeState | RecurrentState | None, last_hidden: Tensor, prefill_passes: int
-    ) -> Generation:
-        """Return the finished row."""
-        assert self.stop_reason is not None
-        text = "" if self.detokenizer is None else self.detokenizer.text
-        is_last_id_read = isinstance(state, RecurrentState)
-        passes = PassCounts(prefill_passes, 0, 0, len(self.token_ids) - (not is_last_id_read))
-        return Generation(text, self.token_ids, self.logprobs, passes, self.stop_reason, state, last_hidden)
 
 
 def decode_loop(
@@ -319,11 +289,13 @@ def decode_loop(
                 continue
             if isinstance(backend, StatefulBackend) and not math.isfinite(logprob):
                 backend.check_finite(row)
-            if sequence.append(int(token), logprob):
+            if (reason := sequence.append(int(token), logprob)) is not None:
                 row_state = final_state(backend, row, int(token), S) if config.return_state else None
-                last_hidden = clone_outside_inference(hidden[row])
-                generation = sequence.to_generation(row_state, last_hidden, prefill_passes)
-                generation = replace(generation, num_prompt_tokens=prompt_lengths[sequence.index])
+                text = "" if sequence.detokenizer is None else sequence.detokenizer.text
+                passes = PassCounts(prefill_passes, 0, 0, t + isinstance(row_state, RecurrentState))
+                result = (text, sequence.token_ids, sequence.logprobs, passes, reason, row_state)
+                num_prompt_tokens = prompt_lengths[sequence.index]
+                generation = Generation(*result, clone_outside_inference(hidden[row]), num_prompt_tokens)
                 finished[sequence.index] = generation
                 if config.on_finish is not None:
                     config.on_finish(sequence.index, generation)

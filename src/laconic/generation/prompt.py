@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Sequence, Sized
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
@@ -66,85 +67,66 @@ def build_prompt(
     """Validate `prompts`, `input_ids` or `inputs_embeds`, and move it to the model's device.
 
     Unread ids of a `DecodeState` are put before it.
-
-    Raises:
-        UsageError: None or several of them are given, a row is empty, or the mask does not fit.
-        InputError: An id is outside the vocabulary.
     """
-    check_one_input(prompts, input_ids, inputs_embeds)
-    if input_ids is not None:
-        check_nested_ids(input_ids)
+    inputs = {"prompts": prompts, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
+    present = [name for name, x in inputs.items() if x is not None]
+    if len(present) != 1:
+        raise UsageError(f"{' and '.join(present) or 'no prompt'} given; pass one of prompts, input_ids, inputs_embeds")
+    if attention_mask is not None and not isinstance(inputs[present[0]], Tensor):
+        raise UsageError("attention_mask needs a tensor of input_ids or inputs_embeds; lists and texts are padded here")
+    device = decoder.token_embedding.weight.device
+    unread = state.unread_ids if isinstance(state, DecodeState) else None
+    unread_rows = None if unread is None else [list(map(int, row)) for row in unread]
     if inputs_embeds is not None:
         check_inputs_embeds(decoder.config, inputs_embeds)
-    attention_mask = convert_mask(attention_mask, inputs_embeds if input_ids is None else input_ids)
-    device = decoder.token_embedding.weight.device
-    unread = [[int(i) for i in row] for row in state.unread_ids] if isinstance(state, DecodeState) else None
-    if inputs_embeds is not None:
-        shape = inputs_embeds.shape[:2]
-        mask = torch.ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask
-        if isinstance(state, DecodeState):
-            check_rows(len(mask), state.B)
-            inputs_embeds = torch.cat([decoder.embed(state.unread_ids), inputs_embeds.to(device)], 1)
-            mask = torch.cat([torch.ones_like(state.unread_ids, dtype=torch.bool).to(mask.device), mask], 1)
+        mask = convert_mask(attention_mask, inputs_embeds)
+        if unread is not None:
+            check_rows(len(mask), len(unread))
+            inputs_embeds = torch.cat([decoder.embed(unread), inputs_embeds.to(device)], 1)
+            mask = F.pad(mask, (unread.shape[1], 0), value=True)
         check_nonempty_rows(mask)
-        return Prompt(None, inputs_embeds.to(device), mask.to(device), unread or [[] for _ in range(len(mask))])
-    if isinstance(input_ids, Tensor):
-        if input_ids.is_floating_point():
-            raise UsageError(f"input_ids are {input_ids.dtype}; pass embeddings as inputs_embeds")
-        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        input_ids = [[int(i) for i in row[real]] for row, real in zip(input_ids.cpu(), mask.cpu(), strict=True)]
-    if prompts is not None:
-        rows = encode_prompts(tokenizer, prompts, is_continuation=state is not None)
+        return Prompt(None, inputs_embeds.to(device), mask.to(device), unread_rows or [[] for _ in mask])
+    if input_ids is not None:
+        rows = list_rows(input_ids, attention_mask)
     else:
-        rows = [list(row) for row in (() if input_ids is None else input_ids)]
+        rows = encode_prompts(tokenizer, prompts or (), is_continuation=state is not None)
     check_ids(rows, decoder.config.vocab_size)
-    if unread is not None:
-        check_rows(len(rows), len(unread))
-        rows = [before + row for before, row in zip(unread, rows, strict=True)]
+    if unread_rows is not None:
+        check_rows(len(rows), len(unread_rows))
+        rows = [before + row for before, row in zip(unread_rows, rows, strict=True)]
     padded, mask = pad_rows(rows, pad_left=True)
     check_nonempty_rows(mask)
     return Prompt(padded.to(device), None, mask.to(device), rows)
 
 
-def check_one_input(prompts: object, input_ids: object, inputs_embeds: object) -> None:
-    """Raise UsageError unless exactly one input is given."""
-    inputs = {"prompts": prompts, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
-    present = [name for name, x in inputs.items() if x is not None]
-    if len(present) != 1:
-        raise UsageError(f"{' and '.join(present) or 'no prompt'} given; pass one of prompts, input_ids, inputs_embeds")
-
-
-def convert_mask(attention_mask: Tensor | None, inputs: object) -> Tensor | None:
-    """Return a mask of booleans, or of zeros and ones as transformers' tokenizers return it, as booleans.
-
-    Raises UsageError for another mask, or one without the shape of a tensor of ids or embeddings.
-    """
+def convert_mask(attention_mask: Tensor | None, inputs: Tensor) -> Bool[Tensor, "B T"]:
+    """Return a mask of booleans, or of zeros and ones as transformers' tokenizers return it, as booleans."""
     if attention_mask is None:
-        return None
+        return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     mask = attention_mask.bool()
     if attention_mask.is_floating_point() or bool((attention_mask != mask).any()):
         raise UsageError(f"attention_mask is {attention_mask.dtype}; give booleans, or integers 0 and 1")
-    if not isinstance(inputs, Tensor):
-        raise UsageError("attention_mask needs a tensor of input_ids or inputs_embeds; lists and texts are padded here")
-    if attention_mask.shape != inputs.shape[:2]:
-        raise UsageError(f"attention_mask is {list(attention_mask.shape)}, the inputs are {list(inputs.shape[:2])}")
+    if mask.shape != inputs.shape[:2]:
+        raise UsageError(f"attention_mask is {list(mask.shape)}, the inputs are {list(inputs.shape[:2])}")
     return mask
 
 
-def check_nested_ids(ids: Sequence[object] | Tensor) -> None:
-    """Raise UsageError for ids that are not one list per row."""
-    shape = list(ids.shape) if isinstance(ids, Tensor) else [len(ids)]
-    if len(shape) != 2 if isinstance(ids, Tensor) else not all(isinstance(row, Sized) for row in ids):
-        raise UsageError(f"input_ids are {shape}; pass one list per row: [[…]]")
+def list_rows(input_ids: Sequence[object] | Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return the ids of each row without padding. Raises UsageError for ids that are not one list per row."""
+    if isinstance(input_ids, Tensor) and input_ids.is_floating_point():
+        raise UsageError(f"input_ids are {input_ids.dtype}; pass embeddings as inputs_embeds")
+    if input_ids.ndim != 2 if isinstance(input_ids, Tensor) else not all(isinstance(row, Sized) for row in input_ids):
+        raise UsageError("input_ids: pass one list per row: [[…]]")
+    if not isinstance(input_ids, Tensor):
+        return [list(row) for row in cast(Sequence[Sequence[int]], input_ids)]
+    mask = convert_mask(attention_mask, input_ids).cpu()
+    return [list(map(int, row[real])) for row, real in zip(input_ids.cpu(), mask, strict=True)]
 
 
 def encode_prompts(
     tokenizer: TokenizerLike | None, prompts: Sequence[str], is_continuation: bool = False
 ) -> list[list[int]]:
-    """Encode texts; continuations, which may be empty, without special tokens such as BOS.
-
-    Raises UsageError without a tokenizer, and for a text without tokens that continues nothing.
-    """
+    """Encode texts; continuations, which may be empty, without special tokens such as BOS."""
     if tokenizer is None:
         raise UsageError("prompts need a tokenizer; pass one, or input_ids")
     encode: Any = tokenizer.encode
@@ -166,13 +148,13 @@ def check_rows(num_prompts: int, num_rows: int) -> None:
 def check_ids(rows: list[list[int]], vocab_size: int) -> None:
     """Raise InputError for an id outside the vocabulary, UsageError for floats, text and lists."""
     for b, row in enumerate(rows):
-        examples: dict[type, object] = {type(i): i for i in row}
-        other = next((kind for kind, i in examples.items() if not isinstance(i, SupportsIndex)), None)
-        if other is not None:
-            raise UsageError(f"input_ids[{b}] has a {other.__name__} where an integer is expected; give token ids")
-        if row and not (min(row) >= 0 and max(row) < vocab_size):
-            t = next(t for t, i in enumerate(row) if not 0 <= i < vocab_size)
-            raise InputError(f"input_ids[{b}, {t}] = {row[t]} is outside the vocabulary of {vocab_size}")
+        for t, i in enumerate(row):
+            if not hasattr(i, "__index__"):
+                raise UsageError(
+                    f"input_ids[{b}] has a {type(i).__name__} where an integer is expected; give token ids"
+                )
+            if not 0 <= i < vocab_size:
+                raise InputError(f"input_ids[{b}, {t}] = {i} is outside the vocabulary of {vocab_size}")
 
 
 def check_nonempty_rows(attention_mask: Tensor) -> None:
@@ -206,7 +188,7 @@ def prefill(
     on_prefill: OnPrefill | None = None,
     first_new_position: int = 0,
 ) -> tuple[Float[Tensor, "B D"], KVCache | RecurrentState, int]:
-    """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only.
+    """Read the prompt, `chunk_size` positions per pass.
 
     Returns the hidden state of each row's last token, the new state, and the number of forward passes.
 
@@ -240,26 +222,15 @@ def read_chunk(
     decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
 ) -> DecoderOutput:
     """Read some columns of the prompt into a KV cache, or fast weights: of embeddings without next-token targets."""
-    model: Any = decoder
-    is_stateful, update_weights = isinstance(decoder, StatefulLM), prompt.update_flags[0]
-    if is_stateful and prompt.input_ids is not None:
-        ids = prompt.input_ids[:, columns]
-        output = model.read_tokens(ids, state, attention_mask=attention_mask, update_weights=update_weights)
+    model, ids, update_weights = cast(Any, decoder), prompt.input_ids, prompt.update_flags[0]
+    if ids is not None and isinstance(decoder, StatefulLM):
+        output = model.read_tokens(ids[:, columns], state, attention_mask=attention_mask, update_weights=update_weights)
         if update_weights and isinstance(model, ChecksFiniteState):
             model.check_finite_state(output.cache)
         return output
-    if prompt.input_ids is not None:
-        embeds = decoder.embed(prompt.input_ids[:, columns])
-    else:
-        assert prompt.inputs_embeds is not None
-        embeds = prompt.inputs_embeds[:, columns]
-    if is_stateful:
+    embeds = cast(Tensor, prompt.inputs_embeds)[:, columns] if ids is None else decoder.embed(ids[:, columns])
+    if isinstance(decoder, StatefulLM):
         return model(embeds, state, attention_mask=attention_mask, update_weights=update_weights)
-    position_ids = prompt.position_ids
-    return decoder(
-        embeds,
-        state,
-        attention_mask=attention_mask,
-        position_ids=None if position_ids is None else position_ids[:, columns],
-        num_outputs=1 if attention_mask is None else None,
-    )
+    position_ids = None if prompt.position_ids is None else prompt.position_ids[:, columns]
+    num_outputs = 1 if attention_mask is None else None
+    return decoder(embeds, state, attention_mask=attention_mask, position_ids=position_ids, num_outputs=num_outputs)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -39,7 +39,6 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     kv_bytes: int = 0
-    num_steps: int = 0
 
 
 class Engine:
@@ -49,21 +48,6 @@ class Engine:
 
     The model's weights are never written, so other threads may read texts with it. A step reads at most
     `prefill_chunk_size` prompt positions, and no more than the running requests can wait for.
-
-    Examples:
-        >>> import queue, laconic
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> from laconic.serving.engine import Engine
-        >>> from laconic.serving.requests import EngineRequest
-        >>> tokenizer = build_byte_tokenizer()
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
-        >>> engine, events = Engine(laconic.LanguageModel(decoder, tokenizer)), queue.SimpleQueue()
-        >>> engine.start()
-        >>> request = EngineRequest((72, 105), config=laconic.GenerationConfig(max_tokens=2, eos_token_ids=()))
-        >>> id = engine.submit(request, events.put)
-        >>> [type(events.get(timeout=60)).__name__ for _ in range(4)]
-        ['PromptEvent', 'TokenEvent', 'TokenEvent', 'FinishEvent']
-        >>> engine.close()
     """
 
     def __init__(
@@ -81,8 +65,7 @@ class Engine:
         self.waiting = deque[RunningSequence]()
         self.cancelled = set[int]()
         self.is_closed = False
-        self.last_stats = EngineStats()
-        self.ids = count(1)
+        self.ids, self.num_steps = count(1), 0
         self.running: list[RunningSequence] = []  # changed by the engine's thread alone
         self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
 
@@ -90,19 +73,12 @@ class Engine:
         self.thread.start()
 
     def submit(self, request: EngineRequest, on_event: OnEvent) -> int:
-        """Queue a request, and return its id, for `cancel`.
+        """Queue a request, and return its id, for `cancel`. Raises QueueFullError, and EngineClosedError after `close`.
 
         The engine's thread calls `on_event` with each event; it must return quickly, and if it raises, the request is
         dropped.
-
-        Raises:
-            QueueFullError: `max_queue` requests are waiting.
-            EngineClosedError: After `close`.
-            UsageError: The request does not fit the model: its length, options or state.
-            InputError: An id is outside the vocabulary.
         """
         sequence = RunningSequence(next(self.ids), request, on_event)
-        self.served.prepare(sequence)
         with self.changed:
             if self.is_closed:
                 raise EngineClosedError("the engine accepts no more requests; start another")
@@ -128,7 +104,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         with self.changed:
-            return replace(self.last_stats, num_waiting=len(self.waiting))
+            num_bytes = sum(s.row.num_bytes for s in self.running if s.row is not None)
+            return EngineStats(len(self.running), len(self.waiting), num_bytes)
 
     def run(self) -> None:
         """Serve requests until the engine is closed; the body of its thread."""
@@ -141,8 +118,7 @@ class Engine:
                 for sequence in self.running:
                     if not sequence.has_ended:
                         sequence.fail(error)
-                self.running = []
-                self.publish_stats()
+                self.drop_ended()
         with self.changed:
             self.cancelled.update(s.id for s in (*self.running, *self.waiting))
             self.take_changes()
@@ -154,9 +130,10 @@ class Engine:
             has_work = bool(self.running or self.waiting or self.cancelled)
             arrivals = self.take_changes()
         if arrivals:
-            self.served.start(arrivals)
-            self.running = [s for s in self.running if not s.has_ended]
-            self.publish_stats()
+            for sequence in arrivals:
+                with sequence.fail_on_error():
+                    self.served.start(sequence)
+            self.drop_ended()
         if self.running:
             self.step()
         return has_work
@@ -168,28 +145,23 @@ class Engine:
                 sequence.finish("cancelled")
         self.cancelled.clear()
         self.waiting = deque(s for s in self.waiting if not s.has_ended)
-        self.running = [s for s in self.running if not s.has_ended]
+        self.drop_ended()
         num_free = self.max_batch_size - len(self.running)
         arrivals = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
         self.running += arrivals
-        self.publish_stats()
         return arrivals
 
-    def publish_stats(self, num_steps: int = 0) -> None:
-        """Count steps, and wake those who wait for a change."""
+    def drop_ended(self) -> None:
+        """Remove the sequences that have ended, and wake those who wait for a change."""
         with self.changed:
-            self.last_stats = EngineStats(
-                num_running=len(self.running),
-                kv_bytes=sum(s.row.num_bytes for s in self.running if s.row is not None),
-                num_steps=self.last_stats.num_steps + num_steps,
-            )
+            self.running = [s for s in self.running if not s.has_ended]
             self.changed.notify_all()
 
     def step(self) -> None:
         """Read the last ids of decoding rows and chunks of prompts in one pass; choose the next ids."""
         start = time.perf_counter()
-        active = [s for s in self.running if not s.has_ended]
-        decoding, prefilling = [s for s in active if s.next_id is not None], [s for s in active if s.next_id is None]
+        decoding = [s for s in self.running if s.next_id is not None]
+        prefilling = [s for s in self.running if s.next_id is None]
         ids = torch.tensor([s.next_id for s in decoding], dtype=torch.long, device=self.served.device).split(1)
         step_inputs = list(zip(decoding, ids, strict=False))
         shares = share_positions([s.num_unread_prompt for s in prefilling], self.chunk_sizer.choose(len(decoding)))
@@ -201,10 +173,10 @@ class Engine:
             for (sequence, _), row_logits in zip(outputs, logits.split(1), strict=True):
                 with sequence.fail_on_error():
                     sequence.choose_next(row_logits)
-        self.running = [s for s in self.running if not s.has_ended]
         num_positions = sum(len(inputs) for _, inputs in step_inputs[len(decoding) :])
         self.chunk_sizer.record(time.perf_counter() - start, len(decoding), num_positions)
-        self.publish_stats(num_steps=1)
+        self.num_steps += 1
+        self.drop_ended()
 
     def forward(self, step_inputs: Sequence[StepInput]) -> Sequence[Tensor | Exception]:
         """Run the model; every row gets an error that cannot be attributed to one row."""

@@ -1,11 +1,10 @@
 """Requests to the engine, and the events that it answers with."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from laconic.experiment.from_recipe.methods import Question
+from laconic.batches import ReasoningBatch
 from laconic.generation.config import GREEDY, GenerationConfig
-from laconic.generation.state import DecodeState
+from laconic.generation.result import StopReason
 from laconic.interfaces import RecurrentState
 from laconic.models.cache import KVCache
 
@@ -15,12 +14,16 @@ class EngineRequest:
     """One sequence to generate; a request with `n=3` is three of these."""
 
     token_ids: tuple[int, ...] = ()  # with the chat template and special tokens already applied
-    question: Question | None = None  # in place of ids, for runs that answer questions; or a conversation up to it
+    question: ReasoningBatch | None = None  # in place of ids, for runs that answer questions; one row
     config: GenerationConfig = GREEDY  # its callbacks are not called
-    state: KVCache | DecodeState | RecurrentState | None = None  # what the prompt continues, with one row
+    state: KVCache | RecurrentState | None = None  # what the prompt continues, with one row
     first_position: int | None = None  # of the first prompt id; None: the one after the last cached position
     num_top_logprobs: int = 0
     with_prompt_logprobs: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.token_ids) if self.question is None else int(self.question.question_mask.sum())
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,10 @@ class TokenEvent:
 class FinishEvent:
     """The sequence has ended; no event follows. `latent_*` are 0 for models that do not think."""
 
-    reason: Literal["eos", "stop", "length", "cancelled"]
-    num_prompt_tokens: int
-    num_tokens: int
+    reason: StopReason
     latent_passes: int = 0
     latent_positions: int = 0
 
 
-@dataclass(frozen=True)
-class ErrorEvent:
-    """The sequence has failed, for example because logits were not finite; no event follows."""
-
-    error: Exception
-
-
-EngineEvent = PromptEvent | TokenEvent | FinishEvent | ErrorEvent
+# An exception is the last event of a sequence that has failed, for example because logits were not finite.
+EngineEvent = PromptEvent | TokenEvent | FinishEvent | Exception

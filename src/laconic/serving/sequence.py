@@ -2,26 +2,20 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.batches import ReasoningBatch
-from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import SequenceState
+from laconic.generation.result import StopReason
 from laconic.generation.sampling import Sampler
-from laconic.generation.text_stream import IncrementalDetokenizer
-from laconic.interfaces import RecurrentState
 from laconic.latent.stepwise_rollout import RolloutRead, RolloutReads, StepwiseCounts
-from laconic.models.cache import KVCache
 from laconic.serving.ragged import CacheRow
 from laconic.serving.requests import (
     EngineEvent,
     EngineRequest,
-    ErrorEvent,
     FinishEvent,
     PromptEvent,
     TokenEvent,
@@ -42,38 +36,19 @@ class RunningSequence:
     on_event: OnEvent  # called on the engine's thread
     prompt: Tensor | None = None  # ids [T] or embeddings [T, D]; while a question is thought about, its next read
     is_read_at_once: bool = False  # in one step, since the length at a step's end changes the keys of the prompt
-    num_state_ids: int = 0  # first prompt ids that belong to the state that is continued
-    num_prompt_tokens: int = 0  # as they are counted for the user
-    state: KVCache | RecurrentState | None = None  # what the prompt continues
     row: CacheRow | StateRow | None = None  # state in the model, once the sequence runs
     num_read: int = 0
     num_tokens: int = 0
     next_id: int | None = None  # chosen last, and read by the next step; None while the prompt is read
-    question: ReasoningBatch | None = None  # alone
     thinking: RolloutReads | None = None  # the reads of a question and its latents, until the last one is done
     num_outputs: int = 1  # hidden states that the current one of these reads sends back
     hidden_states: Tensor | None = None  # those of its chunks so far
     latent_passes: int = 0
     latent_positions: int = 0
     has_ended: bool = False
-    update_flags: tuple[bool, bool] = (False, False)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    top: tuple[tuple[int, float], ...] = ()  # the most likely ids in the place of `next_id`
-    offset: int = 0  # characters decoded before it
-
-    def start_decoding(
-        self,
-        config: GenerationConfig,
-        sampler: Sampler,
-        eos_token_ids: tuple[int, ...],
-        decode: Callable[[list[int]], str],
-        prompt_ids: list[int],
-    ) -> None:
-        """Set how ids are chosen and become text."""
-        config = replace(config, on_token=self.emit_token, on_prefill=None, on_finish=None)
-        detokenizer = IncrementalDetokenizer(decode, prompt_ids, config.stop_list, config.min_tokens)
-        self.config, self.sampler = config, sampler
-        self.output = SequenceState(0, detokenizer, eos_token_ids, config)
+    sampler: Sampler = field(init=False)  # this and the next from the start on
+    output: SequenceState = field(init=False)
 
     @property
     def num_unread_prompt(self) -> int:
@@ -84,11 +59,6 @@ class RunningSequence:
         chunk = self.prompt[self.num_read : self.num_read + num_tokens]
         self.num_read += len(chunk)
         return chunk
-
-    def start_thinking(self, reads: RolloutReads) -> None:
-        """Set the first of the reads before the answer."""
-        self.thinking = reads
-        self.start_read(next(reads))
 
     def start_read(self, read: RolloutRead) -> None:
         """Set what is read next, in place of the last slots of the row if they are replaced."""
@@ -112,21 +82,23 @@ class RunningSequence:
 
     def choose_next(self, logits: Float[Tensor, "1 V"]) -> None:
         """Choose an id from the logits of the last position, and send its event, and the last one if it ends."""
-        count = self.request.num_top_logprobs
-        self.top = find_top_logprobs(logits, count)[0] if count else ()
-        ids, logprobs = self.sampler(logits, block_eos=self.num_tokens < self.config.min_tokens)
+        top = find_top_logprobs(logits, self.request.num_top_logprobs)[0]
+        ids, logprobs = self.sampler(logits, block_eos=self.num_tokens < self.output.config.min_tokens)
         self.next_id = int(ids[0])
-        assert self.output.detokenizer is not None
-        self.offset = self.output.detokenizer.num_characters
-        reason = self.output.append(self.next_id, float(logprobs[0]))
+        reason = self.add_token(self.next_id, float(logprobs[0]), top)
         if reason is not None:
             self.finish(reason)
 
-    def emit_token(self, row: int, token: int, text: str, logprob: float) -> bool:
-        """Send the event of a new token."""
+    def add_token(
+        self, token: int, logprob: float | None, top: tuple[tuple[int, float], ...] = ()
+    ) -> StopReason | None:
+        """Send the event of a new token; return the reason if it is the last one."""
+        assert self.output.detokenizer is not None
+        offset = self.output.detokenizer.num_characters
+        reason = self.output.append(token, logprob or 0.0)
         self.num_tokens += 1
-        self.send(TokenEvent(text, TokenLogprob(token, logprob, self.top), self.offset))
-        return False
+        self.send(TokenEvent(self.output.new_text, TokenLogprob(token, logprob, top), offset))
+        return reason
 
     def score_prompt(
         self, num_tokens: int, hidden_states: Float[Tensor, "n D"], logits: Callable[[Tensor], Float[Tensor, "n V"]]
@@ -134,11 +106,10 @@ class RunningSequence:
         """Add the log probabilities of the prompt ids that follow the positions of the chunk just read."""
         assert self.prompt is not None
         start = self.num_read - num_tokens
-        if start == 0 and self.num_state_ids == 0:
+        if start == 0:
             self.prompt_logprobs.append(TokenLogprob(int(self.prompt[0]), None))
         following = self.prompt[start + 1 : start + 1 + len(hidden_states)]
-        skipped = max(0, self.num_state_ids - 1 - start)  # ids of the state, which the user has not sent
-        for i in range(skipped, len(following), LOGPROB_ROWS):
+        for i in range(0, len(following), LOGPROB_ROWS):
             ids = following[i : i + LOGPROB_ROWS]
             scores = logits(hidden_states[i : i + len(ids)])
             logprobs = scores.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
@@ -152,15 +123,14 @@ class RunningSequence:
         self.row.end_prompt()
         self.send(PromptEvent(tuple(self.prompt_logprobs)))
 
-    def finish(self, reason: Literal["eos", "stop", "length", "cancelled"]) -> None:
+    def finish(self, reason: StopReason) -> None:
         """Send the last event."""
         self.has_ended = True
-        counts = (self.num_prompt_tokens, self.num_tokens, self.latent_passes, self.latent_positions)
-        self.send(FinishEvent(reason, *counts))
+        self.send(FinishEvent(reason, self.latent_passes, self.latent_positions))
 
     def fail(self, error: Exception) -> None:
         self.has_ended = True
-        self.send(ErrorEvent(error))
+        self.send(error)
 
     @contextmanager
     def fail_on_error(self) -> Generator[None]:

@@ -1,39 +1,40 @@
-"""What the engine runs for each kind of loaded model, and how a request becomes a sequence for it."""
+"""What the engine runs for each kind of loaded model, and how it starts a sequence: a text, or a question."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from laconic.errors import UsageError
+from laconic.batches import ReasoningBatch
+from laconic.experiment.from_recipe.methods import answer_questions
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.reasoner import Reasoner
-from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import (
+    SequenceState,
     build_sampler,
+    check_position_table,
     find_first_new_position,
     resolve_eos,
     resolve_update_flags,
 )
-from laconic.generation.prompt import build_prompt
-from laconic.generation.state import DecodeState
+from laconic.generation.prompt import Prompt, build_prompt
 from laconic.generation.static_cache import is_stock_decoder
-from laconic.interfaces import StatefulLM
+from laconic.interfaces import PromptsAnswers, PromptsAnswersStepwise, RecurrentState, StatefulLM
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, StepwisePrompt, build_answer_config
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import has_fixed_frequencies
 from laconic.nested.state import FastWeightState
 from laconic.serving.ragged import MIN_FREE_SLOTS, CacheRow, RaggedDecoder
-from laconic.serving.requests import EngineRequest
+from laconic.serving.requests import PromptEvent
 from laconic.serving.row_by_row import RowByRowModel, StateRow
 from laconic.serving.sequence import RunningSequence
-from laconic.serving.thinking import check_length, check_question, start_answer
 
 ServableModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
 
@@ -52,70 +53,43 @@ class ServedModel:
     def device(self) -> torch.device:
         return self.decoder.token_embedding.weight.device
 
-    @torch.inference_mode()
-    def prepare(self, sequence: RunningSequence) -> None:
-        """Check a request and set its prompt and sampler; the errors are those of `Engine.submit`."""
-        request = sequence.request
+    def start(self, sequence: RunningSequence) -> None:
+        """Set the prompt of a sequence, the state that it continues, and how its ids are chosen and become text."""
         if isinstance(self.model, Reasoner):
-            return check_question(self.model, sequence)
-        config, state = self.resolve_config(request), request.state
-        if request.question is not None:
-            raise UsageError("question: this model continues texts; send a prompt")
-        if not isinstance(config.seed, int):
-            raise UsageError("seed: a request has one row; give one number")
-        try:
-            prompt = build_prompt(self.decoder, None, None, [list(request.token_ids)], None, None, state)
-            if request.first_position is not None:
-                prompt = prompt._replace(first_positions=prompt.attention_mask.sum(1) * 0 + request.first_position)
-            cache = state.cache if isinstance(state, DecodeState) else state
-            if isinstance(self.model, NestedTextModel) and isinstance(cache, FastWeightState):
-                length, window = len(request.token_ids) + config.max_tokens, self.model.attention_window
-                cache = clear_attention_if_full(self.model.model, cache, length, window)
-            prompt = prompt._replace(
-                update_flags=resolve_update_flags(self.decoder, cache, prompt.first_positions, config)
-            )
-            end = find_first_new_position(self.decoder, prompt, cache)
-            check_length(self.decoder, f"prompt of {end:,} positions", end, config.max_tokens)
-            sampler = build_sampler(self.decoder, prompt, config)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        assert prompt.input_ids is not None
-        sequence.prompt, sequence.state = prompt.input_ids[0], cache
-        sequence.is_read_at_once = not has_fixed_frequencies(self.decoder.config.rope, end)
-        sequence.num_state_ids = state.unread_ids.shape[1] if isinstance(state, DecodeState) else 0
-        sequence.num_prompt_tokens = len(request.token_ids)
-        sequence.update_flags = prompt.update_flags
-        eos = resolve_eos(self.decoder, config)
-        sequence.start_decoding(config, sampler, eos, self.tokenizer.decode, prompt.token_ids[0])
+            state, update_flags = start_answer(self.model, self.decoder, sequence), (False, False)
+        else:
+            state, update_flags = self.start_text(sequence)
+        if sequence.prompt is None:
+            return  # answered at once
+        first_position = sequence.request.first_position
+        if not isinstance(self.executor, RaggedDecoder):
+            sequence.row = StateRow(state, first_position, *update_flags)
+            return
+        assert state is None or isinstance(state, KVCache)
+        length = len(sequence.prompt)
+        # with room for new tokens, since the copy of a long prompt's keys delays the rows that decode
+        num_tokens = length + min(sequence.output.config.max_tokens, max(length, MIN_FREE_SLOTS))
+        sequence.row = CacheRow(self.decoder, state, first_position, num_tokens)
 
-    def resolve_config(self, request: EngineRequest) -> GenerationConfig:
-        """Return a request's options with the defaults of the model, as its `generate` has them."""
-        config, model = request.config, self.model
-        if isinstance(model, TextCompressor | NestedTextModel) and config.eos_token_ids is None:
-            config = replace(config, eos_token_ids=model.stop_token_ids)
+    def start_text(self, sequence: RunningSequence) -> tuple[KVCache | RecurrentState | None, tuple[bool, bool]]:
+        """Set what is read and decoded; return the state before it, and whether prompt and output update weights."""
+        request, decoder, model = sequence.request, self.decoder, self.model
+        config, state = request.config, request.state
         if isinstance(model, NestedTextModel) and not model.update_weights:
             config = replace(config, update_on_prompt=False, update_on_output=False)
-        return config
-
-    def start(self, sequences: Sequence[RunningSequence]) -> None:
-        for sequence in sequences:
-            with sequence.fail_on_error():
-                if isinstance(self.model, Reasoner):
-                    start_answer(self.model, self.decoder, sequence)
-                if not sequence.has_ended:
-                    sequence.row = self.create_row(sequence)
-
-    def create_row(self, sequence: RunningSequence) -> CacheRow | StateRow:
-        """Return the state that a sequence starts from."""
-        assert sequence.prompt is not None
-        request, config, state = sequence.request, sequence.config, sequence.state
-        if isinstance(self.executor, RaggedDecoder):
-            assert state is None or isinstance(state, KVCache)
-            length = len(sequence.prompt)
-            # with room for new tokens, since the copy of a long prompt's keys delays the rows that decode
-            num_tokens = length + min(config.max_tokens, max(length, MIN_FREE_SLOTS))
-            return CacheRow(self.decoder, state, request.first_position, num_tokens)
-        return StateRow(state, request.first_position, *sequence.update_flags)
+        prompt = build_prompt(decoder, None, None, [list(request.token_ids)], None, None, state)
+        if request.first_position is not None:
+            prompt = prompt._replace(first_positions=torch.tensor([request.first_position], device=self.device))
+        if isinstance(model, NestedTextModel) and isinstance(state, FastWeightState):
+            length = len(request.token_ids) + config.max_tokens
+            state = clear_attention_if_full(model.model, state, length, model.attention_window)
+        update_flags = resolve_update_flags(decoder, state, prompt.first_positions, config)
+        end = find_first_new_position(decoder, prompt, state)
+        sequence.prompt = torch.tensor(request.token_ids, device=self.device)
+        sequence.is_read_at_once = not has_fixed_frequencies(decoder.config.rope, end)
+        sequence.sampler, eos = build_sampler(decoder, prompt, config), resolve_eos(decoder, config)
+        sequence.output = SequenceState(0, self.tokenizer.decode, request.token_ids, eos, config)
+        return state, update_flags
 
 
 def build_reading_decoder(model: ServableModel) -> Decoder:
@@ -143,3 +117,66 @@ def build_reading_decoder(model: ServableModel) -> Decoder:
             layer.merge()
         decoder.set_submodule(name, layer.get_base_layer())
     return decoder.requires_grad_(False)
+
+
+def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -> KVCache | None:
+    """Set the prompt of the answer, and how `decoder` decodes it; return the KV cache that the prompt continues.
+
+    If the method returns no prompts, answer at once.
+    """
+    method, question, decoding = model.method, sequence.request.question, model.build_decoding(sequence.request.config)
+    assert question is not None
+    if isinstance(method, PromptsAnswersStepwise):
+        stepwise: StepwisePrompt = method.prompt_answer_stepwise(question, decoding)
+        start_decoding(decoder, sequence, decoding, None, stepwise.num_positions, stepwise.writes_chain)
+        sequence.thinking = stepwise.reads
+        sequence.start_read(next(stepwise.reads))
+        return None
+    if not isinstance(method, PromptsAnswers):
+        answer_whole(model, sequence, question, decoding)
+        return None
+    prompt: AnswerPrompt = method.prompt_answers(question, decoding)
+    sequence.prompt = prompt.inputs_embeds[0, prompt.attention_mask[0]]
+    sequence.latent_positions = prompt.num_latents[0] if prompt.num_latents else 0
+    sequence.latent_passes = prompt.passes[0].latent if prompt.passes else 0
+    start_decoding(decoder, sequence, decoding, prompt.cache, len(sequence.prompt), prompt.writes_chain)
+    return prompt.cache
+
+
+def start_decoding(
+    decoder: Decoder,
+    sequence: RunningSequence,
+    decoding: AnswerDecoding,
+    cache: KVCache | None,
+    num_positions: int,
+    writes_chain: bool,
+) -> None:
+    """Set how to decode an answer after a cache and `num_positions` further positions."""
+    alone = torch.zeros(1, dtype=torch.long)  # a row's samples depend on its index, which is 0 for a request
+    config = build_answer_config(decoder, alone, decoding, num_positions, writes_chain)
+    prompt = Prompt(None, None, torch.ones(1, num_positions, dtype=torch.bool), [[]])
+    first = find_first_new_position(decoder, prompt, cache)
+    check_position_table(decoder.config, first, config.max_tokens)
+    sequence.sampler = build_sampler(decoder, prompt, config)
+    sequence.output = SequenceState(0, without_eos(decoding), [], decoding.eos_token_ids, config)
+
+
+def without_eos(decoding: AnswerDecoding) -> Callable[[list[int]], str]:
+    """Return the map from ids to an answer's text, in which the eos tokens that a chain contains do not occur."""
+    return lambda ids: decoding.decode([i for i in ids if i not in decoding.eos_token_ids])
+
+
+def answer_whole(
+    model: Reasoner, sequence: RunningSequence, question: ReasoningBatch, decoding: AnswerDecoding
+) -> None:
+    """Answer with a method that does not return prompts; the events come when it has finished."""
+    options = decoding.sampling
+    answers = answer_questions(model.method, question, replace(decoding, sampling=replace(options, stop_strings=())))
+    sequence.latent_passes, ids = answers.passes[0].latent, answers.token_ids[0]
+    config = replace(options, max_tokens=max(1, len(ids)), min_tokens=min(options.min_tokens, max(1, len(ids))))
+    sequence.output = SequenceState(0, without_eos(decoding), [], (), config)
+    sequence.send(PromptEvent())
+    for token in ids:
+        if sequence.add_token(token, None) == "stop":
+            return sequence.finish("stop")
+    sequence.finish("eos" if ids and ids[-1] in decoding.eos_token_ids else "length")

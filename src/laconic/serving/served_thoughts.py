@@ -22,6 +22,7 @@ from laconic.errors import InputError
 from laconic.latent.thoughts import Projection
 
 CONFIG_KEY = "laconic"  # the object in config.json
+ADVICE = "write the folder with laconic export --to vllm"
 ModelFn = Callable[[Tensor], Tensor]  # embeddings [N, D] -> hidden states after the final norm
 CONTROL_VECTORS = "vectors"  # in thoughts.safetensors; not loaded, since the embedding table has them too
 
@@ -60,33 +61,21 @@ class ThoughtsConfig(ConfigModel):
         return self.num_latents if self.num_iterations is None else self.num_iterations
 
 
-def parse_thoughts_config(value: Any) -> ThoughtsConfig:
-    """Validate the value of `laconic` in config.json. Raises InputError if it is invalid."""
-    try:  # strict validation accepts arrays as tuples only in JSON
-        return ThoughtsConfig.model_validate_json(json.dumps(value))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join([CONFIG_KEY, *map(str, first["loc"])])
-        reason = first["msg"].removeprefix("Value error, ")
-        message = f"config.json: {place}: {reason}; write the folder with laconic export --to vllm"
-        raise InputError(message) from None
-
-
 class ServedThoughts(nn.Module):
-    """Latent thoughts of an exported run, for a model that holds the control vectors as embeddings.
-
-    Raises InputError if `config`, the value of `laconic` in config.json, is invalid or does not fit the model.
-    """
+    """Latent thoughts of an exported run, for a model that holds the control vectors as embeddings."""
 
     def __init__(self, config: Any, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
-        self.config: ThoughtsConfig = parse_thoughts_config(config)
+        try:  # strict validation accepts arrays as tuples only in JSON
+            self.config = ThoughtsConfig.model_validate_json(json.dumps(config))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place, reason = ".".join([CONFIG_KEY, *map(str, first["loc"])]), first["msg"].removeprefix("Value error, ")
+            raise InputError(f"config.json: {place}: {reason}; {ADVICE}") from None
         suppressed = sorted({*self.config.control_ids, *self.config.suppress_token_ids})
         if suppressed[-1] >= vocab_size:
-            raise InputError(
-                f"config.json: laconic names token {suppressed[-1]}, but the model has {vocab_size}; write the folder "
-                "with laconic export --to vllm"
-            )
+            message = f"config.json: laconic names token {suppressed[-1]}, but the model has {vocab_size}; {ADVICE}"
+            raise InputError(message)
         self.register_buffer("suppressed", torch.tensor(suppressed), persistent=False)
         self.projection: Projection | None = None
         if self.config.projection != "none":
@@ -101,8 +90,7 @@ class ServedThoughts(nn.Module):
             self.load_state_dict(state)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            message = f"thoughts.safetensors does not fit config.json: {reason}; write the folder with laconic export"
-            raise InputError(message) from None
+            raise InputError(f"thoughts.safetensors does not fit config.json: {reason}; {ADVICE}") from None
 
     def project(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """Return the vectors to read after these hidden states, in their dtype; computed in float32 as in training."""

@@ -19,7 +19,6 @@ from laconic.data.tokenizer import Tokenizer, wrap_backend
 from laconic.errors import InputError, UsageError
 from laconic.experiment.export import ServerFiles, export_run
 from laconic.experiment.load_run import LoadedRun
-from laconic.latent.answering import AnswerDecoding, count_expected_eos
 from laconic.latent.coconut import Coconut
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
@@ -29,6 +28,11 @@ from laconic.serving.vllm_plugin import SERVER_CONFIG_FILE, VLLM_CLASSES
 CONTROL_TOKENS = ("<|laconic:begin|>", "<|laconic:latent|>", "<|laconic:end|>")
 # The flags that latent thoughts need, as the file for `vllm serve --config`.
 SERVER_CONFIG = "enforce-eager: true\nno-enable-chunked-prefill: true\nno-enable-prefix-caching: true\n"
+REFUSAL = (  # the part of a template that refuses messages with control tokens
+    f"{{%- for message in messages -%}}{{%- for token in {json.dumps(CONTROL_TOKENS)} -%}}"
+    "{%- if token in message['content'] -%}{{- raise_exception('a message contains the token ' + token) -}}"
+    "{%- endif -%}{%- endfor -%}{%- endfor -%}"
+)
 PROBES = ("1+2*3=", "Tom has 12 apples and buys 7. How many?", "x = 3\n", " a  b")  # texts with spaces and digits
 ANSWERING_METHODS = ("cot", "nocot", "icot", "coconut", "codi", "pccot", "kava")
 WITHOUT_PROMPT = ("cot", "icot", "coconut")  # these write the answer prompt themselves
@@ -57,16 +61,18 @@ def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | 
         DiskError: If the disk is full.
     """
     decoder, tokenizer, family = run.merged_decoder(), run.parts.tokenizer, run.parts.decoder.config.family
-    if run.recipe.is_custom_method:
-        raise UsageError(f"--to vllm: {run.recipe.method} is a method of your own; serve it with laconic serve")
     if run.recipe.method not in ANSWERING_METHODS:
-        raise UsageError(f"--to vllm: method {run.recipe.method} answers no questions; export it without --to")
+        raise UsageError(f"--to vllm: not available for method {run.recipe.method}; export it without --to")
     if run.recipe.reads_documents:
         raise UsageError("--to vllm: its questions follow summary vectors of documents; use laconic generate --memory")
     if family not in VLLM_CLASSES:
         raise UsageError(f"family {family}: the vLLM plug-in has {', '.join(VLLM_CLASSES)}; use laconic serve")
-    encoder = ReasoningEncoder(tokenizer, run.recipe.data)
-    check_single_eos(run, encoder)
+    method, data, encoder = run.recipe.method, run.recipe.data, ReasoningEncoder(tokenizer, run.recipe.data)
+    if method in WITHOUT_PROMPT and encoder.eos_token_id in answer_prefix_ids(tokenizer, data):
+        raise UsageError(
+            f'method {method} with data.format "{data.format}": an answer contains eos tokens, but vLLM stops at the '
+            "first; serve the run with laconic serve"
+        )
     backend = TokenizerBackend.from_str(tokenizer.backend.to_str())
     if family == "qwen2" and "ByteLevel" not in json.dumps(json.loads(backend.to_str())["pre_tokenizer"]):
         raise UsageError("family qwen2: vLLM would split texts as Qwen's own tokenizer does; use laconic serve")
@@ -116,18 +122,6 @@ def build_thoughts_config(run: LoadedRun, ids: ControlIds, eos_token_id: int) ->
     )
 
 
-def check_single_eos(run: LoadedRun, encoder: ReasoningEncoder) -> None:
-    """Raise UsageError if an answer ends at a later eos than the first, where vLLM stops."""
-    method, data = run.recipe.method, run.recipe.data
-    prompt = tuple(answer_prefix_ids(run.parts.tokenizer, data))
-    decoding = AnswerDecoding(1, (encoder.eos_token_id,), str, prompt)
-    if method in WITHOUT_PROMPT and count_expected_eos(decoding) > 1:
-        raise UsageError(
-            f'method {method} with data.format "{data.format}": an answer contains eos tokens, but vLLM stops at the '
-            "first; serve the run with laconic serve"
-        )
-
-
 def add_control_tokens(backend: TokenizerBackend) -> ControlIds:
     """Add special tokens for bot, placeholder and eot to a tokenizer."""
     taken = next((token for token in CONTROL_TOKENS if backend.token_to_id(token) is not None), None)
@@ -162,7 +156,7 @@ def build_chat_template(run: LoadedRun, encoder: ReasoningEncoder, thoughts: str
     prompt = answer_prefix_ids(tokenizer, data) if method not in WITHOUT_PROMPT else []
     is_eos = prompt == [encoder.eos_token_id]
     reply = thoughts + (eos if is_eos else encoder.answer_prompt if prompt else "")
-    refusal = refuse_control_tokens() if thoughts else ""
+    refusal = REFUSAL if thoughts else ""
     if data.format == "chat":
         if tokenizer.chat_template is None:
             raise InputError('data.format "chat": the tokenizer has no chat template; use the model\'s own tokenizer')
@@ -176,15 +170,6 @@ def build_chat_template(run: LoadedRun, encoder: ReasoningEncoder, thoughts: str
         "{%- if messages | length != 1 or messages[0]['role'] != 'user' -%}"
         "{{- raise_exception('give one user message, the question') -}}{%- endif -%}"
         f"{refusal}{{{{- {quote(prefix + before)} + messages[0]['content'] + {quote(after + reply)} -}}}}"
-    )
-
-
-def refuse_control_tokens() -> str:
-    """Return the part of a template that refuses messages with control tokens."""
-    return (
-        f"{{%- for message in messages -%}}{{%- for token in {json.dumps(CONTROL_TOKENS)} -%}}"
-        "{%- if token in message['content'] -%}{{- raise_exception('a message contains the token ' + token) -}}"
-        "{%- endif -%}{%- endfor -%}{%- endfor -%}"
     )
 
 

@@ -1,10 +1,10 @@
 """A conversation with a model: the messages, and the KV cache of all that the model has read of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -128,10 +128,10 @@ class ChatSession:
         """Replace the conversation by messages as in the OpenAI API. Raises InputError for invalid messages."""
         self.messages = check_messages(list(messages) if isinstance(messages, tuple) else messages, "messages")
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of messages in the chat template, up to the beginning of the reply."""
+    def encode(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the ids of `messages` in the chat template, with `variables`, up to the beginning of the reply."""
         if self.prefix is None or not self.prefix.opening:
-            text = self.tokenizer.apply_chat_template(messages)
+            text = self.tokenizer.apply_chat_template(messages, variables=variables)
         else:
             text = render_after_opening(self.tokenizer, messages, self.prefix.opening)
         return self.tokenizer.encode(text, add_special_tokens=False)

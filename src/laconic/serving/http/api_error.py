@@ -26,7 +26,7 @@ ERROR_TYPES = {
 }
 EXPECTED_TYPES = {  # parameters of several types, for which pydantic would report one message per type
     "prompt": "a text, a list of texts, a list of token ids, or a list of lists of token ids, none of them empty",
-    "stop": "a text or a list of texts",
+    "stop": "a text or a list of texts, none of them empty",
     "memory": "the id or name of a memory, or a list of these",
 }
 # OpenAI's clients retry after 408 and 409 on their own, but would get the same answer again.
@@ -56,10 +56,7 @@ def build_shutdown_error() -> ApiError:
 
 
 def to_http_error(error: Exception, request_id: str) -> HTTPException:
-    """Return the HTTP error for an exception: 400 if the request caused it, 503 for disk errors, else 500.
-
-    Errors that the request did not cause are logged.
-    """
+    """Return the HTTP error for an exception, and log errors that the request did not cause."""
     match error:
         case HTTPException():
             return error
@@ -111,7 +108,7 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     place = "" if len(path) == 1 else f"{name}: "
     unsupported = UNSUPPORTED_PARAMETERS if len(path) == 1 else NEUTRAL_MESSAGE_FIELDS
     match kind:
-        case "extra_forbidden" | "literal_error" if field in unsupported or param == "stream_options":
+        case "extra_forbidden" if field in unsupported:
             message, code = f"{place}{field} is not supported; remove it", "unsupported_parameter"
         case "extra_forbidden":
             message, code = f"{place}unknown parameter {field!r}; remove it", "unknown_parameter"

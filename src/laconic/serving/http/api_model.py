@@ -1,4 +1,4 @@
-"""The loaded model as the routes see it: its name, kind, context, sampling defaults, and the memories it reads."""
+"""The loaded model as the routes see it: its name, context, sampling defaults, and the memories it reads."""
 
 import os
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.memory_file import MemoryMetadata
+from laconic.data.documents.token_bytes import list_token_bytes
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.load_model import LoadedModel
@@ -19,14 +20,7 @@ from laconic.generation.published import PublishedSampling, read_published_sampl
 from laconic.interfaces import PromptsAnswers
 from laconic.models.decoder import Decoder
 from laconic.serving.http.limits import ServerOptions
-from laconic.serving.http.token_text import TokenTexts
-
-KIND_NAMES = {
-    LanguageModel: "a plain model",
-    Reasoner: "a run that answers questions",
-    TextCompressor: "an AutoCompressor",
-    NestedTextModel: "a model that learns",
-}
+from laconic.serving.http.token_text import TokenBytes
 
 
 @dataclass(frozen=True)
@@ -45,13 +39,9 @@ class ApiModel:
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
-    @property
-    def kind_name(self) -> str:
-        return KIND_NAMES[type(self.model)]
-
     @cached_property
-    def token_texts(self) -> TokenTexts:
-        return TokenTexts(self.tokenizer)
+    def token_bytes(self) -> TokenBytes:
+        return list_token_bytes(self.tokenizer)
 
     @cached_property
     def published_sampling(self) -> PublishedSampling:
@@ -82,9 +72,8 @@ class ApiModel:
     def check_reads_memories(self) -> None:
         """Raise UsageError if the model reads no memories."""
         if self.memory_metadata is None:
-            learns = isinstance(self.model, NestedTextModel)
-            hint = "; use /v1/sessions" if learns else " over HTTP; use laconic generate"
-            raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
+            hint = "/v1/sessions" if isinstance(self.model, NestedTextModel) else "laconic generate"
+            raise UsageError(f"{self.name} reads no memories over HTTP; use {hint}")
 
 
 def choose_model_name(path_or_name: str) -> str:

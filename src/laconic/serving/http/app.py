@@ -47,6 +47,7 @@ async def read_version() -> dict[str, str]:
 
 
 @router.get("/v1/models")
+@router.get("/v1/models/")
 async def list_models(services: ServicesDependency) -> dict[str, Any]:
     return {"object": "list", "data": [describe_model(services)]}
 
@@ -64,13 +65,7 @@ def describe_model(services: Services) -> dict[str, Any]:
 
 
 def build_app(served: ApiModel) -> FastAPI:
-    """Build the application. Its engine runs between start-up and shutdown.
-
-    Raises:
-        CorruptArtifactError: If a memory file is damaged or belongs to another model.
-        InputError: If generation_config.json has an invalid sampling option.
-        UsageError: If a name of a memory file is invalid, or the model reads no memories.
-    """
+    """Build the application, whose engine runs between start-up and shutdown; the errors are those of `MemoryStore`."""
     _ = served.published_sampling  # read now: an error in it is not the client's, and its message has a path
     options = served.options
     engine = Engine(served.model, max_batch_size=options.max_batch_size, max_queue=options.max_queue)

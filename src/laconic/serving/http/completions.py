@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from laconic.experiment.text_models.chat_session import ChatPrefix
 from laconic.serving.http.api_error import ApiError
-from laconic.serving.http.prompts import PromptPrefix, build_engine_requests, prepare_chat, prepare_text
-from laconic.serving.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from laconic.serving.http.sequences import AnswerPart, SequenceGroup, count_usage
+from laconic.serving.http.prompts import Prefix, build_sequences, prepare_chat, prepare_text
+from laconic.serving.http.schemas import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
+from laconic.serving.http.sequences import AnswerPart, SequenceGroup
 from laconic.serving.http.services import (
     GroupDependency,
     Services,
@@ -22,9 +23,9 @@ from laconic.serving.http.services import (
     run_while_connected,
     stream_chunks,
 )
-from laconic.serving.http.token_text import CompletionLogprobsBuilder
-from laconic.serving.requests import EngineRequest, FinishEvent, TokenLogprob
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.token_text import CompletionLogprobsBuilder, build_chat_logprobs
+from laconic.serving.http.worker import run_in_thread
+from laconic.serving.requests import EngineRequest, TokenLogprob
 
 Body = TypeVar("Body", bound=GenerationRequest)
 Json = dict[str, Any]
@@ -54,16 +55,13 @@ class ApiAnswer(ABC, Generic[Body]):
     chunk_kind: ClassVar[str]
 
     def __init__(self, services: Services, body: Body, num_prompts: int = 1) -> None:
-        self.services, self.body, self.n = services, body, body.n or 1
+        self.services, self.served, self.body, self.n = services, services.served, body, body.n or 1
         self.num_choices = num_prompts * self.n
         self.id, self.created = f"{self.id_prefix}-{secrets.token_hex(12)}", int(time.time())
 
     async def respond(self, request: Request, group: SequenceGroup) -> Response:
-        """Start the sequences, and return the answer or the stream of its chunks.
-
-        Raises ApiError for a request that does not fit the model or the limits.
-        """
-        largest = self.services.served.options.max_queue
+        """Start the sequences, and return the answer or the stream of its chunks."""
+        largest = self.served.options.max_queue
         if self.num_choices > largest:
             param = "n" if self.num_choices // self.n <= largest else "prompt"
             message = f"{param}: {self.num_choices:,} sequences in one request; give at most {largest:,}"
@@ -75,7 +73,7 @@ class ApiAnswer(ABC, Generic[Body]):
         return JSONResponse(await run_while_connected(request, self.collect(group)))
 
     @abstractmethod
-    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
+    def build_requests(self, prefix: Prefix) -> list[EngineRequest]:
         """Check the options and encode the prompts; the errors are those of `respond`."""
 
     @abstractmethod
@@ -85,38 +83,34 @@ class ApiAnswer(ABC, Generic[Body]):
     def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
         """Return what a part adds to a choice; None if that is nothing."""
 
-    def begin(self) -> list[Json]:
-        """Return the chunks that a stream begins with."""
-        return []
-
-    def count_usage(self, finishes: Sequence[FinishEvent]) -> Json:
-        return count_usage(finishes, self.n)
-
     async def collect(self, group: SequenceGroup) -> Json:
-        wholes = [AnswerPart() for _ in range(self.num_choices)]
-        async for index, part in group.parts():
-            wholes[index].extend(part)
-        choices = [self.build_choice(index, whole) for index, whole in enumerate(wholes)]
-        finishes = [whole.finish for whole in wholes if whole.finish is not None]
-        return self.build(self.kind, choices) | {"usage": self.count_usage(finishes)}
+        async for _ in group.parts():
+            pass
+        choices = [self.build_choice(index, whole) for index, whole in enumerate(group.wholes)]
+        return self.build(self.kind, choices) | {"usage": self.count_usage(group)}
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Json]:
-        usage = {"usage": None} if self.body.should_include_usage else {}
-        for choice in self.begin():
-            yield self.build(self.chunk_kind, [choice]) | usage
-        finishes: dict[int, FinishEvent] = {}
+        options = self.body.stream_options or StreamOptions()
         async for index, part in group.parts():
-            if part.finish is not None:
-                finishes[index] = part.finish
             if (choice := self.build_chunk(index, part)) is not None:
-                yield self.build(self.chunk_kind, [choice]) | usage
-        if usage:
-            counts = self.count_usage([finishes[index] for index in sorted(finishes)])
-            yield self.build(self.chunk_kind, []) | {"usage": counts}
+                usage = self.count_usage(group) if options.continuous_usage_stats else None
+                yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
+        if options.include_usage:
+            yield self.build(self.chunk_kind, []) | {"usage": self.count_usage(group)}
 
     def build(self, kind: str, choices: list[Json]) -> Json:
-        name = self.services.served.name
-        return {"id": self.id, "object": kind, "created": self.created, "model": name, "choices": choices}
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name, "choices": choices}
+
+    def count_usage(self, group: SequenceGroup) -> Json:
+        """Return the token counts so far, each prompt counted once; latents for models that think."""
+        prompt = sum(request.num_prompt_tokens for request in group.requests[:: self.n])
+        completion = sum(whole.num_tokens for whole in group.wholes)
+        usage: Json = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        finishes = [whole.finish for whole in group.wholes if whole.finish is not None]
+        passes, positions = (sum(x.latent_passes for x in finishes), sum(x.latent_positions for x in finishes))
+        if passes or positions:
+            usage["completion_tokens_details"] = {"latent_passes": passes, "latent_positions": positions}
+        return usage
 
 
 class ChatAnswer(ApiAnswer[ChatRequest]):
@@ -124,40 +118,34 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        body, served = self.body, self.services.served
+    def build_requests(self, prefix: Prefix) -> list[EngineRequest]:
+        body, served = self.body, self.served
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         if body.logprobs and not served.has_logprobs:
             raise ApiError(400, f"logprobs: the method of {served.name} has none; remove logprobs", "logprobs")
-        prompt = prepare_chat(served, body.messages, prefix)
+        self.token_bytes = served.token_bytes if body.logprobs else None  # built on this thread
+        prompt = replace(prepare_chat(served, body, prefix), num_top_logprobs=body.top_logprobs or 0)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        return build_engine_requests(served, body, prompt, max_tokens, num_top_logprobs=body.top_logprobs or 0)
+        return build_sequences(served, body, prompt, max_tokens)
 
     def build_choice(self, index: int, whole: AnswerPart) -> Json:
         message = {"role": "assistant", "content": whole.text, "refusal": None}
         logprobs = self.build_logprobs(whole.tokens)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
-    def begin(self) -> list[Json]:
-        delta = {"role": "assistant", "content": ""}
-        return [
-            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            for index in range(self.num_choices)
-        ]
-
     def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
-        if not part.text and part.finish is None:
+        if part.prompt is None and not part.text and part.finish is None:
             return None
         delta = {"content": part.text} if part.text else {}
+        delta = {"role": "assistant", "content": ""} if part.prompt is not None else delta
         logprobs = self.build_logprobs(part.tokens) if part.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish_reason}
 
     def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         """Return the log probabilities of tokens, if they were requested."""
-        if not self.body.logprobs:
-            return None
-        return self.services.served.token_texts.to_chat(tokens, self.body.top_logprobs or 0)
+        token_bytes, num_top = self.token_bytes, self.body.top_logprobs or 0
+        return None if token_bytes is None else build_chat_logprobs(token_bytes, tokens, num_top)
 
 
 class CompletionAnswer(ApiAnswer[CompletionRequest]):
@@ -172,33 +160,27 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
         self.echoes: list[str] = []  # text that each choice begins with
         self.builders: list[CompletionLogprobsBuilder] = []  # of each choice, if `logprobs` is given
 
-    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
-        body, served = self.body, self.services.served
+    def build_requests(self, prefix: Prefix) -> list[EngineRequest]:
+        body, served, has_scores = self.body, self.served, self.echo and self.has_logprobs
         if self.is_score_only and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         requests: list[EngineRequest] = []
         for text in body.prompts:
             prompt = prepare_text(served, text, prefix)
-            if self.echo and self.has_logprobs and prompt.question is not None:
+            if has_scores and prompt.question is not None:
                 message = f"echo: {served.name} answers questions and has no log probabilities of them; remove echo"
                 raise ApiError(400, message, "echo")
-            if self.echo and self.has_logprobs and prefix.memory is not None and prefix.memory.opening:
+            if has_scores and isinstance(prefix, ChatPrefix) and prefix.opening:
                 message = "echo: the memory begins a chat, whose template would be scored with the prompt; remove echo"
                 raise ApiError(400, message, "echo")
-            max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-            requests += build_engine_requests(
-                served,
-                body,
-                prompt,
-                max_tokens,
-                num_top_logprobs=body.logprobs or 0,
-                with_prompt_logprobs=self.echo and self.has_logprobs,
-            )
+            prompt = replace(prompt, num_top_logprobs=body.logprobs or 0, with_prompt_logprobs=has_scores)
+            requests += build_sequences(served, body, prompt, None if body.max_tokens == -1 else max_tokens)
             whole = text if isinstance(text, str) else served.tokenizer.decode(text, skip_special_tokens=False)
             self.echoes += [whole if self.echo else ""] * self.n
         if body.logprobs is not None:
-            texts = served.token_texts
-            self.builders = [CompletionLogprobsBuilder(texts, body.logprobs, echo) for echo in self.echoes]
+            token_bytes = served.token_bytes
+            self.builders = [CompletionLogprobsBuilder(token_bytes, body.logprobs, echo) for echo in self.echoes]
         return requests
 
     def build_choice(self, index: int, whole: AnswerPart) -> Json:
@@ -216,8 +198,7 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
         has_tokens = choice["logprobs"] is not None and choice["logprobs"]["tokens"]
         return choice if choice["text"] or has_tokens or choice["finish_reason"] else None
 
-    def count_usage(self, finishes: Sequence[FinishEvent]) -> Json:
+    def count_usage(self, group: SequenceGroup) -> Json:
         """Return the token counts, without the token that nobody asked for."""
-        if self.is_score_only:
-            finishes = [replace(finish, num_tokens=0) for finish in finishes]
-        return super().count_usage(finishes)
+        usage = super().count_usage(group)
+        return usage | ({"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]} if self.is_score_only else {})

@@ -54,9 +54,10 @@ class RequestGuard:
         headers, options, start = Headers(scope=scope), self.options, time.perf_counter()
         given_id, status, is_complete = headers.get("x-request-id", ""), 0, False
         request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
-        body = LimitedBody(
-            receive, self.max_bytes(scope), deadline, self.open_bodies, options.max_batch_size + options.max_queue
-        )
+        # files of memories and states come by PUT, everything else is JSON
+        max_bytes = options.max_memory_bytes if scope["method"] == "PUT" else options.max_body_bytes
+        max_open = options.max_batch_size + options.max_queue
+        body = LimitedBody(receive, max_bytes, deadline, self.open_bodies, max_open)
         scope.setdefault("state", {}).update(id=request_id, deadline=deadline)
 
         async def send_with_id(message: Message) -> None:
@@ -110,10 +111,6 @@ class RequestGuard:
             message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def max_bytes(self, scope: Scope) -> int:
-        """Return the largest body of a request: files of memories and states come by PUT, everything else is JSON."""
-        return self.options.max_memory_bytes if scope["method"] == "PUT" else self.options.max_body_bytes
-
 
 class LimitedBody:
     """The body of a request, which must keep arriving, be complete before the deadline, and not be too large.
@@ -138,10 +135,7 @@ class LimitedBody:
             raise self.too_large()
 
     async def receive(self) -> Message:
-        """Return the next message.
-
-        Raises ApiError: 413 if the body is too large; 408 if the next piece does not arrive in time; 503 at shutdown.
-        """
+        """Return the next message."""
         if self.is_complete:
             return await self.source()
         try:
@@ -151,9 +145,9 @@ class LimitedBody:
                     oldest = next(iter(self.open_bodies))
                     self.open_bodies.pop(oldest).reschedule(0)
                 message = await self.source()
-        except TimeoutError:
+        except ApiError:
             self.is_late = True
-            raise self.deadline.build_error("the body did not arrive in time; send all of it") from None
+            raise
         finally:
             self.open_bodies.pop(self, None)
         self.is_complete = not message.get("more_body", False)

@@ -44,13 +44,17 @@ class Deadline:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Cancel the block at the deadline, and raise TimeoutError after it."""
-        async with asyncio.timeout_at(self.time) as timeout:
-            self.timeouts.add(timeout)
-            try:
+        """Cancel the block at the deadline, or after a timeout of its own, and raise ApiError: 408, 503 at shutdown."""
+        timeout = asyncio.timeout_at(self.time)
+        self.timeouts.add(timeout)
+        try:
+            async with timeout:
                 yield
-            finally:
-                self.timeouts.discard(timeout)
+        except TimeoutError:
+            message = "the request took too long; send all of it at once, shorten it, or raise --max-seconds"
+            raise build_shutdown_error() if self.is_shutdown else ApiError(408, message) from None
+        finally:
+            self.timeouts.discard(timeout)
 
     def shorten(self, time: float) -> None:
         """End the request at an earlier time, because the server shuts down."""
@@ -58,10 +62,6 @@ class Deadline:
             self.time, self.is_shutdown = time, True
             for timeout in self.timeouts:
                 timeout.reschedule(time)
-
-    def build_error(self, message: str) -> ApiError:
-        """Return the error of a request without an answer at the deadline: 408 with a message, 503 at shutdown."""
-        return build_shutdown_error() if self.is_shutdown else ApiError(408, message)
 
 
 class Deadlines:

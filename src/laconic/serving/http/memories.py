@@ -1,12 +1,11 @@
 """Routes of memories: compress a text, upload a file, list, download, delete."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse
 from pydantic import AfterValidator, Field
 
 from laconic.compression.kv.compress import KVCompressionConfig
@@ -16,14 +15,12 @@ from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
+from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, build_deleted_error, hide_path
 from laconic.serving.http.schemas import MemoryCard, RequestBody, check_text
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import run_in_thread
 
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
-FILE_TYPE = "application/octet-stream"
-CHUNK_BYTES = 2**20
 
 
 class MemoryRequest(RequestBody):
@@ -49,12 +46,9 @@ async def create_memory(body: MemoryRequest, request: Request, services: Service
     write = build_writer(services.served, body)
 
     def compress(check: Callable[[], None]) -> MemoryCard:
-        path = store.new_path()
-        try:
+        with store.new_file() as path:
             write(path, check)
             return store.add(path)
-        finally:
-            path.unlink(missing_ok=True)
 
     return await run_while_connected(request, services.worker.run(compress, get_deadline(request)))
 
@@ -67,12 +61,9 @@ async def upload_memory(id: str, request: Request, services: ServicesDependency)
         raise ApiError(400, "id: give up to 64 letters, digits, - and _", "id")
     store = services.memories
     store.check_space(id)
-    path = store.new_path()
-    try:
+    with store.new_file() as path:
         await save_body(request, path)
         return await run_in_thread(check_and_add, store, path, id)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 @router.get("")
@@ -87,10 +78,12 @@ async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
 
 
 @router.get("/{id}/content")
-async def read_content(id: str, services: ServicesDependency) -> StreamingResponse:
+async def read_content(id: str, services: ServicesDependency) -> FileResponse:
     """Return the file of a memory, which `laconic generate --memory` reads."""
-    file, size = services.memories.open(services.memories.find(id))
-    return StreamingResponse(read_chunks(file), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
+    entry = services.memories.find(id)
+    if not entry.path.exists():
+        raise build_deleted_error(entry)
+    return FileResponse(entry.path, media_type="application/octet-stream")
 
 
 @router.delete("/{id}")
@@ -102,13 +95,9 @@ async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]
 
 
 def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Callable[[], None]], None]:
-    """Return a function that compresses the text into a file, and calls its second argument often.
-
-    Raises ApiError (400) for options that do not fit the model.
-    """
-    name, model = body.name or "text", served.model
-    fields = ("chat", "method", "keep", "slots", "max_loss")
-    options = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
+    """Return a function that compresses the text into a file, and calls its second argument often."""
+    name, text, model = body.name or "text", body.text, served.model
+    options = body.model_dump(exclude={"text", "name"}, exclude_none=True)
     if isinstance(model, TextCompressor):
         if options:
             field = next(iter(options))
@@ -116,49 +105,37 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
 
         def write_summaries(path: Path, check: Callable[[], None]) -> None:
             job = CompressionJob(model.method)
-            for _ in job.run([[model.token_stream(name, [body.text])]]):
+            for _ in job.run([[model.token_stream(name, [text])]]):
                 check()
             model.with_metadata(job).save(path)
 
         return write_summaries
-    chat = bool(options.pop("chat", False))
+    chat = options.pop("chat", False)
     if chat and served.tokenizer.chat_template is None:
         raise ApiError(400, f"chat: {served.name} has no chat template; remove chat", "chat")
     try:
         config = KVCompressionConfig(**options)
     except UsageError as error:
         raise ApiError(400, str(error), next(iter(options))) from None
-    if not body.text.strip():
-        raise ApiError(400, "text: only white space; give text", "text")
 
     def write_selection(path: Path, check: Callable[[], None]) -> None:
-        def on_progress(step: str, done: int, total: int) -> None:
+        def on_progress(*_: object) -> None:
             check()
 
-        decoder, tokenizer, text = served.decoder, served.tokenizer, body.text
-        result = compress_text(decoder, tokenizer, text, config, name=name, chat=chat, on_progress=on_progress)
-        result.memory.save(path)
+        decoder, tokenizer = served.decoder, served.tokenizer
+        compress_text(decoder, tokenizer, text, config, name=name, chat=chat, on_progress=on_progress).memory.save(path)
 
     return write_selection
 
 
 def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
-    """Add an uploaded file to the store.
-
-    Raises ApiError: 409 if it was written for another model; 400 if it is not a memory of one text, or damaged.
-    """
+    """Add an uploaded file to the store, if it is a memory of one text for the served model."""
     try:
         card = store.describe(id, path).card
         if not card.is_readable:
             message = f"memory {id} was written for another model than {store.served.name}; compress the text again"
             raise ApiError(409, message, "id", "memory_of_another_model")
-        store.load_file(path)
+        store.load([path])
     except LaconicError as error:
-        raise ApiError(400, hide_path(error, path, id)) from None
+        raise ApiError(400, hide_path(str(error), path, id)) from None
     return store.add(path, id)
-
-
-def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of a file and close it."""
-    with file:
-        yield from iter(partial(file.read, CHUNK_BYTES), b"")

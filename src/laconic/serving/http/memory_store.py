@@ -6,11 +6,11 @@ import secrets
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 
@@ -22,7 +22,6 @@ from laconic.compression.segment import build_memory_prompt
 from laconic.console import log_message
 from laconic.errors import (
     CorruptArtifactError,
-    InputError,
     LaconicError,
     UsageError,
     translate_os_errors,
@@ -75,7 +74,7 @@ class MemoryStore:
         for id, path in served.options.memory_files.items():
             if not MEMORY_ID.fullmatch(id):
                 raise UsageError(f"--memory {id}={path}: a name has up to 64 letters, digits, - and _; choose another")
-            self.load_file(path)
+            self.load([path])
             self.entries[id] = replace(self.describe(id, path), is_pinned=True)
 
     def describe(self, id: str, path: Path) -> StoredMemory:
@@ -112,10 +111,7 @@ class MemoryStore:
             return sorted((entry.card for entry in self.entries.values()), key=lambda card: (card.created, card.id))
 
     def find(self, name: str) -> StoredMemory:
-        """Return a memory by its id, or by its name if only one memory that the served model may read has it.
-
-        Raises ApiError: 404 if there is none, 409 if several of these memories have the name.
-        """
+        """Return a memory by its id, or by its name if only one memory that the served model may read has it."""
         with self.lock:
             named = [entry for entry in self.entries.values() if entry.card.name == name]
             entries = [self.entries[name]] if name in self.entries else named
@@ -129,20 +125,16 @@ class MemoryStore:
             raise ApiError(409, message, "memory", "ambiguous_name")
         return entries[0]
 
-    def open(self, entry: StoredMemory) -> tuple[BinaryIO, int]:
-        """Open the file of a memory, and return its size. The file stays readable if the memory is deleted."""
-        try:
-            file = entry.path.open("rb")
-        except FileNotFoundError:
-            raise build_deleted_error(entry) from None
-        return file, os.fstat(file.fileno()).st_size
-
-    def new_path(self) -> Path:
-        """Return a path for a file that is not a memory yet, which a restart removes; create the folder if need be."""
+    @contextmanager
+    def new_file(self) -> Iterator[Path]:
+        """Yield a path for a file that is not a memory yet, which is removed at the end unless it has become one."""
         path = self.folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         with translate_os_errors(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-        return path
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def check_name(self, name: str) -> None:
         """Raise ApiError (409) for a name that is another memory's id, because requests would get that memory."""
@@ -161,10 +153,7 @@ class MemoryStore:
             raise ApiError(400, message, code="too_many_memories")
 
     def add(self, source: Path, id: str | None = None) -> MemoryCard:
-        """Move a checked file of the folder into the store, under its id or a new one, replacing a memory of that id.
-
-        The errors are those of `check_space`.
-        """
+        """Move a checked file into the store, under its id or a new one, replacing a memory of that id."""
         self.check_space(id)
         id = f"mem_{secrets.token_hex(12)}" if id is None else id
         path = self.folder / f"{id}{SUFFIX}"
@@ -189,28 +178,31 @@ class MemoryStore:
             del self.prefixes[key]
         return entry
 
+    @torch.inference_mode()
     def load_prefix(self, names: tuple[str, ...]) -> ChatPrefix:
-        """Return the KV cache of memories, by id or name and in order, as a beginning of prompts.
-
-        Raises ApiError: 404 for an unknown memory, 409 for a name of several or a memory of another model, 400 if they
-        cannot be joined; UsageError if the model reads no memories.
-        """
+        """Return the KV cache of memories, by id or name and in order, as a beginning of prompts."""
         self.served.check_reads_memories()
         entries = [self.find(name) for name in names]
+        for entry in entries:
+            if not entry.card.is_readable:
+                message = f"memory {entry.card.id} was written for another model; write it again"
+                raise ApiError(409, message, "memory", "memory_of_another_model")
+            if not entry.path.exists():
+                raise build_deleted_error(entry)
         key = tuple(entry.digest for entry in entries)
-        have_files = all(entry.path.exists() for entry in entries)
         with self.lock:
-            if have_files and key in self.prefixes:
+            if key in self.prefixes:
                 self.prefixes.move_to_end(key)
                 return self.prefixes[key]
-        with torch.inference_mode():
-            memories = [self.load_entry(entry) for entry in entries]
-            try:
-                prefix = self.build_prefix(memories)
-            except (UsageError, CorruptArtifactError) as error:
-                raise ApiError(400, f"memory: {error}", "memory") from None
-            # a copy, since a file that is overwritten in place changes the tensors that were loaded from it
-            prefix = replace(prefix, cache=prefix.cache.map_tensors(torch.clone))
+        try:
+            prefix = self.build_prefix(self.load([entry.path for entry in entries]))
+        except LaconicError as error:
+            message = f"memory: {error}"
+            for entry in entries:
+                message = hide_path(message, entry.path, entry.card.id)
+            raise ApiError(409 if isinstance(error, CorruptArtifactError) else 400, message, "memory") from None
+        # a copy, since a file that is overwritten in place changes the tensors that were loaded from it
+        prefix = replace(prefix, cache=prefix.cache.map_tensors(torch.clone))
         with self.lock:
             if all(self.entries.get(entry.card.id) is entry for entry in entries):  # none was deleted meanwhile
                 self.prefixes[key] = prefix
@@ -218,57 +210,33 @@ class MemoryStore:
                 self.prefixes.popitem(last=False)
         return prefix
 
-    def load_entry(self, entry: StoredMemory) -> KVMemory | SummaryMemory:
-        """Load the file of a memory.
-
-        Raises ApiError: 404 if it was deleted meanwhile, 409 if it has changed or is of another model.
-        """
-        id = entry.card.id
-        if not entry.card.is_readable:
-            message = f"memory {id} was written for another model; write it again"
-            raise ApiError(409, message, "memory", "memory_of_another_model")
-        try:
-            memory, digest = self.load_file(entry.path), self.describe(id, entry.path).digest
-        except InputError:
-            raise build_deleted_error(entry) from None
-        except LaconicError as error:
-            raise ApiError(409, f"memory {id}: {hide_path(error, entry.path, id)}", "memory") from None
-        current = self.entries.get(id, entry)  # another one, if a client has uploaded the memory meanwhile
-        if digest not in (entry.digest, current.digest):
-            message = f"memory {id}: its file was replaced by another; upload it, or restart the server"
-            raise ApiError(409, message, "memory")
-        return memory
-
-    def load_file(self, path: Path) -> KVMemory | SummaryMemory:
-        """Load a memory of one text that the served model reads, on its device.
-
-        Raises CorruptArtifactError if the file is damaged or belongs to another model; UsageError if it holds several
-        texts, or the model reads no memories.
-        """
+    def load(self, paths: Sequence[Path]) -> KVMemory | SummaryMemory:
+        """Load memories of one text each that the served model reads, on its device, and join them in order."""
         self.served.check_reads_memories()
-        model: Any = self.served.model
-        memory: KVMemory | SummaryMemory = model.load_memory(path)
+        model = self.served.model
+        if isinstance(model, TextCompressor):
+            memory = model.join_memories(paths)
+        else:
+            memory = load_kv_memories(paths, self.decoder, self.served.tokenizer)
         if memory.B != 1:
-            raise UsageError(f"{path.name} holds {memory.B} texts; a prompt continues a memory of one text")
+            raise UsageError(f"{paths[0].name} holds {memory.B} texts; a prompt continues a memory of one text")
         return memory
 
-    def build_prefix(self, memories: Sequence[KVMemory | SummaryMemory]) -> ChatPrefix:
-        """Return the cache of KV memories, one document after the other, or of bos and summary vectors."""
-        kv_memories = [memory for memory in memories if isinstance(memory, KVMemory)]
-        if kv_memories:
-            memory = load_kv_memories(kv_memories, self.decoder, self.served.tokenizer)
+    def build_prefix(self, memory: KVMemory | SummaryMemory) -> ChatPrefix:
+        """Return the cache of a KV memory, or of bos and summary vectors."""
+        if isinstance(memory, KVMemory):
             return ChatPrefix.from_kv_memory(memory, self.served.tokenizer)
         compressor = self.served.model
         assert isinstance(compressor, TextCompressor)
-        memory = compressor.join_memories([memory for memory in memories if isinstance(memory, SummaryMemory)])
-        model, one_token = compressor.method.segment_model, memory.valid.new_ones(1, 1)
+        # the engine's decoder reads, since another thread may switch the adapters of the compressor's
+        model = replace(compressor.method.segment_model, decoder=self.decoder, base_model_context=None)
         model.check_fits(memory, 1)
-        prompt = build_memory_prompt(self.decoder, model.config, memory, model.bos_token_id, one_token)
-        if not prompt.inputs_embeds.shape[1]:
+        cache, one_token = model.prefill_memory(memory), memory.valid.new_ones(1, 1)
+        if cache is None:
             raise UsageError("the memory has no vectors; compress a longer text")
-        position_ids, mask = prompt.position_ids, prompt.attention_mask[:, :-1]
-        before = None if position_ids is None else position_ids[:, :-1]
-        cache = self.decoder(prompt.inputs_embeds, attention_mask=mask, position_ids=before).cache
+        position_ids = build_memory_prompt(
+            self.decoder, model.config, memory, model.bos_token_id, one_token
+        ).position_ids
         return ChatPrefix(cache, cache.S if position_ids is None else int(position_ids[0, -1]))
 
 
@@ -276,6 +244,6 @@ def build_deleted_error(entry: StoredMemory) -> ApiError:
     return ApiError(404, f"memory {entry.card.id} has been deleted", "memory", "not_found")
 
 
-def hide_path(error: Exception, path: Path, id: str) -> str:
-    """Return the message of an error with the id of a memory in place of its file."""
-    return str(error).replace(str(path), id).replace(path.name, id)
+def hide_path(message: str, path: Path, id: str) -> str:
+    """Return a message with the id of a memory in place of its file."""
+    return message.replace(str(path), id).replace(path.name, id)

@@ -23,11 +23,15 @@ NEUTRAL_MESSAGE_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],), "audio": (), "function_call": (), "provider_specific_fields": ({},), "reasoning": ("",),
     "reasoning_content": ("",), "refusal": (), "tool_calls": ([],), "type": ("text", "message"),
 }  # fmt: skip
+CHAT_NEUTRAL = {**UNSUPPORTED_PARAMETERS, "max_tokens": (-1,), "max_completion_tokens": (-1,)}  # as in llama.cpp
 IGNORED_FIELDS = ("cache_control", "id")  # of messages and their parts: hints to other servers, ids of earlier answers
 MAX_FIELDS = 100  # of an object; each unknown one is an error that takes time to build
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 32
 MAX_ROWS = 1024  # prompts, messages or memories of one request
+
+
+StopText = Annotated[str, Field(min_length=1)]
 
 
 class RequestBody(BaseModel):
@@ -91,7 +95,7 @@ class StreamOptions(RequestBody):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # the server may leave the padding out
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None  # as in vLLM: the counts so far in every chunk
 
 
 class GenerationRequest(RequestBody):
@@ -107,7 +111,7 @@ class GenerationRequest(RequestBody):
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1 turn it off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    stop: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | str | None = None
+    stop: Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS)] | StopText | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
     stream: bool | None = None
@@ -117,14 +121,6 @@ class GenerationRequest(RequestBody):
     prompt_cache_key: str | None = None
     memory: Annotated[list[str], Field(max_length=MAX_ROWS)] | str | None = None
     session: str | None = None
-
-    @field_validator("stop")
-    @classmethod
-    def check_stop(cls, stop: list[str] | str | None) -> list[str] | str | None:
-        """Refuse an empty stop string, at which every text would end."""
-        if stop == "" or (isinstance(stop, list) and "" in stop):
-            raise ValueError("an empty string would end every text at once; remove it")
-        return stop
 
     @property
     def sampling_options(self) -> dict[str, Any]:
@@ -150,15 +146,12 @@ class GenerationRequest(RequestBody):
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    @property
-    def should_include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
+    neutral = CHAT_NEUTRAL
+    chat_template_kwargs: dict[str, Any] | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -178,7 +171,7 @@ class CompletionRequest(GenerationRequest):
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
     )
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None  # -1: until the end, as in llama.cpp
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -193,8 +186,8 @@ class CompletionRequest(GenerationRequest):
 
 
 def check_text(text: str) -> str:
-    """Return a text; raise ValueError if it is empty."""
-    if not text:
+    """Return a text; raise ValueError if it is empty, or only white space."""
+    if not text.strip():
         raise ValueError("empty; give text")
     return text
 

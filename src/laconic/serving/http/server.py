@@ -21,7 +21,7 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
 from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import Deadlines, ServerOptions
-from laconic.serving.threads import start_thread
+from laconic.serving.http.worker import start_thread
 from laconic.storage.lock import lock_folder
 
 SEND_SECONDS = 5  # time at shutdown to send the answers of the requests that it ends

@@ -21,12 +21,11 @@ from laconic.serving.http.guard import CLIENT_CLOSED_REQUEST
 from laconic.serving.http.limits import Deadline
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
-from laconic.serving.http.prompts import PromptPrefix
+from laconic.serving.http.prompts import Prefix
 from laconic.serving.http.schemas import GenerationRequest
 from laconic.serving.http.sequences import SequenceGroup
 from laconic.serving.http.session_store import SessionStore
-from laconic.serving.http.worker import Worker
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import Worker, run_in_thread
 from laconic.storage.strict_json import parse_json, to_canonical_json
 
 T = TypeVar("T")
@@ -50,20 +49,15 @@ class Services:
             message = f"model: {name[:80]!r} is not served; this server has {self.served.name!r}"
             raise ApiError(404, message, "model", "model_not_found")
 
-    async def resolve_prefix(self, body: GenerationRequest) -> PromptPrefix:
-        """Return what a request's prompt continues: its memories or its session.
-
-        Raises ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if the model has no such thing.
-        """
+    async def resolve_prefix(self, body: GenerationRequest) -> Prefix:
+        """Return what a request's prompt continues; the errors are those of the stores."""
         if body.model is not None:
             self.check_model(body.model)
         if body.memories and body.session is not None:
             raise ApiError(400, "memory and session given; give one of them", "session")
         if body.session is not None:
-            return PromptPrefix(fast_weights=self.sessions.get(body.session).state)
-        if body.memories:
-            return PromptPrefix(memory=await run_in_thread(self.memories.load_prefix, body.memories))
-        return PromptPrefix()
+            return self.sessions.get(body.session).state
+        return await run_in_thread(self.memories.load_prefix, body.memories) if body.memories else None
 
 
 def get_services(request: Request) -> Services:

@@ -46,8 +46,7 @@ class SessionStore:
     def model(self) -> NestedTextModel:
         """The model that learns. Raises ApiError (400) for other models."""
         if not isinstance(self.served.model, NestedTextModel):
-            message = f"{self.served.name} is {self.served.kind_name}; only models that learn have sessions"
-            raise ApiError(400, message, "session")
+            raise ApiError(400, f"{self.served.name} does not learn; only models that learn have sessions", "session")
         return self.served.model
 
     def create(self, source: Session | None = None) -> Session:
@@ -70,17 +69,12 @@ class SessionStore:
             raise ApiError(404, message, "session", "not_found")
         return self.sessions[id]
 
-    def get_idle(self, id: str) -> Session:
-        """Return a session that no request writes. Raises ApiError: 409 if one does, 404 if there is no session."""
+    @contextmanager
+    def write(self, id: str) -> Iterator[Session]:
+        """Hold a session for writing. Raises ApiError: 409 if another request does, 404 if there is no session."""
         session = self.get(id)
         if session.is_writing:
             raise ApiError(409, f"session {id} is changed by another request; wait for it", "session", "session_busy")
-        return session
-
-    @contextmanager
-    def write(self, id: str) -> Iterator[Session]:
-        """Hold a session for writing; the errors are those of `get_idle`."""
-        session = self.get_idle(id)
         session.is_writing = True
         try:
             yield session
@@ -101,14 +95,11 @@ class SessionStore:
             return path.read_bytes()
 
     def load(self, path: Path) -> tuple[FastWeightState | None, tuple[ReadDocument, ...]]:
-        """Return the state in a file, None if it has read nothing, and its texts.
-
-        Raises ApiError: 400 if the file is damaged, was written for another model, or holds several texts.
-        """
+        """Return the state in a file, None if it has read nothing, and its texts."""
         try:
             state, documents = self.model.load_memory(path), load_read_documents(path)
         except CorruptArtifactError as error:
-            raise ApiError(400, hide_path(error, path, "the file"), "state") from None
+            raise ApiError(400, hide_path(str(error), path, "the file"), "state") from None
         rows = len(state.position)
         if rows != 1:
             raise ApiError(400, f"the file holds the states of {rows:,} texts; a session has one", "state")

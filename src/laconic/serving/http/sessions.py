@@ -12,7 +12,7 @@ from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import EmptyRequest, LearnRequest
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import run_in_thread
 
 router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
 
@@ -78,13 +78,15 @@ async def read_state(id: str, services: ServicesDependency) -> Response:
 @router.put("/{id}/state")
 async def upload_state(id: str, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Replace the fast weights of a session with those in a file that `GET …/state` or `laconic compress` wrote."""
-    services.sessions.get_idle(id)  # before the body is read, which may take long
-    with translate_os_errors(Path(gettempdir())), TemporaryDirectory(prefix="laconic-state-") as folder:
+    with (
+        services.sessions.write(id) as session,
+        translate_os_errors(Path(gettempdir())),
+        TemporaryDirectory(prefix="laconic-state-") as folder,
+    ):
         path = Path(folder) / "state.safetensors"
         await save_body(request, path)
-        with services.sessions.write(id) as session:
-            session.state, session.documents = await run_in_thread(services.sessions.load, path)
-            return session.to_card()
+        session.state, session.documents = await run_in_thread(services.sessions.load, path)
+        return session.to_card()
 
 
 @router.delete("/{id}")

@@ -1,80 +1,38 @@
-"""Text and bytes of single tokens, which the API reports with log probabilities."""
+"""Texts and bytes of single tokens with their log probabilities, as the API reports them."""
 
 import codecs
-import re
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from tokenizers import decoders
-
-from laconic.data.tokenizer import Tokenizer, list_byte_characters
 from laconic.generation.text_stream import REPLACEMENT_CHARACTER
 from laconic.serving.requests import TokenLogprob
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
+TokenBytes = Mapping[int, bytes]  # by id, see `list_token_bytes`
 MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API writes this number
 
 
-class TokenText(NamedTuple):
-    """A token as text and as bytes; the bytes may be only a part of a character."""
-
-    text: str
-    data: bytes
-
-    @property
-    def label(self) -> str:
-        """The text, or "bytes:\\x…" for a part of a character, as in OpenAI's completions API."""
-        if REPLACEMENT_CHARACTER not in self.text:
-            return self.text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
-
-
-class TokenTexts:
-    """Texts of a tokenizer's tokens inside a text, where they keep their leading space."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.byte_values = {char: byte for byte, char in enumerate(list_byte_characters())}
-        self.is_byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
-        added = tokenizer.backend.get_added_tokens_decoder()
-        self.added = {id: token.content for id, token in added.items()}
-        self.preceding_ids = tokenizer.encode("a", add_special_tokens=False)
-        self.texts: dict[int, TokenText] = {}
-
-    def __getitem__(self, token_id: int) -> TokenText:
-        text = self.texts.get(token_id)
-        if text is None:
-            text = self.texts[token_id] = self.decode(token_id)
+def label_token(data: bytes) -> str:
+    """Return a token's text, or "bytes:\\x…" for a part of a character, as in OpenAI's completions API."""
+    text = data.decode(errors="replace")
+    if REPLACEMENT_CHARACTER not in text:
         return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def decode(self, token_id: int) -> TokenText:
-        if token_id in self.added:
-            return TokenText(self.added[token_id], self.added[token_id].encode())
-        piece = self.tokenizer.backend.id_to_token(token_id) or ""
-        if self.is_byte_level and all(char in self.byte_values for char in piece):
-            data = bytes(self.byte_values[char] for char in piece)
-            return TokenText(data.decode(errors="replace"), data)
-        if match := BYTE_TOKEN.fullmatch(piece):
-            data = bytes([int(match[1], 16)])
-            return TokenText(data.decode(errors="replace"), data)
-        before = self.tokenizer.decode(self.preceding_ids, skip_special_tokens=False)
-        text = self.tokenizer.decode([*self.preceding_ids, token_id], skip_special_tokens=False)[len(before) :]
-        return TokenText(text, text.encode())
 
-    def to_chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
-        """Return log probabilities as chat completions report them, with the most likely tokens in each place."""
+def build_chat_logprobs(token_bytes: TokenBytes, logprobs: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
+    """Return log probabilities as chat completions report them, with the most likely tokens in each place."""
 
-        def describe(id: int, logprob: float | None) -> dict[str, Any]:
-            assert logprob is not None  # chats score no prompts, and ask no method that has none
-            text, data = self[id]
-            return {"token": text, "logprob": clip_logprob(logprob), "bytes": list(data)}
+    def describe(id: int, logprob: float | None) -> dict[str, Any]:
+        assert logprob is not None  # chats score no prompts, and ask no method that has none
+        data = token_bytes.get(id, b"")
+        return {"token": data.decode(errors="replace"), "logprob": clip_logprob(logprob), "bytes": list(data)}
 
-        content = [
-            describe(token.token_id, token.logprob)
-            | {"top_logprobs": [describe(id, value) for id, value in token.top[:num_top]]}
-            for token in logprobs
-        ]
-        return {"content": content, "refusal": None}
+    content = [
+        describe(token.token_id, token.logprob)
+        | {"top_logprobs": [describe(id, value) for id, value in token.top[:num_top]]}
+        for token in logprobs
+    ]
+    return {"content": content, "refusal": None}
 
 
 class CompletionLogprobsBuilder:
@@ -84,8 +42,8 @@ class CompletionLogprobsBuilder:
     prompt, if the answer repeats it.
     """
 
-    def __init__(self, texts: TokenTexts, num_top: int, echo: str) -> None:
-        self.texts, self.num_top, self.echo, self.offset = texts, num_top, echo, 0
+    def __init__(self, token_bytes: TokenBytes, num_top: int, echo: str) -> None:
+        self.token_bytes, self.num_top, self.echo, self.offset = token_bytes, num_top, echo, 0
         self.decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
     def build(self, tokens: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
@@ -95,7 +53,7 @@ class CompletionLogprobsBuilder:
         offsets += [self.advance(token.token_id) for token in tokens]
         logprobs = (*prompt, *tokens)
         return {
-            "tokens": [self.texts[token.token_id].label for token in logprobs],
+            "tokens": [label_token(self.token_bytes.get(token.token_id, b"")) for token in logprobs],
             "token_logprobs": [None if token.logprob is None else clip_logprob(token.logprob) for token in logprobs],
             "top_logprobs": [self.build_top(token) for token in logprobs],
             "text_offset": offsets,
@@ -106,7 +64,7 @@ class CompletionLogprobsBuilder:
 
         Special tokens and SentencePiece's first space belong to a prompt's tokens, but not to its text.
         """
-        offset, text = self.offset, self.decoder.decode(self.texts[token_id].data)
+        offset, text = self.offset, self.decoder.decode(self.token_bytes.get(token_id, b""))
         if is_prompt:
             rest = self.echo[offset:]
             text = next((part for part in (text, text.lstrip()) if rest.startswith(part)), "")
@@ -119,7 +77,7 @@ class CompletionLogprobsBuilder:
             return None
         top: dict[str, float] = {}
         for id, value in (*token.top[: self.num_top], (token.token_id, token.logprob)):
-            top.setdefault(self.texts[id].label, clip_logprob(value))
+            top.setdefault(label_token(self.token_bytes.get(id, b"")), clip_logprob(value))
         return top
 
 

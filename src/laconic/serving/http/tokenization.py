@@ -1,7 +1,6 @@
 """POST /tokenize and /detokenize, as in vLLM: the ids of a prompt or of messages, and the text of ids."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -9,14 +8,18 @@ from pydantic import Field
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.prompts import check_characters, check_token_ids, choose_question, read_messages
+from laconic.serving.http.prompts import (
+    check_characters,
+    check_token_ids,
+    choose_question,
+    encode_question,
+    read_messages,
+)
 from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
-from laconic.serving.thinking import list_question_ids
-from laconic.serving.threads import run_in_thread
+from laconic.serving.http.worker import run_in_thread
 
-T = TypeVar("T")
-NEUTRAL_PARAMETERS = {"continue_final_message": (False,), "chat_template_kwargs": ({},), "return_token_strs": (False,)}
+NEUTRAL_PARAMETERS = {"continue_final_message": (False,), "return_token_strs": (False,)}
 router = APIRouter(route_class=StrictRoute)
 
 
@@ -29,6 +32,7 @@ class TokenizeRequest(RequestBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(RequestBody):
@@ -42,7 +46,8 @@ class DetokenizeRequest(RequestBody):
 async def tokenize(body: TokenizeRequest, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Return the ids of a prompt, or of messages under the chat template, and their number."""
     services.check_model(body.model or services.served.name)
-    ids = await run_until_deadline(request, encode, services.served, body)
+    async with get_deadline(request).limit():
+        ids = await run_in_thread(encode, services.served, body)
     return {"count": len(ids), "max_model_len": services.served.context_size, "tokens": ids}
 
 
@@ -51,25 +56,12 @@ async def detokenize(body: DetokenizeRequest, request: Request, services: Servic
     """Return the text of ids, with special tokens."""
     services.check_model(body.model or services.served.name)
     check_token_ids(services.served, body.tokens, "tokens")
-    return {"prompt": await run_until_deadline(request, services.served.tokenizer.decode, body.tokens, False)}
-
-
-async def run_until_deadline(request: Request, function: Callable[..., T], *args: Any) -> T:
-    """Run a function in a thread. Raises ApiError (408, 503) if the request's time is over first."""
-    deadline = get_deadline(request)
-    try:
-        async with deadline.limit():
-            return await run_in_thread(function, *args)
-    except TimeoutError:
-        raise deadline.build_error("the text was not read in time; send less") from None
+    async with get_deadline(request).limit():
+        return {"prompt": await run_in_thread(services.served.tokenizer.decode, body.tokens, False)}
 
 
 def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
-    """Return the ids of a prompt or of messages.
-
-    Raises ApiError: 400 if both or none is given, they are too long, the model has no chat template, or they are no
-    question for a run that answers questions; InputError if the template rejects the messages.
-    """
+    """Return the ids of a prompt or of messages; the errors are those of completions."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", "prompt")
     if body.prompt is not None:
@@ -77,9 +69,10 @@ def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     messages, has_reply = read_messages(served, body.messages or ()), body.add_generation_prompt is not False
     if isinstance(served.model, Reasoner):
-        if not has_reply or body.add_special_tokens:
-            message = f"add_generation_prompt and add_special_tokens: {served.name} answers questions; remove them"
-            raise ApiError(400, message, "add_generation_prompt")
-        return list_question_ids(served.model, choose_question(served.name, served.model, messages))
-    text = served.tokenizer.apply_chat_template(messages, add_generation_prompt=has_reply)
+        if not has_reply or body.add_special_tokens or body.chat_template_kwargs:
+            raise ApiError(400, f"messages: {served.name} answers questions; remove the options of templates")
+        batch = encode_question(served.model, choose_question(served.name, served.model, messages))
+        return batch.question_ids[batch.question_mask].tolist()
+    variables = body.chat_template_kwargs
+    text = served.tokenizer.apply_chat_template(messages, add_generation_prompt=has_reply, variables=variables)
     return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
