@@ -4,11 +4,11 @@ Nested Learning arXiv:2512.24695, section 7.3. Symbols: K levels l; C_l chunk si
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from laconic.config.nested import DonorLayout, find_chunk_error
 from laconic.errors import UsageError
-from laconic.nested.optim.param_groups import check_choice
+from laconic.generation.config import check_choices
 
 
 def check_chunk_sizes(sizes: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ def place_levels(
     there are levels follow one another in every layer, so that the result is no longer the donor.
     """
     check_chunk_sizes(chunk_sizes)
-    check_choice("cms", "donor_layout", donor_layout, get_args(DonorLayout))
+    check_choices(donor_layout=(donor_layout, DonorLayout))
     K, layers, sizes = len(chunk_sizes), range(num_layers), tuple(chunk_sizes)
     if donor_layout == "grow":
         return [LayerPlacement(sizes, (n, *[None] * (K - 1))) for n in layers]
