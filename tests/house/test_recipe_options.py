@@ -45,7 +45,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "stop_head.prior_kl_weight", "stop_head.prior_stop_prob",  # VL10
         "stop_head.entropy_weight", "stop_head.entropy_floor",  # VL11
         "stop_head.target_mean_length", "stop_head.cost_step_size", "stop_head.max_length_cost",  # VL13
-        "mixer.self_modifying.max_memory_norm", "mixer.self_modifying.mlp_width", "mixer.self_modifying.loss_factor",
+        "mixer.self_modifying.max_memory_norm",
         "mixer.titans.decay_half_life", "mixer.titans.mlp_width", "mixer.titans.lr_init",
         "mixer.titans.num_persistent_tokens",  # Titans, eq. 19
         "cms.residual", "cms.lr_granularity", "cms.associative_target", "cms.max_error_norm",

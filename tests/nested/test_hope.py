@@ -22,7 +22,7 @@ from tests.reference.self_titans import recurrent_self_titans
 
 D, H, E = 6, 2, 3
 SMALL: dict[str, Any] = {
-    "projection_lr_init": 0.3, "decay_half_life": 20.0, "mlp_width": 4, "memory_chunk_size": 3,
+    "projection_lr_init": 0.3, "decay_half_life": 20.0, "memory_chunk_size": 3,
     "projection_chunk_size": 3,
 }  # fmt: skip
 
@@ -49,7 +49,6 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
         "adaptive_query": draw(st.booleans()),
         "memory_kind": draw(st.sampled_from(("linear", "affine", "mlp"))),
         "objective": draw(st.sampled_from(("dot", "l2"))),
-        "loss_factor": draw(st.sampled_from((1, 2))),
         "delta_rule": draw(st.booleans()),
         "read_at": draw(st.sampled_from(("token", "boundary", "after"))),
         "gate_groups": draw(st.sampled_from((1, 2))),

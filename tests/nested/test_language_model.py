@@ -197,7 +197,7 @@ def test_metrics_gates_and_norms_start_as_the_options_say() -> None:
 def test_metrics_count_capped_and_guarded_writes(memory_kind: Any, decay_target: Any) -> None:
     tight = MEMORY.model_copy(
         update={
-            "memory_kind": memory_kind, "decay_target": decay_target, "mlp_width": 3, "max_projection_norm": 1e-9,
+            "memory_kind": memory_kind, "decay_target": decay_target, "max_projection_norm": 1e-9,
             "max_memory_norm": 1e-3,
         }
     )  # fmt: skip

@@ -139,11 +139,7 @@ def test_state_reset_rows_zeroes_only_these_rows() -> None:
     old = dict(state.named_tensors(before))
     for name, x in state.named_tensors(after):
         assert torch.equal(x[0], old[name][0]), name
-        if "cache" not in name and name != "open_chunk.input_ids":
-            assert not x[1].any(), name
-    cache = after.layers[0].cache
-    assert cache is not None
-    assert cache.valid.any(1).tolist() == [True, False, True]
+        assert not x[1].any(), name
 
 
 def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ DEFAULT_INNER_LR = {"task": 1e-3, "associative": 1e-2}
 # Former options that models, runs and states store with their default values
 FORMER_DEFAULTS: dict[str, Any] = {
     "max_lr": 1.0, "reset_every": None, "global_chunk_size": None, "new_level_init": "zero", "donor_map": None,
+    "mlp_width": None, "loss_factor": 1,
 }  # fmt: skip
 
 
@@ -51,12 +52,8 @@ class SelfModifyingOptions(ConfigModel):
     """the query projection modifies itself too"""
     memory_kind: Literal["linear", "affine", "mlp"] = "linear"
     """memory M z, z + W z, or z + W1 silu(W2 z)"""
-    mlp_width: PositiveInt | None = None
-    """inner width of an mlp memory; default: head_dim"""
     objective: Literal["dot", "l2"] = "dot"
     """dot: write the value; l2 (the paper): write its error under the current memory"""
-    loss_factor: Literal[1, 2] = 1
-    """l2: loss is the squared error times 1/2 (1) or 1 (2, the paper)"""
     delta_rule: bool = True
     """erase what is stored at the key before writing"""
     read_at: Literal["token", "boundary", "after"] = "token"

@@ -261,32 +261,10 @@ def select_rows(tree: Tree, rows: RowIndex) -> Tree:
 
 
 def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
-    """Reset rows, by default all, to the state of a model that has read nothing; their cache slots become invalid."""
+    """Reset rows, by default all, to zeros: the state of a model that has read nothing, with invalid cache slots."""
     keep = torch.ones(num_rows(state), dtype=torch.bool)
     keep[row_index(range(len(keep)) if rows is None else rows, len(keep))] = False
-    return _reset_node(state, keep)
-
-
-def _reset_node(tree: Tree, keep: Tensor) -> Tree:
-    node: Any = tree
-    if isinstance(node, FastWeightState):
-        layers = tuple(_reset_node(layer, keep) for layer in node.layers)
-        chunk = _reset_node(node.open_chunk, keep)
-        return cast(Tree, replace(node, layers=layers, position=_zero_rows(node.position, keep), open_chunk=chunk))
-    if isinstance(node, OpenChunk):
-        layers = tuple(_reset_node(layer, keep) for layer in node.layers_at_start)
-        return cast(Tree, OpenChunk(node.input_ids, _zero_rows(node.num_tokens, keep), layers))
-    if isinstance(node, LayerState):
-        zeroed = {name: _zero_rows(getattr(node, name), keep) for name in ("conv_tails", "memory", "cms")}
-        if (cache := node.cache) is not None:
-            cache = cache.with_valid(cache.valid & expand_rows(keep, cache.valid))
-        return cast(Tree, replace(node, **zeroed, cache=cache))
-    return _zero_rows(tree, keep)
-
-
-def _zero_rows(tree: Tree, keep: Tensor) -> Tree:
-    """Set the rows outside the mask to zero; no gradient flows into them."""
-    return map_tensors(tree, lambda x: x.where(expand_rows(keep, x), torch.zeros_like(x)))
+    return map_tensors(state, lambda x: x.where(expand_rows(keep, x), torch.zeros_like(x)))
 
 
 def repeat_rows(tree: Tree, repeats: int) -> Tree:
