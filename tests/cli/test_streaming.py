@@ -121,7 +121,7 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
     page = (place / "page.html").read_text()
     check_page(page)
     for text in ("what is learned while reading", "NLL by position", "Recall by gap", "Updates of each level",
-                 "Half-life of what is written", "hope, memory high", "hope, state bytes", "Active bounds",
+                 "Half-life of what is written", "hope, memory high", "hope, state bytes", "Capped writes",
                  "hope, projections capped", "Rank of level changes", "Size of the state", "Stream levels",
                  "without chunk 16", "14.39 / 10.08 / 58.04", "15.11 / 11.63 / 57.23",
                  "hope, books: after ", "but they forget too"):  # fmt: skip

@@ -39,10 +39,10 @@ TRAINING_PLOTS = (
     (("_step", "_step_low", "_step_high"), "size of a write", "Step sizes of the memories", "For the same tokens."),
     (("_norm",), "‖state‖ / √E", "Size of the memories", "At the end of a batch, mean over rows, heads and layers."),
     (
-        ("_capped", "_contracted", "_guarded"),
+        ("_capped",),
         "share",
-        "Active bounds",
-        "Writes limited by the cap, steps reduced where an erase would overshoot, states at their norm limit.",
+        "Capped writes",
+        "Writes limited by the cap.",
     ),
     (("_rank",), "outer products", "Rank of level changes", "Number of outer products in a change."),
     (("state_bytes",), "bytes per row", "Size of the state", "Of one sequence, whatever its length."),
