@@ -267,18 +267,11 @@ def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
     return map_tensors(state, lambda x: x.where(expand_rows(keep, x), torch.zeros_like(x)))
 
 
-def repeat_rows(tree: Tree, repeats: int) -> Tree:
-    """Repeat each row, copies next to each other: a fork."""
-    return map_tensors(tree, lambda x: x.repeat_interleave(repeats, 0))
-
-
 def concat_rows(*trees: Tree) -> Tree:
     """Concatenate the rows of trees of the same structure; tensors that occur twice in all of them still do.
 
     Shorter caches get invalid slots on the left, low-rank changes zero rows. Raises `UsageError` if structures differ.
     """
-    if not trees:
-        raise UsageError("concat_rows: no state given; give one or more of the same model")
     return trees[0] if len(trees) == 1 else _concat_nodes(trees, {})
 
 
@@ -294,9 +287,8 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     nodes: Any = trees
     if {LowRankChange, Tensor} == {type(tree) for tree in trees}:
         return cast(Tree, torch.cat([x.dense if isinstance(x, LowRankChange) else x for x in nodes]))
-    if any(type(tree) is not type(first) for tree in trees):
-        names = ", ".join(type(tree).__name__ for tree in trees)
-        raise UsageError(f"concat_rows: states have different types ({names}); pass states of one model")
+    if len({(type(tree), tuple(sorted(name for name, _ in named_children(tree)))) for tree in trees}) > 1:
+        raise UsageError("concat_rows: the states have different parts; pass states of one model")
     if isinstance(first, str):
         if len({*nodes} - {""}) > 1:
             raise UsageError("concat_rows: the states were read by different models; pass states of one model")
@@ -309,9 +301,6 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     if isinstance(first, OpenChunk):
         longest = max(x.input_ids.shape[1] for x in nodes)
         nodes = [replace(x, input_ids=F.pad(x.input_ids, (0, longest - x.input_ids.shape[1]))) for x in nodes]
-    keys = [tuple(sorted(name for name, _ in named_children(tree))) for tree in nodes]
-    if any(k != keys[0] for k in keys):
-        raise UsageError(f"concat_rows: states have different parts than {keys[0]}; pass states of one model")
     if is_dataclass(first):
         parts = {f.name: _concat_nodes(tuple(getattr(x, f.name) for x in nodes), results) for f in fields(first)}
         return cast(Tree, type(first)(**parts))
