@@ -21,7 +21,7 @@ def objective(W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: Scalar, *, vali
 def dgd_joint(
     W: Tensor, X: Tensor, D: Tensor, eta: Scalar, *, valid: Tensor | None = None, erase: float = 1.0
 ) -> Tensor:
-    """Eq. 57b from the inputs: W' = (W - eta G)(I + eta A)^-1 with G = D'X/N and A = X'X/N."""
+    """Eq. 57b: from the inputs, W' = (W - eta G)(I + eta A)^-1 with G = D'X/N and A = X'X/N."""
     x, d, N = mask_and_count(X, D, valid)
     return solve_ridge(W.to(x.dtype) - eta * (d.mT @ x) / N, x, erase * eta / N).to(W.dtype)
 

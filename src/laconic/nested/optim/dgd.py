@@ -114,7 +114,7 @@ class DGD(RuleOptimizer):
         """
         return group_parameters(model, "dgd", is_recorded)
 
-    def find_rule(self, name: str, p: Tensor) -> str:
+    def _find_rule(self, name: str, p: Tensor) -> str:
         """Return the rule of a parameter. Raises `UsageError` for a matrix that was not recorded."""
         statistics = get_statistics(p)
         if statistics is None and p.ndim == 2:
@@ -128,9 +128,9 @@ class DGD(RuleOptimizer):
             )
         return "dgd" if is_recorded(p) else "adamw"
 
-    def check_group(self, group: ParamGroup) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         """Raise `UsageError` for invalid settings of a group."""
-        super().check_group(group)
+        super()._check_group(group)
         check_number("DGD", "momentum", group["momentum"], below=1.0)
         if group["rule"] == "dgd" and group["weight_decay"]:
             raise UsageError(
@@ -138,7 +138,7 @@ class DGD(RuleOptimizer):
                 "groups with rule='adamw'"
             )
 
-    def prepare_group(self, group: ParamGroup) -> None:
+    def _prepare_group(self, group: ParamGroup) -> None:
         """Tell the statistics of a group's parameters what to record."""
         if group["momentum"] and any(map(is_sharded, group["params"])):
             raise UsageError(f"DGD: momentum {group['momentum']} is not supported with sharded weights; use DDP")
@@ -178,7 +178,7 @@ class DGD(RuleOptimizer):
             statistics.clear()
         return loss
 
-    def step_group(self, group: ParamGroup) -> None:
+    def _step_group(self, group: ParamGroup) -> None:
         """Update the parameters of a group by the delta rule, and by AdamW the biases of frozen weights."""
         alone: list[Tensor] = []
         for p in cast("list[Tensor]", group["params"]):

@@ -87,14 +87,14 @@ class M3(RuleOptimizer):
     ) -> None:
         check_choices(mode=(mode, Mode))
         check_number("M3", "adam_weight_decay", adam_weight_decay)
-        given = {"betas": betas, "alpha": alpha, "slow_every": slow_every, "eps": eps}
+        explicit = {"betas": betas, "alpha": alpha, "slow_every": slow_every, "eps": eps}
         defaults = M3Hyperparameters() if mode == "ema" else M3Hyperparameters((0.9, 0.999, 0.9), 1.0, 100)
         self.mode, self.adamw_settings = mode, {"weight_decay": adam_weight_decay}
         super().__init__(
             params,
             {
                 "lr": lr, "ns_steps": ns_steps, "weight_decay": weight_decay, "adam_betas": adam_betas,
-                **vars(defaults), **{name: value for name, value in given.items() if value is not None},
+                **vars(defaults), **{name: value for name, value in explicit.items() if value is not None},
             },
         )  # fmt: skip
 
@@ -119,13 +119,13 @@ class M3(RuleOptimizer):
         excluded = {id(m.weight) for m in (*embeddings, *heads)}
         return group_parameters(model, "m3", lambda p: id(p) not in excluded and p.ndim == 2)
 
-    def find_rule(self, name: str, p: Tensor) -> str:
+    def _find_rule(self, name: str, p: Tensor) -> str:
         """Return the rule of a parameter."""
         return "m3" if p.ndim == 2 else "adamw"
 
-    def check_group(self, group: ParamGroup) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         """Raise `UsageError` for invalid settings of a group."""
-        super().check_group(group)
+        super()._check_group(group)
         check_numbers("M3", "betas", group["betas"], 3, below=1.0 if self.mode == "ema" else math.inf)
         for name in ("alpha", "eps"):
             check_number("M3", name, group[name])
@@ -135,14 +135,14 @@ class M3(RuleOptimizer):
         if self.mode == "literal" and group["rule"] == "m3" and group["weight_decay"]:
             raise UsageError(f"M3: weight_decay {group['weight_decay']} needs mode='ema'; Algorithm 1 has none")
 
-    def prepare_group(self, group: ParamGroup) -> None:
+    def _prepare_group(self, group: ParamGroup) -> None:
         """Raise `UsageError` for a parameter that is no matrix of real numbers."""
         for p in group["params"]:
             if p.ndim != 2 or p.is_complex():
                 kind = "complex" if p.is_complex() else "not a matrix"
                 raise UsageError(f"M3: {describe_parameter(p)} is {kind}; set rule='adamw' for its group")
 
-    def step_group(self, group: ParamGroup) -> None:
+    def _step_group(self, group: ParamGroup) -> None:
         """Update the matrices of a group, those with equally many gradients together."""
         by_count: dict[int, list[Tensor]] = {}
         for p in cast("list[Tensor]", group["params"]):

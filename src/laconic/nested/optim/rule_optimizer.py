@@ -46,11 +46,11 @@ class RuleOptimizer(torch.optim.Optimizer):
         """Return what a copy needs."""
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("adamw_settings", *self.settings)}}
 
-    def find_rule(self, name: str, p: Tensor) -> str:
+    def _find_rule(self, name: str, p: Tensor) -> str:
         """Return the rule of a parameter whose group has none."""
         raise NotImplementedError
 
-    def check_group(self, group: ParamGroup) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         """Raise `UsageError` for invalid settings of a group."""
         name = type(self).__name__
         if group["rule"] not in (self.rule, "adamw"):
@@ -64,11 +64,11 @@ class RuleOptimizer(torch.optim.Optimizer):
             options = ", ".join(sorted(self.defaults))
             raise UsageError(f"{name}: a group has {unknown}, which is not an option; use {options}")
 
-    def prepare_group(self, group: ParamGroup) -> None:
+    def _prepare_group(self, group: ParamGroup) -> None:
         """Check and prepare the parameters of a group that was added."""
         raise NotImplementedError
 
-    def step_group(self, group: ParamGroup) -> None:
+    def _step_group(self, group: ParamGroup) -> None:
         """Update a group by the optimizer's own rule."""
         raise NotImplementedError
 
@@ -81,14 +81,14 @@ class RuleOptimizer(torch.optim.Optimizer):
         members, by_rule = param_group["params"], dict[str, list[Any]]()
         for entry in [members] if isinstance(members, Tensor) else list(members):
             named = cast(Any, entry if isinstance(entry, tuple) else (describe_parameter(entry), entry))
-            by_rule.setdefault(param_group.get("rule") or self.find_rule(*named), []).append(entry)
+            by_rule.setdefault(param_group.get("rule") or self._find_rule(*named), []).append(entry)
         for rule, some in by_rule.items():
             group = {**(self.adamw_settings if rule == "adamw" else {}), **param_group, "params": some, "rule": rule}
-            self.check_group({**self.defaults, **group})
+            self._check_group({**self.defaults, **group})
             super().add_param_group(group)
             added = self.param_groups[-1]
             if rule == self.rule:
-                self.prepare_group(added)
+                self._prepare_group(added)
             added[RULE_SETTINGS] = {name: getattr(self, name) for name in self.state_settings} | {
                 "base_lr": float(added["lr"]), "adamw": self.adamw_settings
             }  # fmt: skip
@@ -133,7 +133,7 @@ class RuleOptimizer(torch.optim.Optimizer):
             if group["rule"] == "adamw":
                 step_adamw(self.state, group)
             else:
-                self.step_group(group)
+                self._step_group(group)
         return loss
 
 
