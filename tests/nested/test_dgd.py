@@ -24,12 +24,12 @@ from torch.utils.checkpoint import checkpoint
 import laconic
 from laconic.errors import NonFiniteError, UsageError
 from laconic.nested.optim.dgd import DGD
-from laconic.nested.optim.dgd_equations import dgd, dgd_embedding, dgd_gram, dgd_mean, dgd_sequential
+from laconic.nested.optim.dgd_equations import dgd, dgd_embedding, dgd_joint, dgd_mean, dgd_sequential
 from laconic.nested.optim.dgd_reference import dgd_training_step
 from laconic.nested.optim.input_recording import get_statistics, record_inputs, stop_recording
 from tests.conftest import needs
 from tests.models.fixtures import noise
-from tests.reference.delta_gradient_descent import dgd_joint, dgd_printed, dgd_row, dgd_short, ggd, objective
+from tests.reference.delta_gradient_descent import dgd_printed, dgd_row, dgd_short, ggd, objective
 from tests.tolerances import ORACLE, largest
 from tests.training.multi_rank import run_ranks_ok
 
@@ -120,15 +120,15 @@ def test_dgd_erase_is_the_weight_of_the_erasure() -> None:
 def test_dgd_sums_in_float32_under_autocast() -> None:
     W, X, D = (t.float() for t in random_pairs(0, 6, 4, 3, 2.0))
     with torch.autocast("cpu", torch.bfloat16):
-        autocast = dgd_mean(W, X, D, 0.7)
-    assert torch.equal(autocast, dgd_mean(W, X, D, 0.7))
-    assert dgd_mean(W.bfloat16(), X.bfloat16(), D.bfloat16(), 0.7).dtype == torch.bfloat16
+        autocast = dgd_joint(W, X, D, 0.7)
+    assert torch.equal(autocast, dgd_joint(W, X, D, 0.7))
+    assert dgd_joint(W.bfloat16(), X.bfloat16(), D.bfloat16(), 0.7).dtype == torch.bfloat16
 
 
 def test_dgd_refuses_nonfinite_inputs() -> None:
     W, X, D = random_pairs(0, 6, 4, 3, 2.0)
     with pytest.raises(NonFiniteError, match="Cholesky"):
-        dgd_gram(W, D.mT @ X, X.mT @ X * math.nan, 0.7)
+        dgd_joint(W, X * math.nan, D, 0.7)
 
 
 def test_ggd_with_equal_window_is_dgd() -> None:

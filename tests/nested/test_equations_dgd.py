@@ -33,6 +33,8 @@ def test_objective() -> None:
 
     arguments = normal(o, i), normal(o, i), normal(N, i), normal(N, o)
     agree(run, ORACLE["56"], MISREAD["56"], *arguments, 0.7, VALID)
+    sums = lambda W, W_t, X, D, eta, valid: reference.objective(W, W_t, X, D, eta, valid=valid, reduction="sum")  # noqa: E731
+    agree(sums, MISREAD["56"]["a sum over positions"], {}, *arguments, 0.7, VALID)
     assert gradcheck(lambda *a: run(*a, VALID), free(*arguments, ETA))
 
 
@@ -55,7 +57,7 @@ def test_dgd_joint(valid: Tensor) -> None:
     arguments = normal(o, i), normal(len(valid), i), normal(len(valid), o)
 
     def run(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
-        return reference.dgd_joint(W, X, D, eta, valid=valid)
+        return dgd_equations.dgd_joint(W, X, D, eta, valid=valid)
 
     def by_gram(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
         X, D = X[valid], D[valid]
@@ -63,6 +65,8 @@ def test_dgd_joint(valid: Tensor) -> None:
 
     agree(run, ORACLE["57b"], MISREAD["57b"], *arguments, 0.7, valid)
     agree(by_gram, ORACLE["57b"], {}, *arguments, 0.7, valid)
+    sums = lambda W, X, D, eta, valid: dgd_equations.dgd_joint(W, X, D, eta, valid=valid, reduction="sum")  # noqa: E731
+    agree(sums, MISREAD["57b"]["sums for means"], {}, *arguments, 0.7, valid)
     assert gradcheck(lambda *a: run(*a, valid), free(*arguments, ETA))
     assert gradcheck(lambda *a: by_gram(*a, valid), free(*arguments, ETA))
 

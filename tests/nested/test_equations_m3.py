@@ -105,14 +105,19 @@ def test_preconditioned() -> None:
 
 @pytest.mark.equation("nested-learning", "49")
 def test_delta_momentum() -> None:
+    def run(m: Tensor, g: Tensor, beta: float, step: float, P: Tensor) -> Tensor:
+        return m3_equations.delta_momentum(m, g, beta, 0.0) - step * P @ g
+
     arguments = normal(o, i), normal(o, i), 0.9, 0.3, normal(o, o)
-    agree(reference.delta_momentum, ORACLE["49"], MISREAD["49"], *arguments)
+    agree(run, ORACLE["49"], MISREAD["49"], *arguments)
+    plain = m3_equations.delta_momentum(*arguments[:4])
+    torch.testing.assert_close(plain, run(*arguments[:4], torch.eye(o).double()))
     printed = reference.delta_momentum_printed
     agree(printed, MISREAD["49"]["g not normalised"], {"unit": ORACLE["49"]}, *arguments)
     for shape in ((o, i), (i, o)):
         m, g, P = normal(*shape), normal(*shape), normal(shape[0], shape[0])
         agree(reference.delta_momentum_proximal, proximal, {"unit": ORACLE["49"]}, m, g, 0.9, 0.3, P)
-    for form in (reference.delta_momentum, printed, reference.delta_momentum_proximal):
+    for form in (run, printed, reference.delta_momentum_proximal):
         assert gradcheck(
             lambda m, g, P, form=form: form(m, g, 0.9, 0.3, P), free(arguments[0], arguments[1], arguments[4])
         )
@@ -124,7 +129,7 @@ def test_delta_momentum_is_stable_where_the_print_is_not() -> None:
     norms = {"print": m, "unit": m, "proximal": m}
     for _ in range(50):
         norms["print"] = reference.delta_momentum_printed(norms["print"], g, 0.9, 0.3, zero)
-        norms["unit"] = reference.delta_momentum(norms["unit"], g, 0.9, 0.0)
+        norms["unit"] = m3_equations.delta_momentum(norms["unit"], g, 0.9, 0.0)
         norms["proximal"] = reference.delta_momentum_proximal(norms["proximal"], g, 0.9, 0.3, zero)
     assert float(torch.linalg.matrix_norm(g, 2)) ** 2 > 1.9
     assert norms["print"].norm() > 1e3 > 1 > norms["unit"].norm() > norms["proximal"].norm()

@@ -6,24 +6,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from laconic.nested.optim.dgd_equations import Scalar, dgd, effective_step, mask_and_count, solve_ridge
+from laconic.nested.optim.dgd_equations import Reduction, Scalar, dgd, effective_step, mask_and_count
 
 Value = Literal["minus_delta", "target"] | Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def objective(W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: Scalar, *, valid: Tensor | None = None) -> Tensor:
-    """Eq. 56: mean over n of 1/2 |W x_n + delta_n|^2, + |W - W_t|^2 / (2 eta)."""
-    x, d, N = mask_and_count(X, D, valid)
+def objective(
+    W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: Scalar, *, valid: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:  # fmt: skip
+    """Eq. 56: mean over n of 1/2 |W x_n + delta_n|^2, or their sum, + |W - W_t|^2 / (2 eta)."""
+    x, d, N = mask_and_count(X, D, valid, reduction)
     distance = (W - W_t).square().sum((-2, -1)) / (2 * eta)
     return ((x @ W.to(x.dtype).mT + d).square() / N).sum((-2, -1)) / 2 + distance
-
-
-def dgd_joint(
-    W: Tensor, X: Tensor, D: Tensor, eta: Scalar, *, valid: Tensor | None = None, erase: float = 1.0
-) -> Tensor:
-    """Eq. 57b: from the inputs, W' = (W - eta G)(I + eta A)^-1 with G = D'X/N and A = X'X/N."""
-    x, d, N = mask_and_count(X, D, valid)
-    return solve_ridge(W.to(x.dtype) - eta * (d.mT @ x) / N, x, erase * eta / N).to(W.dtype)
 
 
 def dgd_printed(W: Tensor, x: Tensor, delta: Tensor, eta: Scalar) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.nested.optim.dgd_equations import solve_ridge
-from laconic.nested.optim.m3_equations import frobenius_norm, momentum, newton_schulz
+from laconic.nested.optim.m3_equations import momentum, newton_schulz
 
 Preconditioner = Tensor | Callable[[Tensor], Tensor] | None
 
@@ -42,15 +42,6 @@ def precondition(g: Tensor, P: Preconditioner) -> Tensor:
 def preconditioned_momentum(m: Tensor, g: Tensor, beta: float, step: float, P: Preconditioner = None) -> Tensor:
     """Eq. 47: m' = beta m - step P(g)."""
     return beta * m - step * precondition(g, P)
-
-
-def delta_momentum(m: Tensor, g: Tensor, beta: float, step: float, P: Preconditioner = None) -> Tensor:
-    """Eq. 49: m' = m (beta I - ĝ'ĝ) - step P(g) with ĝ = g / |g|_F.
-
-    The paper erases with g itself, which is unstable once |g|_2^2 > 1 + beta.
-    """
-    unit = g / (frobenius_norm(g) + 1e-8)
-    return beta * m - (m @ unit.mT) @ unit - step * precondition(g, P)
 
 
 def delta_momentum_printed(m: Tensor, g: Tensor, beta: float, step: float, P: Preconditioner = None) -> Tensor:

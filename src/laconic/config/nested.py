@@ -15,6 +15,7 @@ from laconic.config.config_model import ConfigModel, Fraction, NonNegative, Open
 
 AdaptiveProjection = Literal["k", "v", "step", "keep"]
 OuterGradient = Literal["full", "truncated", "first_order", "none"]
+InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 LevelConnection = Literal["residual", "plain"]
 MixerKind = Literal["self_modifying", "titans", "attention"]
 DonorLayout = Literal["depth", "grow", "chain"]
@@ -159,8 +160,8 @@ class CMSOptions(ConfigModel):
     in parallel"""
     inner_objective: Literal["task", "associative"] = "task"
     """task: next-token loss, through all layers above; associative: a loss of the level alone"""
-    inner_optimizer: Literal["gd", "muon"] = "gd"
-    """rule that turns a chunk's gradient into an update: plain descent, or orthogonalized momentum"""
+    inner_optimizer: InnerOptimizer = "gd"
+    """rule that turns a chunk's gradient into an update"""
     residual: LevelConnection = "residual"
     """residual connections around each level, or a plain chain (the paper)"""
     lr_granularity: Literal["level", "token"] = "level"
@@ -171,13 +172,14 @@ class CMSOptions(ConfigModel):
     associative_target: Literal["map", "start"] = "map"
     """target of the associative loss: a linear map of the input, or the level's initial output plus a map that starts
     at 0"""
-    meta_gradient: Literal["first_order", "reptile"] = "first_order"
-    """nested: how the initial weights of a level are learned: by a step of the slower level (first_order), or by moving
-    towards its result (reptile)"""
+    meta_gradient: Literal["first_order", "full", "reptile", "outer"] = "first_order"
+    """nested: how the initial weights of a level are learned: by a step of the slower level (first_order), by that step
+    with gradients through the level's updates (full), by moving towards its result (reptile), or by the outer loss
+    alone"""
     reptile_rate: Fraction = 0.5
     """reptile: step towards the result, as a fraction of the distance"""
     inner_momentum: Fraction = 0.9
-    """momentum of muon"""
+    """momentum of the inner optimizers that have one"""
     max_update_ratio: NonNegative = 0.1
     """largest update relative to the initial weights' norm; 0: no clipping; use 1e-4 for pretrained weights that are
     not trained further"""
@@ -188,6 +190,12 @@ class CMSOptions(ConfigModel):
     def initial_inner_lr(self) -> float:
         """eta_0: `inner_lr`, or its default."""
         return DEFAULT_INNER_LR[self.inner_objective] if self.inner_lr is None else self.inner_lr
+
+    @model_validator(mode="after")
+    def check_options(self) -> "CMSOptions":
+        if self.meta_gradient == "full" and self.inner_objective == "task":
+            raise ValueError('meta_gradient "full" needs a loss of the level; set inner_objective = "associative"')
+        return self
 
 
 class MixerConfig(ConfigModel):

@@ -29,6 +29,7 @@ MIN_SQUARED_NORM = 1e-30  # its root is representable in float32
 StepSizes = Float[Tensor, "B T"]
 ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`
 MIN_TOKENS_TO_MERGE = 32  # for fewer tokens, a second product is faster than the sum of two matrices
+STORED_INPUTS = "read"  # key of the inputs in `CMSLevelState.meta_accumulated`
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,23 @@ def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:
     o, sizes = shape.options, {name: shape.projection_shape(name) for name in shape.projections}
     empty: dict[str, WeightChange] = {name: zero_change(B, *size, like) for name, size in sizes.items()}
     moments: dict[str, Tensor] = {}
+    if o.inner_optimizer in ("momentum", "delta_momentum", "muon"):
+        moments = {name: like.new_zeros(B, *size) for name, size in sizes.items()}
     if o.inner_optimizer == "muon":
-        moments = {name: like.new_zeros(B, *size) for name, size in sizes.items()} | {"step": like.new_zeros(B)}
-    start = empty if o.structure == "nested" and l < len(shape.chunk_sizes) - 1 else {}
+        moments["step"] = like.new_zeros(B)
+    nested = o.structure == "nested" and l < len(shape.chunk_sizes) - 1
+    meta = empty if o.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)
     zero = torch.zeros(B, dtype=torch.long)
-    return CMSLevelState(empty, empty, moments, start, zero, zero, start if o.meta_gradient == "first_order" else {})
+    return CMSLevelState(empty, empty, moments, empty if nested else {}, zero, zero, meta if nested else {})
+
+
+def init_stored_inputs(shape: CMSShape, B: int, like: Tensor) -> dict[str, WeightChange]:
+    """Return the empty store of inputs of a level whose start is trained through its updates.
+
+    A row of the store is one token: its input, and beside it the level's step size, the slower level's, and 1 if the
+    token is valid.
+    """
+    return {STORED_INPUTS: zero_change(B, shape.width, 3, like)} if shape.options.meta_gradient == "full" else {}
 
 
 def start_weight(params: CMSParams, l: int, name: str) -> Float[Tensor, "o i"]:

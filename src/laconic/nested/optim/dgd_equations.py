@@ -9,7 +9,7 @@ Sums are taken in float32 or wider. Only positions marked in `valid` are used. `
 in the paper.
 """
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from laconic.errors import NonFiniteError
 from laconic.models.attention import accumulation_dtype
 
 Scalar = float | int | Tensor  # beartype does not accept an int for a float
+Reduction = Literal["mean", "sum"]
 Weight = Float[Tensor, "*B o i"]
 ValidMask = Bool[Tensor, "*B N"]
 
@@ -28,12 +29,15 @@ def to_accumulation_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(accumulation_dtype(t.dtype)) for t in tensors)
 
 
-def mask_and_count(X: Tensor, D: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return X and D with zeros in rows that are not valid, and the number N of valid rows."""
+def mask_and_count(X: Tensor, D: Tensor, valid: Tensor | None, reduction: Reduction) -> tuple[Tensor, Tensor, Tensor]:
+    """Return X and D with zeros in rows that are not valid, and the divisor N: 1 for sums, else the valid rows."""
     x, d = to_accumulation_dtype(X, D)
+    if valid is not None:
+        x, d = x * valid[..., None], d * valid[..., None]
+    if reduction == "sum":
+        return x, d, x.new_ones(())
     if valid is None:
         return x, d, x.new_tensor(x.shape[-2])
-    x, d = x * valid[..., None], d * valid[..., None]
     return x, d, valid.sum(-1).clamp(min=1).to(x.dtype)[..., None, None]
 
 
@@ -72,8 +76,27 @@ def right_divide(R: Float[Tensor, "*B o n"], A: Float[Tensor, "*B n n"]) -> Floa
     return torch.cholesky_solve(R.mT, factor).mT
 
 
+def dgd_joint(
+    W: Weight,
+    X: Float[Tensor, "*B N i"],
+    D: Float[Tensor, "*B N o"],
+    eta: Scalar,
+    *,
+    valid: ValidMask | None = None,
+    reduction: Reduction = "mean",
+    erase: float = 1.0,
+) -> Weight:
+    """Eq. 57b: W' = (W - eta G)(I + eta A)^-1, the minimiser of Eq. 56 over all N positions, in any order.
+
+    With `reduction="sum"`, G and A are sums over positions.
+    """
+    x, d, N = mask_and_count(X, D, valid, reduction)
+    with torch.autocast(W.device.type, enabled=False):
+        return solve_ridge(W.to(x.dtype) - eta * (d.mT @ x) / N, x, erase * eta / N).to(W.dtype)
+
+
 def dgd_gram(W: Weight, G: Weight, A: Float[Tensor, "*B i i"], eta: Scalar, *, erase: float = 1.0) -> Weight:
-    """Eq. 57b: W' = (W - eta G)(I + eta A)^-1, the minimiser of Eq. 56 over all positions, in any order."""
+    """Eq. 57b: compute the step of `dgd_joint` from G and A, without the N inputs."""
     w, g, a = to_accumulation_dtype(W, G, A)
     with torch.autocast(W.device.type, enabled=False):
         return right_divide(w - eta * g, erase * eta * a).to(W.dtype)
@@ -89,7 +112,7 @@ def dgd_mean(
     erase: float = 1.0,
 ) -> Weight:
     """Eq. 57c: W' = W - 1/N sum over n of eta'_n (W x_n + delta_n) x_n', the mean of each position's step."""
-    x, d, N = mask_and_count(X, D, valid)
+    x, d, N = mask_and_count(X, D, valid, "mean")
     with torch.autocast(W.device.type, enabled=False):
         w = W.to(x.dtype)
         steps = effective_step(x, eta, erase)[..., None] * (erase * (x @ w.mT) + d)
@@ -109,7 +132,7 @@ def dgd_sequential(
 
     The step equals those of Eq. 57b and 57c to first order in eta.
     """
-    x, d, N = mask_and_count(X, D, valid)
+    x, d, N = mask_and_count(X, D, valid, "mean")
     w, position_eta = W.to(x.dtype), (eta / N).reshape(N.shape[:-2])
     for x_n, delta_n in zip(x.unbind(-2), d.unbind(-2), strict=True):
         w = dgd(w, x_n, delta_n, position_eta, erase=erase)

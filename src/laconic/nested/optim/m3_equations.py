@@ -62,6 +62,15 @@ def newton_schulz(
     return (x.mT if is_tall else x).to(m.dtype)
 
 
+def delta_momentum(m: Weight, g: Weight, beta: float, step: Step, *, eps: float = 1e-8) -> Weight:
+    """Eq. 49: m' = m (beta I - ĝ'ĝ) - step g with ĝ = g / |g|_F.
+
+    The paper erases with g itself, which is unstable once |g|_2^2 > 1 + beta.
+    """
+    unit = g / (frobenius_norm(g) + eps)
+    return beta * m - (m @ unit.mT) @ unit - step * g
+
+
 class M3Memories(NamedTuple):
     """Memories of M3 for matrices that have seen equally many gradients, updated in place; V is empty if not used."""
 
