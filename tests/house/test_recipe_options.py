@@ -42,7 +42,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "distillation.student_ce_weight", "distillation.teacher_ce_weight",  # CODI, eq. 5
         "stop_head.stop_quantile", "stop_head.stop_threshold", "stop_head.head_only_after",
         "stop_head.initial_mean_fraction",  # VL13
-        "mixer.self_modifying.max_memory_norm", "mixer.self_modifying.mlp_width", "mixer.self_modifying.loss_factor",
+        "mixer.self_modifying.max_memory_norm",
         "mixer.titans.decay_half_life", "mixer.titans.mlp_width", "mixer.titans.lr_init",
         "mixer.titans.num_persistent_tokens",  # Titans, eq. 19
         "cms.residual", "cms.lr_granularity", "cms.associative_target", "cms.max_error_norm",

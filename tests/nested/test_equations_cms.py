@@ -13,8 +13,8 @@ from laconic.config.nested import CMSOptions
 from laconic.models.block import rms_norm
 from laconic.nested.cms.layer import CMS, aggregate, chain, require_levels
 from laconic.nested.cms.level import CMSParams, CMSShape, level_mlp, to_dense
-from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope.forward import hope_block
+from laconic.nested.hope.init import place_levels
 from laconic.nested.state import LayerState
 from tests.models.fixtures import noise
 from tests.oracles.cms import MISREAD, ORACLE

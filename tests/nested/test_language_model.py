@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, TitansOptions, find_untrained_level
+from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, find_untrained_level
 from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
 from laconic.nested.cms.layer import require_levels
 from laconic.nested.cms.level import to_dense
@@ -134,14 +134,14 @@ def test_metrics_of_micro_batches_sum_to_the_whole(build: Any) -> None:
     totals = method.loss_denominators(documents(ids))
     parts = [method(documents(part, loss_denominators=totals)).metrics for part in (ids[:1], ids[1:])]
     summed = {name: torch.stack([part[name] for part in parts]).sum() for name in whole}
-    first_row_only = ("_half_life", "_step", "_low", "_high", "_capped", "_contracted")
+    first_row_only = ("_half_life", "_step", "_low", "_high", "_capped")
     sampled = [name for name in whole if name.endswith(first_row_only)]
     others = [name for name in whole if name not in sampled]
     assert_close([summed[name] for name in others], [whole[name] for name in others], tolerance=1e-6)
     assert bool(sampled) == (build is not build_attention)
     assert whole.keys().isdisjoint({"step", "epoch", "lr", "tokens", "seconds", "loss"}), "names of the training log"
     assert (whole["level0_updates"], whole["level1_updates"], whole["row_tokens"]) == (4.0, 2.0, 9.0)
-    may_be_zero = ("accuracy", "_capped", "_guarded")
+    may_be_zero = ("accuracy", "_capped")
     assert all(x.isfinite() and x > 0 for name, x in whole.items() if not name.endswith(may_be_zero))
 
 
@@ -149,7 +149,7 @@ def test_metrics_of_memories_are_computed_every_tenth_step() -> None:
     method, batch = NestedLanguageModel(build_hope("associative")), documents(random_ids(2, 3))
     first, ninth, tenth = (set(method(replace(batch, step=step)).metrics) for step in (0, 9, 10))
     assert first == tenth > ninth >= {"level0_updates", "level0_update_size", "row_tokens", "nats"}
-    assert {"memory_half_life", "memory_norm", "memory_guarded"} <= first - ninth
+    assert {"memory_half_life", "memory_norm"} <= first - ninth
 
 
 @pytest.mark.parametrize("build", [build_hope, build_titans])
@@ -193,34 +193,10 @@ def test_metrics_gates_and_norms_start_as_the_options_say() -> None:
 
 
 @pytest.mark.parametrize("memory_kind", ["linear", "affine", "mlp"])
-@pytest.mark.parametrize("decay_target", ["start", "zero"])
-def test_metrics_count_capped_and_guarded_writes(memory_kind: Any, decay_target: Any) -> None:
-    tight = MEMORY.model_copy(
-        update={
-            "memory_kind": memory_kind, "decay_target": decay_target, "mlp_width": 3, "max_projection_norm": 1e-9,
-            "max_memory_norm": 1e-3,
-        }
-    )  # fmt: skip
-    metrics = metrics_of(tight)
-    assert (metrics["projections_capped"], metrics["memory_guarded"]) == (1.0, 1.0)
-    loose = tight.model_copy(update={"max_projection_norm": 1e9, "max_memory_norm": 1e3})
-    metrics = metrics_of(loose)
-    assert (metrics["projections_capped"], metrics["memory_guarded"]) == (0.0, 0.0)
-    unbounded = metrics_of(loose.model_copy(update={"max_projection_norm": 0.0, "max_memory_norm": 0.0}))
-    assert not [name for name in unbounded if name.endswith(("_capped", "_guarded", "_contracted"))]
-
-
-@pytest.mark.parametrize(("half_life", "share"), [(0.01, 1.0), (1e6, 0.0)])
-def test_metrics_count_limited_steps(half_life: float, share: float) -> None:
-    options = {"max_lr": 2.0, "memory_lr_init": 1.9, "decay_half_life": half_life, "adaptive_projections": ()}
-    assert metrics_of(MEMORY.model_copy(update=options))["memory_contracted"] == share
-
-
-def test_metrics_count_guarded_titans() -> None:
-    for depth in (1, 2):
-        for max_norm, share in ((1e-3, 1.0), (1e3, 0.0)):
-            options = TitansOptions(memory_depth=depth, mlp_width=3, max_memory_norm=max_norm)
-            assert metrics_of(options)["memory_guarded"] == share
+def test_metrics_count_capped_writes(memory_kind: Any) -> None:
+    for max_norm, share in ((1e-9, 1.0), (1e9, 0.0), (0.0, None)):
+        options = {"memory_kind": memory_kind, "max_projection_norm": max_norm}
+        assert metrics_of(MEMORY.model_copy(update=options)).get("projections_capped") == share
 
 
 def test_metrics_rank_is_the_stored_rank() -> None:

@@ -85,9 +85,6 @@ def test_state_rows_select_repeat_and_concat_are_consistent() -> None:
     assert state.states_equal(whole.select_rows([0, 1]).select_rows([False, True]), whole.select_rows([1]))
     parts = state.select_rows(whole, [0]), state.select_rows(whole, [1, 2])
     assert state.states_equal(state.concat_rows(*parts), whole)
-    fork = state.repeat_rows(whole, 2)
-    assert state.states_equal(state.select_rows(fork, [0, 2, 4]), whole)
-    assert state.states_equal(state.select_rows(fork, [1, 3, 5]), whole)
     assert state.num_bytes(state.select_rows(whole, [0])) * 3 == state.num_bytes(state.select_rows(whole, [0, 1, 2]))
 
 
@@ -139,11 +136,7 @@ def test_state_reset_rows_zeroes_only_these_rows() -> None:
     old = dict(state.named_tensors(before))
     for name, x in state.named_tensors(after):
         assert torch.equal(x[0], old[name][0]), name
-        if "cache" not in name and name != "open_chunk.input_ids":
-            assert not x[1].any(), name
-    cache = after.layers[0].cache
-    assert cache is not None
-    assert cache.valid.any(1).tolist() == [True, False, True]
+        assert not x[1].any(), name
 
 
 def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:
@@ -205,7 +198,7 @@ def test_state_functions_refuse_unknown_rows_and_mixtures() -> None:
         state.select_rows(whole, [3])
     with pytest.raises(UsageError, match="mask of 2 rows cannot select from 3"):
         reset_rows(whole, [True, False])
-    with pytest.raises(UsageError, match="LinearMemoryState, MLPMemoryState"):
+    with pytest.raises(UsageError, match="different parts"):
         state.concat_rows(linear_memory(1), MLPMemoryState(linear_memory(1), linear_memory(1)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="different parts"):
         state.concat_rows({"a": noise(1, 1)}, {"b": noise(1, 1)})

@@ -197,7 +197,7 @@ def slow_memory(gradients: Tensor, b3: float, f: int, periods: int, extra: int) 
 
 
 def ema(
-    W: Tensor, gradients: Tensor, lr: float, betas: Sequence[float], alpha: float, f: int, decay: float, second: bool,
+    W: Tensor, gradients: Tensor, lr: float, betas: Sequence[float], alpha: float, f: int, decay: float,
     current: bool = False, shared: bool = True, scale: Any = lambda o, i: 0.2 * math.sqrt(max(o, i)),
     coupled: bool = False, summed: bool = False,
 ) -> Run:  # fmt: skip
@@ -205,7 +205,6 @@ def ema(
     O2, results = zeros(*W.shape), []
     for n in range(1, len(gradients) + 1):
         M1 = weighted(list(gradients[:n]), betas[0])
-        V = weighted([g * g for g in gradients[:n]], betas[1])
         ended = n % f == 0
         periods = [gradients[k * f : (k + 1) * f].sum(0) / f for k in range(n // f)]
         if ended and summed:
@@ -214,8 +213,6 @@ def ema(
             O2 = newton_schulz(weighted(periods, betas[2]))
         O1 = newton_schulz(M1)
         O = elementwise(lambda x, y: (x + alpha * y) / ((1 + alpha) if shared else 1), O1, O2)
-        if second:
-            O = elementwise(lambda x, v: x / (math.sqrt(v) + 1e-8), O, V)
         by = scale(*W.shape)
         if coupled:
             O = elementwise(lambda x, w: x + decay * w, O, W)

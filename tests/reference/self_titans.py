@@ -183,7 +183,7 @@ def write_value(shape: SelfTitansShape, memories: Memories, m: ExplicitMemory, k
     """Return u: the memory's own value, or its difference from what is stored at the key."""
     o = shape.options
     value = apply_memory(m.form, m.first, v) if shape.adaptive else v
-    return value if o.objective == "dot" else o.loss_factor * (value - apply_memory(m.form, m.first, k))
+    return value if o.objective == "dot" else value - apply_memory(m.form, m.first, k)
 
 
 def end_chunk(shape: SelfTitansShape, memories: Memories, name: str) -> ExplicitMemory:

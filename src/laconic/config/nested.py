@@ -39,12 +39,8 @@ class SelfModifyingOptions(ConfigModel):
     """the query projection modifies itself too"""
     memory_kind: Literal["linear", "affine", "mlp"] = "linear"
     """memory M z, z + W z, or z + W1 silu(W2 z)"""
-    mlp_width: PositiveInt | None = None
-    """inner width of an mlp memory; default: head_dim"""
     objective: Literal["dot", "l2"] = "dot"
     """dot: write the value; l2 (the paper): write its error under the current memory"""
-    loss_factor: Literal[1, 2] = 1
-    """l2: loss is the squared error times 1/2 (1) or 1 (2, the paper)"""
     delta_rule: bool = True
     """erase what is stored at the key before writing"""
     read_at: Literal["token", "boundary", "after"] = "token"

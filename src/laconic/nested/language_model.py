@@ -156,8 +156,7 @@ def reading_metrics(
 
     Metrics of a group of memories, in every tenth step, are `_half_life` in tokens and `_step` (mean, and quantiles
     `_low` and `_high`, of the last tokens of the longest row); `_capped`, the share of writes that the cap bounds;
-    `_contracted`, the share of step sizes that are limited because an erasure would overshoot; `_norm`, ‖P‖ / √E; and
-    `_guarded`, the share of states whose norm was clipped at their last boundary.
+    and `_norm`, ‖P‖ / √E.
     """
     metrics = {"row_tokens": row_tokens, "state_bytes": torch.tensor(num_bytes(after) / len(after.position))}
     for i, chunk_size in enumerate(level_chunk_sizes(model)):

@@ -10,13 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
 from laconic.nested.hope.memories import SelfModifyingMemories
 from laconic.nested.hope.model import Hope
 from laconic.nested.hope.task_updates import empty_open_chunk
 from laconic.nested.recurrence.chunked_scan import pack_left
-from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, max_step_within_norm, norm_clip_factor
+from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, max_step_within_norm
 from laconic.nested.recurrence.memory_cells import Start, materialize
 from laconic.nested.state import (
     FastWeightState,
@@ -31,7 +30,6 @@ from laconic.nested.titans.layer import Titans, compute_gates
 
 GATE_SAMPLE_TOKENS = 16  # tokens whose gates are averaged
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9  # over these tokens and the heads
-GUARD_TOLERANCE = 1e-3  # relative distance to its bound within which a norm counts as clipped
 Metrics = dict[str, Tensor]
 Memory = SelfTitans | Titans
 
@@ -58,8 +56,7 @@ def memory_metrics(
     ):
         x = block.submodule("norm1")(output.activations[name])
         parts = [gate_metrics(group, gates) for group, gates in group_gates(memory, layer, x).items()]
-        parts += [cap_metrics(memory, layer, x), guard_metrics(memory, all_rows)]
-        parts += [{f"{key}_norm": norm} for key, norm in memory_norms(memory, all_rows).items()]
+        parts += [cap_metrics(memory, layer, x), memory_norms(memory, all_rows)]
         for key, value in (item for part in parts for item in part.items()):
             values.setdefault(key, []).append(value.double())
     return {key: torch.stack(xs).mean() for key, xs in values.items()}
@@ -94,40 +91,17 @@ class CapRecordingMemories(SelfModifyingMemories):
 
 
 def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) -> Metrics:
-    """Return the shares of capped writes and of limited step sizes of each group."""
+    """Return the share of capped writes of each group."""
     if isinstance(memory, Titans):
         return {}
     heads, q, _ = mix_inputs(memory.params, layer, x, None)
-    memories, o = build_memories(memory.params, "none"), memory.shape.options
+    memories = build_memories(memory.params, "none")
     recording = CapRecordingMemories(memories.shape, memories.w, memories.outer_gradient)
     recording.step_chunk(layer.memory, (heads, q), None)
     values: dict[str, list[Tensor]] = {}
     for group, is_capped in recording.capped_writes:
         values.setdefault(f"{group}_capped", []).append(is_capped.mean())
-    if o.delta_rule and o.max_lr > 1:
-        for group in memory.shape.group_chunk_sizes:
-            gates = memories.compute_gates(layer.memory, heads, group)
-            values[f"{group}_contracted"] = [(gates.step_size >= 1 + gates.decay).double().mean()]
     return {name: torch.stack(xs).mean() for name, xs in values.items()}
-
-
-def guard_metrics(memory: Memory, layer: LayerState) -> Metrics:
-    """Return the share of matrices, over rows and heads, whose norm was at its bound at their last boundary."""
-    o = memory.shape.options
-    if not o.max_memory_norm:
-        return {}
-    groups = memory.shape.state_groups if isinstance(memory, SelfTitans) else {MEMORY: MEMORY}
-    read_group = memory.shape.group_of(MEMORY) if isinstance(memory, SelfTitans) else MEMORY
-    decays_to_start = isinstance(o, SelfModifyingOptions) and o.decay_target == "start"
-    bounded: dict[tuple[str, int], list[Tensor]] = {}  # P and Q have one bound together, any other matrix its own
-    for name in (name for name, group in groups.items() if group == read_group):
-        pairs = zip(matrix_starts(memory, name), linear_parts(layer.memory[name]), strict=True)
-        for n, (start, part) in enumerate(pairs):
-            matrix = part.boundary_change if decays_to_start else materialize(start, part.boundary_change)
-            bounded.setdefault((name.removesuffix("_own"), n), []).append(matrix)
-    bound = o.max_memory_norm * (1 - GUARD_TOLERANCE)
-    is_clipped = [(norm_clip_factor(bound, *matrices) < 1).double().mean() for matrices in bounded.values()]
-    return {f"{read_group}_guarded": torch.stack(is_clipped).mean()}
 
 
 def linear_parts(state: MemoryState) -> tuple[LinearMemoryState, ...]:
@@ -162,5 +136,5 @@ def memory_norms(memory: Memory, layer: LayerState) -> Metrics:
         pairs = zip(matrix_starts(memory, name), linear_parts(state), strict=True)
         matrices = [materialize(start, part.change) for start, part in pairs]
         squared = [matrix.square().sum((-2, -1)) / matrix.shape[-1] for matrix in matrices]
-        norms[name] = torch.stack(squared).mean(0).sqrt().mean()
+        norms[f"{name}_norm"] = torch.stack(squared).mean(0).sqrt().mean()
     return norms

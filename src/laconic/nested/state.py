@@ -261,37 +261,10 @@ def select_rows(tree: Tree, rows: RowIndex) -> Tree:
 
 
 def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
-    """Reset rows, by default all, to the state of a model that has read nothing; their cache slots become invalid."""
+    """Reset rows, by default all, to zeros: the state of a model that has read nothing, with invalid cache slots."""
     keep = torch.ones(num_rows(state), dtype=torch.bool)
     keep[row_index(range(len(keep)) if rows is None else rows, len(keep))] = False
-    return _reset_node(state, keep)
-
-
-def _reset_node(tree: Tree, keep: Tensor) -> Tree:
-    node: Any = tree
-    if isinstance(node, FastWeightState):
-        layers = tuple(_reset_node(layer, keep) for layer in node.layers)
-        chunk = _reset_node(node.open_chunk, keep)
-        return cast(Tree, replace(node, layers=layers, position=_zero_rows(node.position, keep), open_chunk=chunk))
-    if isinstance(node, OpenChunk):
-        layers = tuple(_reset_node(layer, keep) for layer in node.layers_at_start)
-        return cast(Tree, OpenChunk(node.input_ids, _zero_rows(node.num_tokens, keep), layers))
-    if isinstance(node, LayerState):
-        zeroed = {name: _zero_rows(getattr(node, name), keep) for name in ("conv_tails", "memory", "cms")}
-        if (cache := node.cache) is not None:
-            cache = cache.with_valid(cache.valid & expand_rows(keep, cache.valid))
-        return cast(Tree, replace(node, **zeroed, cache=cache))
-    return _zero_rows(tree, keep)
-
-
-def _zero_rows(tree: Tree, keep: Tensor) -> Tree:
-    """Set the rows outside the mask to zero; no gradient flows into them."""
-    return map_tensors(tree, lambda x: x.where(expand_rows(keep, x), torch.zeros_like(x)))
-
-
-def repeat_rows(tree: Tree, repeats: int) -> Tree:
-    """Repeat each row, copies next to each other: a fork."""
-    return map_tensors(tree, lambda x: x.repeat_interleave(repeats, 0))
+    return map_tensors(state, lambda x: x.where(expand_rows(keep, x), torch.zeros_like(x)))
 
 
 def concat_rows(*trees: Tree) -> Tree:
@@ -299,8 +272,6 @@ def concat_rows(*trees: Tree) -> Tree:
 
     Shorter caches get invalid slots on the left, low-rank changes zero rows. Raises `UsageError` if structures differ.
     """
-    if not trees:
-        raise UsageError("concat_rows: no state given; give one or more of the same model")
     return trees[0] if len(trees) == 1 else _concat_nodes(trees, {})
 
 
@@ -316,9 +287,8 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     nodes: Any = trees
     if {LowRankChange, Tensor} == {type(tree) for tree in trees}:
         return cast(Tree, torch.cat([x.dense if isinstance(x, LowRankChange) else x for x in nodes]))
-    if any(type(tree) is not type(first) for tree in trees):
-        names = ", ".join(type(tree).__name__ for tree in trees)
-        raise UsageError(f"concat_rows: states have different types ({names}); pass states of one model")
+    if len({(type(tree), tuple(sorted(name for name, _ in named_children(tree)))) for tree in trees}) > 1:
+        raise UsageError("concat_rows: the states have different parts; pass states of one model")
     if isinstance(first, str):
         if len({*nodes} - {""}) > 1:
             raise UsageError("concat_rows: the states were read by different models; pass states of one model")
@@ -331,9 +301,6 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     if isinstance(first, OpenChunk):
         longest = max(x.input_ids.shape[1] for x in nodes)
         nodes = [replace(x, input_ids=F.pad(x.input_ids, (0, longest - x.input_ids.shape[1]))) for x in nodes]
-    keys = [tuple(sorted(name for name, _ in named_children(tree))) for tree in nodes]
-    if any(k != keys[0] for k in keys):
-        raise UsageError(f"concat_rows: states have different parts than {keys[0]}; pass states of one model")
     if is_dataclass(first):
         parts = {f.name: _concat_nodes(tuple(getattr(x, f.name) for x in nodes), results) for f in fields(first)}
         return cast(Tree, type(first)(**parts))

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from laconic.errors import CorruptArtifactError, UsageError
+from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.nested.state import FastWeightState, LayerState, LowRankChange, OpenChunk
+from laconic.storage.strict_json import validate_json
 from laconic.storage.tensor_tree import named_children
 
 
@@ -62,11 +63,9 @@ class StateMetadata(StoredModel):
 def check_metadata(metadata: Mapping[str, Any], path: object) -> None:
     """Raise `CorruptArtifactError` if a value has the wrong type."""
     try:
-        StateMetadata.model_validate(dict(metadata))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise CorruptArtifactError(f"state: {path}: {key}: {first['msg'].lower()}; use an intact copy") from None
+        validate_json(StateMetadata, dict(metadata), f"state: {path}", "use an intact copy")
+    except InputError as error:
+        raise CorruptArtifactError(str(error)) from None
 
 
 def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, path: object) -> None:

@@ -145,7 +145,7 @@ def test_fork_rows_shares_expanded_rows() -> None:
         assert len(x) == 5, name
         assert x.stride(0) == 0 or x.numel() == 0
     rows = torch.tensor([1, 0, 1])
-    several = values.repeat_rows(state.state, 2)
+    several = values.select_rows(state.state, [0, 0])
     for copies in (several, fork_rows(state.state, torch.tensor([0, 0]))):
         forks = values.map_tensors(fork_rows(copies, rows), torch.clone)
         assert values.states_equal(forks, values.select_rows(several, rows))

@@ -28,7 +28,7 @@ TRAINING_PLOTS = (
     (("_half_life", "_half_life_low", "_half_life_high"), "Half-life of what is written, in tokens; low: a tenth"),
     (("_step", "_step_low", "_step_high"), "Step sizes of the memories; low: a tenth"),
     (("_norm",), "Size of the memories at the end of a batch, ‖state‖ / √E"),
-    (("_capped", "_contracted", "_guarded"), "Shares of writes capped, steps reduced, states at their norm limit"),
+    (("_capped",), "Shares of writes capped"),
     (("_rank",), "Rank of level changes, in outer products"),
     (("state_bytes",), "Size of the state, in bytes of one sequence"),
 )

@@ -11,8 +11,8 @@ from laconic.config.recipe import ModelConfig, Recipe
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope.config import MODEL_TYPE, HopeConfig, attention_free_decoder
+from laconic.nested.hope.init import place_levels
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.storage.strict_json import read_foreign_json
 

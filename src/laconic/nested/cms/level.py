@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.config.nested import CMSOptions, OuterGradient
+from laconic.config.nested import CMSOptions, OuterGradient, find_chunk_error
+from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, plain_mlp_hidden
 from laconic.models.ops.linear import linear_function
-from laconic.nested.cms.placement import check_chunk_sizes
 from laconic.nested.recurrence.memory_cells import l2_normalize
 from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
 
@@ -46,7 +46,8 @@ class CMSShape:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_chunk_sizes(self.chunk_sizes)
+        if error := find_chunk_error(self.chunk_sizes):
+            raise UsageError(f"cms: {error}")
 
     @property
     def is_frozen(self) -> bool:

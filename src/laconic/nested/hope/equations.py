@@ -42,9 +42,9 @@ def self_generated_values(v: Vectors, change: Float[Tensor, "B H E E"]) -> Vecto
     return v + v @ change.mT
 
 
-def memory_loss_gradient(y: Vectors, v: Vectors, factor: int = 1) -> Vectors:
-    """Eq. 85: the gradient of factor/2 ‖M(k) - v̂‖² by the memory's output y; the square is summed over E."""
-    return factor * (y - v)
+def memory_loss_gradient(y: Vectors, v: Vectors) -> Vectors:
+    """Eq. 85: the gradient of ½‖M(k) - v̂‖² by the memory's output y; the square is summed over E."""
+    return y - v
 
 
 def dot_value(v: Vectors) -> Vectors:
@@ -52,9 +52,9 @@ def dot_value(v: Vectors) -> Vectors:
     return v
 
 
-def l2_value(v: Vectors, at_key: Vectors, factor: int = 1) -> Vectors:
+def l2_value(v: Vectors, at_key: Vectors) -> Vectors:
     """Eq. 93: descent on ½‖M k - v̂‖² adds (v̂ - M_c k) kᵀ."""
-    return -memory_loss_gradient(at_key, v, factor)
+    return -memory_loss_gradient(at_key, v)
 
 
 def mlp_memory(z: Vectors, W1: Float[Tensor, "*B H E F"], W2: Float[Tensor, "*B H F E"]) -> Vectors:

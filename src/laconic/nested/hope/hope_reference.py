@@ -93,7 +93,7 @@ class ReferenceMemory:
         for group in shape.group_chunk_sizes:  # Eq. 88, with u of Eq. 92 or 93
             a = {n: (w[f"{n}.{group}.weight"] * inputs[n]).sum(-1) + w[f"{n}.{group}.bias"] for n in ("keep", "step")}
             decay, step = a["keep"].sigmoid(), o.max_lr * a["step"].sigmoid()
-            u = apply(self.P_c[group], v if o.objective == "dot" else o.loss_factor * (v - k))
+            u = apply(self.P_c[group], v if o.objective == "dot" else v - k)
             if o.max_projection_norm and group != "memory":  # soft cap of VisionHOPE (arXiv:2609.33325)
                 # room (1 - e^(-step / room)) < room, whose write is 0.1% smaller than what a P at the limit loses
                 write = u - k if o.delta_rule and o.decay_target == "start" else u

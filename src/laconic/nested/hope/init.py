@@ -1,25 +1,54 @@
 """Initial layers of Hope: replaced sublayers, levels copied from donor MLPs, and levels added to a trained model.
 
-Nested Learning arXiv:2512.24695, section 7.3.
+Nested Learning arXiv:2512.24695, section 7.3. Symbols: K levels l; theta_0 the start of a level.
 """
 
-from typing import cast
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from laconic.config.nested import CMSOptions, TitansOptions
+from laconic.config.nested import CMSOptions, DonorLayout, TitansOptions, find_chunk_error
 from laconic.errors import UsageError
+from laconic.generation.config import check_choices
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
 from laconic.models.init import add_submodule
 from laconic.nested.cms.init import init_weights
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import CMSShape
-from laconic.nested.cms.placement import LayerPlacement
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.titans.layer import Titans
+
+
+class LayerPlacement(NamedTuple):
+    """Levels of one layer: their chunk sizes, and the layer whose MLP each starts as, None for a level of zeros."""
+
+    chunk_sizes: tuple[int, ...]
+    donor_layers: tuple[int | None, ...]
+
+
+def place_levels(
+    num_layers: int, chunk_sizes: Sequence[int], donor_layout: DonorLayout = "depth"
+) -> list[LayerPlacement]:
+    """Eq. 7.3a: theta_0 of every level := a pretrained MLP, for each layer of a decoder.
+
+    "depth" keeps each layer's MLP as its only level, fast in shallow layers and slow in deep ones. "grow" keeps it as
+    level 0 and adds slower levels with a zero down-projection. "chain" follows the paper: the MLPs of as many layers as
+    there are levels follow one another in every layer, so that the result is no longer the donor.
+    """
+    if error := find_chunk_error(chunk_sizes):
+        raise UsageError(f"cms: {error}")
+    check_choices(donor_layout=(donor_layout, DonorLayout))
+    K, layers, sizes = len(chunk_sizes), range(num_layers), tuple(chunk_sizes)
+    if donor_layout == "grow":
+        return [LayerPlacement(sizes, (n, *[None] * (K - 1))) for n in layers]
+    if donor_layout == "depth":
+        return [LayerPlacement((sizes[n * K // num_layers],), (n,)) for n in layers]
+    donors = tuple(round(l * (num_layers - 1) / max(K - 1, 1)) for l in range(K))
+    return [LayerPlacement(sizes, donors) for _ in layers]
 
 
 def replace_sublayers(block: Block, config: HopeConfig, layer: int, seed: int) -> None:

@@ -136,11 +136,10 @@ def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str
     }
     if not o.adaptive_query:
         w["q_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
-    hidden = o.mlp_width or E
     for name in ("k", "v", "memory", *(("q",) if o.adaptive_query else ())):
         if o.memory_kind == "mlp":
-            w[f"{name}.W1"] = sample_normal(generator, H, E, hidden, std=hidden**-0.5)
-            w[f"{name}.W2"] = sample_normal(generator, H, hidden, E, std=E**-0.5)
+            w[f"{name}.W1"] = sample_normal(generator, H, E, E, std=E**-0.5)
+            w[f"{name}.W2"] = sample_normal(generator, H, E, E, std=E**-0.5)
         else:
             w[f"{name}.M"] = sample_normal(generator, H, E, E, std=E**-0.5)
     for group in shape.group_chunk_sizes:

@@ -191,8 +191,7 @@ class SelfModifyingMemories:
 
     def write_value(self, v: Vectors, at_key: Vectors) -> Vectors:
         """Return u of a write: the value v̂, or its difference from what is stored at the key."""
-        o = self.shape.options
-        return dot_value(v) if o.objective == "dot" else l2_value(v, at_key, o.loss_factor)
+        return dot_value(v) if self.shape.options.objective == "dot" else l2_value(v, at_key)
 
     def shared_write_value(self, v: Vectors, k: Vectors, change: Tensor) -> Vectors:
         """Return u of a write into P, whose own values and stored values are P_c v and P_c k; for Q, z + Q_c z."""

@@ -25,11 +25,16 @@ from laconic.nested.cms import layer as cms_layer
 from laconic.nested.cms.init import init_weights
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import GradientMode
-from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.forward import ForwardOptions, collect_activations, forward_pass
-from laconic.nested.hope.init import check_growth, copy_donor_weights, init_added_levels, replace_sublayers
+from laconic.nested.hope.init import (
+    check_growth,
+    copy_donor_weights,
+    init_added_levels,
+    place_levels,
+    replace_sublayers,
+)
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_state_finite

@@ -9,33 +9,32 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from laconic.errors import UsageError
+from laconic.generation.config import check_choices
 from laconic.models.attention import accumulation_dtype
 from laconic.nested.optim.dgd_equations import dgd_embedding, dgd_gram, dgd_mean, dgd_sequential, solve_ridge
 from laconic.nested.optim.input_recording import InputStatistics, get_statistics
-from laconic.nested.optim.param_groups import (
+from laconic.nested.optim.rule_optimizer import (
     RULE_SETTINGS,
     ParamGroup,
-    call_closure,
-    check_choice,
-    check_fraction,
-    check_not_negative,
-    check_options,
-    check_settings,
-    check_state_dict,
+    RuleOptimizer,
+    check_number,
     describe_parameter,
-    iter_saved_states,
-    split_groups_by_rule,
+    group_parameters,
     step_adamw,
 )
 
 BatchMode = Literal["joint", "mean", "sequential"]
+InputScale = Literal["unit", "raw"]
+StoredValue = Literal["minus_delta", "target"]
+LossReduction = Literal["mean", "sum"]
 TOLERANCE = 0.1  # of the gradient, for sums of many micro-batches in bfloat16
 
 
-class DGD(torch.optim.Optimizer):
+class DGD(RuleOptimizer):
     """Delta gradient descent (Nested Learning, Eq. 57b to 57v) on a model prepared by `record_inputs`.
 
-    Parameters whose inputs are not recorded are updated by AdamW, as are groups with `rule="adamw"`. A step uses what
+    Parameters whose inputs are not recorded are updated by AdamW, as are groups with `rule="adamw"`. A bias is the
+    weight of an input 1, or is updated by AdamW while its weight is frozen. A step uses what
     was recorded since the last one or since this optimizer's `zero_grad` (`model.zero_grad` does not clear it), by
     every backward pass, summed over all ranks. Under FSDP2 each rank updates its own rows of a weight, since Eq. 57b
     acts on every row alone; nothing is gathered. Copy an optimizer together with its model:
@@ -55,8 +54,6 @@ class DGD(torch.optim.Optimizer):
             the output to y - delta: nothing is erased, and a regression converges to its target.
         loss: Whether the loss is a mean or a sum over positions.
         momentum: Eq. 33 on the step.
-        bias: "input" treats the bias as the weight of an input 1, or updates it by AdamW while its weight is frozen;
-            "gd" descends its gradient.
         adam_lr: Learning rate of AdamW.
         adam_betas: Factors of AdamW's memories.
         adam_weight_decay: Decoupled weight decay of AdamW.
@@ -74,72 +71,37 @@ class DGD(torch.optim.Optimizer):
         >>> optimizer.step()
     """
 
+    rule = "dgd"
+    settings = ("batch", "inputs", "erase", "value", "loss")
+    state_settings = ("inputs", "value")
+    state_name = "m"
+
     def __init__(
         self,
         params: ParamsT,
         lr: float = 1e-2,
         *,
         batch: BatchMode = "joint",
-        inputs: Literal["unit", "raw"] = "unit",
+        inputs: InputScale = "unit",
         erase: float = 1.0,
-        value: Literal["minus_delta", "target"] = "minus_delta",
-        loss: Literal["mean", "sum"] = "mean",
+        value: StoredValue = "minus_delta",
+        loss: LossReduction = "mean",
         momentum: float = 0.0,
-        bias: Literal["input", "gd"] = "input",
         adam_lr: float = 1e-3,
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_weight_decay: float = 0.0,
     ) -> None:
-        check_choice("DGD", "batch", batch, ("joint", "mean", "sequential"))
-        check_choice("DGD", "inputs", inputs, ("unit", "raw"))
-        check_choice("DGD", "value", value, ("minus_delta", "target"))
-        check_choice("DGD", "loss", loss, ("mean", "sum"))
-        check_choice("DGD", "bias", bias, ("input", "gd"))
+        check_choices(
+            batch=(batch, BatchMode),
+            inputs=(inputs, InputScale),
+            value=(value, StoredValue),
+            loss=(loss, LossReduction),
+        )
         for name, number in (("erase", erase), ("adam_lr", adam_lr), ("adam_weight_decay", adam_weight_decay)):
-            check_not_negative("DGD", name, number)
-        self.batch, self.inputs, self.erase, self.value, self.loss, self.bias = batch, inputs, erase, value, loss, bias
-        self.adam_lr, self.adam_weight_decay = adam_lr, adam_weight_decay
-        settings: ParamGroup = {
-            "lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0, "rule": "dgd",
-        }  # fmt: skip
-        self._check_settings(settings)
-        super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs."""
-        names = ("batch", "inputs", "erase", "value", "loss", "bias", "adam_lr", "adam_weight_decay")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict, and undo torch's conversion of momentum to the type of its parameter.
-
-        Args:
-            state_dict: From `state_dict`. Raises `UsageError` for that of another optimizer.
-        """
-        check_state_dict("DGD", self, state_dict)
-        super().load_state_dict(state_dict)
-        for p, saved in iter_saved_states(self, state_dict):
-            if "m" in saved:
-                self.state[p]["m"] = saved["m"].to(p.device, copy=True)
-
-    def _check_settings(self, settings: ParamGroup) -> None:
-        """Raise `UsageError` for invalid settings of a group."""
-        check_settings("DGD", settings, ("dgd", "adamw"))
-        check_fraction("DGD", "momentum", settings["momentum"])
-        if settings["rule"] == "dgd" and settings["weight_decay"]:
-            raise UsageError(
-                f"DGD: weight_decay {settings['weight_decay']}: the delta rule erases by itself; set weight_decay for "
-                "groups with rule='adamw'"
-            )
-
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group, or two if its parameters have two rules and it names none.
-
-        Args:
-            param_group: `params` and options of the constructor.
-        """
-        for group in split_groups_by_rule([param_group], dgd_rule, {"lr": self.adam_lr}):
-            self._add_group_of_one_rule(group)
+            check_number("DGD", name, number)
+        self.batch, self.inputs, self.erase, self.value, self.loss = batch, inputs, erase, value, loss
+        self.adamw_settings = {"lr": adam_lr, "weight_decay": adam_weight_decay}
+        super().__init__(params, {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0})
 
     @staticmethod
     def build_param_groups(model: nn.Module) -> list[ParamGroup]:
@@ -150,37 +112,43 @@ class DGD(torch.optim.Optimizer):
         Args:
             model: Model whose trainable parameters are grouped.
         """
-        members: dict[str, list[tuple[str, Tensor]]] = {"dgd": [], "adamw": []}
-        for name, p in model.named_parameters():
-            if p.requires_grad:
-                members["dgd" if is_recorded(p) else "adamw"].append((name, p))
-        return [{"params": params, "rule": rule} for rule, params in members.items() if params]
+        return group_parameters(model, "dgd", is_recorded)
 
-    def _add_group_of_one_rule(self, param_group: ParamGroup) -> None:
-        """Add a group whose parameters all follow the same rule."""
-        check_options("DGD", param_group, self.defaults)
-        if param_group.get("rule") == "adamw":
-            param_group = {"weight_decay": self.adam_weight_decay, **param_group}
-        self._check_settings({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        if group["rule"] == "dgd" and group["momentum"] and any(map(is_sharded, group["params"])):
+    def _find_rule(self, name: str, p: Tensor) -> str:
+        """Return the rule of a parameter. Raises `UsageError` for a matrix that was not recorded."""
+        statistics = get_statistics(p)
+        if statistics is None and p.ndim == 2:
+            raise UsageError(
+                f"DGD: {name} was not recorded; call record_inputs(model), or use DGD.build_param_groups(model)"
+            )
+        if statistics is not None and statistics.kind == "foreign":
+            raise UsageError(
+                f"DGD: {statistics.name} has a forward of its own and is not recorded; "
+                "use DGD.build_param_groups(model)"
+            )
+        return "dgd" if is_recorded(p) else "adamw"
+
+    def _check_group(self, group: ParamGroup) -> None:
+        """Raise `UsageError` for invalid settings of a group."""
+        super()._check_group(group)
+        check_number("DGD", "momentum", group["momentum"], below=1.0)
+        if group["rule"] == "dgd" and group["weight_decay"]:
+            raise UsageError(
+                f"DGD: weight_decay {group['weight_decay']}: the delta rule erases by itself; set weight_decay for "
+                "groups with rule='adamw'"
+            )
+
+    def _prepare_group(self, group: ParamGroup) -> None:
+        """Tell the statistics of a group's parameters what to record."""
+        if group["momentum"] and any(map(is_sharded, group["params"])):
             raise UsageError(f"DGD: momentum {group['momentum']} is not supported with sharded weights; use DDP")
-        if group["rule"] == "adamw":
-            return
-        group[RULE_SETTINGS] = {
-            "base_lr": float(group["lr"]),
-            "adam_lr": self.adam_lr,
-            "adam_weight_decay": self.adam_weight_decay,
-        }
         members = {id(p) for p in group["params"]}
         for p in group["params"]:
-            if dgd_rule(describe_parameter(p), p) == "adamw":
+            if not is_recorded(p):
                 raise UsageError(f"DGD: {describe_parameter(p)} has no recorded inputs; set rule='adamw' for its group")
             statistics = cast(InputStatistics, get_statistics(p))
             statistics.store_pairs, statistics.normalize_inputs = self.batch != "joint", self.inputs == "unit"
-            has_both = {id(statistics.weight), id(statistics.bias)} <= members
-            statistics.bias_in_input = self.bias == "input" and has_both
+            statistics.bias_in_input = {id(statistics.weight), id(statistics.bias)} <= members
             statistics.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -199,19 +167,13 @@ class DGD(torch.optim.Optimizer):
         every = [get_statistics(p) for group in groups for p in group["params"]]
         return list({id(statistics): statistics for statistics in every if statistics is not None}.values())
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update by what was recorded since the last step; return the closure's loss.
 
         Args:
             closure: Function that computes and returns the loss.
         """
-        loss = call_closure(closure)
-        for group in self.param_groups:
-            if group["rule"] == "adamw":
-                step_adamw(self.state, group)
-            else:
-                self._step_group(group)
+        loss = super().step(closure)
         for statistics in self.input_statistics():
             statistics.clear()
         return loss
@@ -237,7 +199,7 @@ class DGD(torch.optim.Optimizer):
         if alone:
             settings = group[RULE_SETTINGS]
             schedule = float(group["lr"]) / settings["base_lr"] if settings["base_lr"] else 1.0
-            adam = {"lr": schedule * settings["adam_lr"], "weight_decay": settings["adam_weight_decay"]}
+            adam = {**settings["adamw"], "lr": schedule * settings["adamw"]["lr"]}
             step_adamw(self.state, {**group, **adam, "params": alone})
 
     def _mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
@@ -305,20 +267,6 @@ class DGD(torch.optim.Optimizer):
                 "call optimizer.zero_grad() before the backward pass, and clip by the norm; or use batch='joint'"
             )
         return scale
-
-
-def dgd_rule(name: str, p: Tensor) -> str:
-    """Return the rule of a parameter, "dgd" or "adamw". Raises `UsageError` for a matrix that was not recorded."""
-    statistics = get_statistics(p)
-    if statistics is None and p.ndim == 2:
-        raise UsageError(
-            f"DGD: {name} was not recorded; call record_inputs(model), or use DGD.build_param_groups(model)"
-        )
-    if statistics is not None and statistics.kind == "foreign":
-        raise UsageError(
-            f"DGD: {statistics.name} has a forward of its own and is not recorded; use DGD.build_param_groups(model)"
-        )
-    return "dgd" if is_recorded(p) else "adamw"
 
 
 def is_recorded(p: Tensor) -> bool:

@@ -1,7 +1,8 @@
 """M3 as a torch optimizer: matrices by two memories of their gradients, everything else by AdamW."""
 
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, Literal, cast
 
@@ -10,38 +11,33 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from laconic.errors import UsageError
+from laconic.generation.config import check_choices
 from laconic.models.attention import accumulation_dtype
 from laconic.models.checkpoints.weights import has_fast_bfloat16
 from laconic.nested.optim.m3_equations import QUINTIC, M3Hyperparameters, M3Memories, algorithm1, algorithm1_ema
-from laconic.nested.optim.param_groups import (
-    RULE_SETTINGS,
+from laconic.nested.optim.rule_optimizer import (
     ParamGroup,
-    call_closure,
-    check_choice,
-    check_fraction,
-    check_length,
-    check_not_negative,
-    check_options,
-    check_settings,
-    check_state_dict,
+    RuleOptimizer,
+    check_number,
+    check_numbers,
     describe_parameter,
-    iter_saved_states,
-    split_groups_by_rule,
-    step_adamw,
+    group_parameters,
 )
 
+Mode = Literal["ema", "literal"]
 IN_BLOCK = re.compile(r"(^|\.)\d+\.")  # matches the name of a module inside a numbered block
 
 
-class M3(torch.optim.Optimizer):
+class M3(RuleOptimizer):
     """Multi-scale momentum Muon (Nested Learning, Algorithm 1), as printed or with running means.
 
     Parameters that are not matrices are updated by AdamW with the same learning rate, as are groups with
     `rule="adamw"`; `M3.build_param_groups(model)` puts embeddings and output heads there, which without the model look
     like any other matrix. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices;
-    on a CPU that is slow at bfloat16, its products run in float32. The state of a matrix is M1, M2 and step, V if it is
-    used, and O2 in the type of Newton-Schulz's result: 10 bytes for each number of a float32 matrix. Sharded matrices
-    (FSDP2) are gathered for Newton-Schulz only. `torch.compile` the model, not `step`, which torch cannot trace.
+    on a CPU that is slow at bfloat16, its products run in float32. The state of a matrix is M1, M2 and step, V for
+    "literal", and O2 in the type of Newton-Schulz's result: 10 bytes for each number of a float32 matrix. Sharded
+    matrices (FSDP2) are gathered for Newton-Schulz only. `torch.compile` the model, not `step`, which torch cannot
+    trace.
 
     Args:
         params: Parameters, named parameters or groups.
@@ -53,9 +49,8 @@ class M3(torch.optim.Optimizer):
         alpha: Weight of the slow memory, by default .5, in "literal" 1.
         slow_every: Gradients per slow update, by default 10, in "literal" 100.
         ns_steps: Newton-Schulz iterations.
-        eps: Added to the root of the squares.
+        eps: Added to the root of the squares, for "literal".
         weight_decay: Decoupled weight decay of matrices, for "ema". A group may set its own, whatever its rule.
-        second: "elementwise" divides by the root of the mean square, for "ema".
         adam_betas: Factors of AdamW's memories.
         adam_weight_decay: Decoupled weight decay of AdamW.
 
@@ -71,39 +66,37 @@ class M3(torch.optim.Optimizer):
         >>> optimizer.step()
     """
 
+    rule = "m3"
+    settings = state_settings = ("mode",)
+    state_name = "O2"
+
     def __init__(
         self,
         params: ParamsT,
         lr: float = 2e-3,
         *,
-        mode: Literal["ema", "literal"] = "ema",
+        mode: Mode = "ema",
         betas: tuple[float, float, float] | None = None,
         alpha: float | None = None,
         slow_every: int | None = None,
         ns_steps: int = 5,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        second: Literal["none", "elementwise"] = "none",
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_weight_decay: float = 0.0,
     ) -> None:
-        check_choice("M3", "mode", mode, ("ema", "literal"))
+        check_choices(mode=(mode, Mode))
+        check_number("M3", "adam_weight_decay", adam_weight_decay)
+        explicit = {"betas": betas, "alpha": alpha, "slow_every": slow_every, "eps": eps}
         defaults = M3Hyperparameters() if mode == "ema" else M3Hyperparameters((0.9, 0.999, 0.9), 1.0, 100)
-        betas = defaults.betas if betas is None else betas
-        slow_every = defaults.slow_every if slow_every is None else slow_every
-        check_not_negative("M3", "adam_weight_decay", adam_weight_decay)
-        self.mode, self.adam_weight_decay = mode, adam_weight_decay
-        settings: ParamGroup = {
-            "lr": lr, "betas": betas, "alpha": defaults.alpha if alpha is None else alpha, "slow_every": slow_every,
-            "ns_steps": ns_steps, "eps": eps, "weight_decay": weight_decay, "second": second,
-            "adam_betas": adam_betas, "rule": "m3",
-        }  # fmt: skip
-        self._check_settings(settings)
-        super().__init__(split_groups_by_rule(params, m3_rule, {}), settings)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs."""
-        return {**super().__getstate__(), "mode": self.mode, "adam_weight_decay": self.adam_weight_decay}
+        self.mode, self.adamw_settings = mode, {"weight_decay": adam_weight_decay}
+        super().__init__(
+            params,
+            {
+                "lr": lr, "ns_steps": ns_steps, "weight_decay": weight_decay, "adam_betas": adam_betas,
+                **vars(defaults), **{name: value for name, value in explicit.items() if value is not None},
+            },
+        )  # fmt: skip
 
     @staticmethod
     def build_param_groups(model: nn.Module) -> list[ParamGroup]:
@@ -124,95 +117,47 @@ class M3(torch.optim.Optimizer):
             if isinstance(m, nn.Linear) and m.out_features in vocab_sizes and not IN_BLOCK.search(name)
         ]
         excluded = {id(m.weight) for m in (*embeddings, *heads)}
-        members: dict[str, list[tuple[str, Tensor]]] = {"m3": [], "adamw": []}
-        for name, p in model.named_parameters():
-            if p.requires_grad:
-                members["adamw" if id(p) in excluded else m3_rule(name, p)].append((name, p))
-        return [{"params": params, "rule": rule} for rule, params in members.items() if params]
+        return group_parameters(model, "m3", lambda p: id(p) not in excluded and p.ndim == 2)
 
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group, or two if its parameters have two rules and it names none.
+    def _find_rule(self, name: str, p: Tensor) -> str:
+        """Return the rule of a parameter."""
+        return "m3" if p.ndim == 2 else "adamw"
 
-        Args:
-            param_group: `params` and options of the constructor.
-        """
-        for group in split_groups_by_rule([param_group], m3_rule, {}):
-            self._add_group_of_one_rule(group)
+    def _check_group(self, group: ParamGroup) -> None:
+        """Raise `UsageError` for invalid settings of a group."""
+        super()._check_group(group)
+        check_numbers("M3", "betas", group["betas"], 3, below=1.0 if self.mode == "ema" else math.inf)
+        for name in ("alpha", "eps"):
+            check_number("M3", name, group[name])
+        for name in ("slow_every", "ns_steps"):
+            if not isinstance(group[name], Integral) or group[name] < 1:
+                raise UsageError(f"M3: {name} {group[name]!r} must be a whole number of 1 or more")
+        if self.mode == "literal" and group["rule"] == "m3" and group["weight_decay"]:
+            raise UsageError(f"M3: weight_decay {group['weight_decay']} needs mode='ema'; Algorithm 1 has none")
 
-    def _add_group_of_one_rule(self, param_group: ParamGroup) -> None:
-        """Add a group whose parameters all follow the same rule."""
-        check_options("M3", param_group, self.defaults)
-        if param_group.get("rule") == "adamw":
-            param_group = {"weight_decay": self.adam_weight_decay, **param_group}
-        self._check_settings({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        group[RULE_SETTINGS] = {"mode": self.mode}
-        for p in group["params"] if group["rule"] == "m3" else ():
+    def _prepare_group(self, group: ParamGroup) -> None:
+        """Raise `UsageError` for a parameter that is no matrix of real numbers."""
+        for p in group["params"]:
             if p.ndim != 2 or p.is_complex():
                 kind = "complex" if p.is_complex() else "not a matrix"
                 raise UsageError(f"M3: {describe_parameter(p)} is {kind}; set rule='adamw' for its group")
 
-    def _check_settings(self, settings: ParamGroup) -> None:
-        """Raise `UsageError` for invalid settings of a group."""
-        check_settings("M3", settings, ("m3", "adamw"))
-        check_choice("M3", "second", settings["second"], ("none", "elementwise"))
-        check_length("M3", "betas", settings["betas"], 3)
-        for n, beta in enumerate(settings["betas"]):
-            (check_fraction if self.mode == "ema" else check_not_negative)("M3", f"betas[{n}]", beta)
-        for name in ("alpha", "eps"):
-            check_not_negative("M3", name, settings[name])
-        for name in ("slow_every", "ns_steps"):
-            if not isinstance(settings[name], Integral) or settings[name] < 1:
-                raise UsageError(f"M3: {name} {settings[name]!r} must be a whole number of 1 or more")
-        if self.mode == "literal" and settings["second"] != "none":
-            raise UsageError(f"M3: second {settings['second']!r} needs mode='ema'; Algorithm 1 has none")
-        if self.mode == "literal" and settings["rule"] == "m3" and settings["weight_decay"]:
-            raise UsageError(f"M3: weight_decay {settings['weight_decay']} needs mode='ema'; Algorithm 1 has none")
+    def _step_group(self, group: ParamGroup) -> None:
+        """Update the matrices of a group, those with equally many gradients together."""
+        by_count: dict[int, list[Tensor]] = {}
+        for p in cast("list[Tensor]", group["params"]):
+            if p.grad is not None:
+                by_count.setdefault(int(self._prepare_state(p)["step"]), []).append(p)
+        for n, matrices in by_count.items():
+            self._update_matrices(matrices, n + 1, group)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict, and undo torch's conversion of O2 to the type of its parameter.
-
-        Args:
-            state_dict: From `state_dict`, of an M3 with the same mode. Raises `UsageError` for another.
-        """
-        check_state_dict("M3", self, state_dict)
-        for group in state_dict["param_groups"]:
-            mode = group.get(RULE_SETTINGS, {}).get("mode", self.mode)
-            if mode != self.mode:
-                raise UsageError(f"M3: the state is of mode={mode!r}, not {self.mode!r}; build M3(mode={mode!r})")
-        super().load_state_dict(state_dict)
-        for p, saved in iter_saved_states(self, state_dict):
-            if "O2" in saved:
-                self.state[p]["O2"] = saved["O2"].to(p.device, newton_schulz_dtype(p), copy=True)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update all parameters; return the closure's loss.
-
-        Args:
-            closure: Function that computes and returns the loss.
-        """
-        loss = call_closure(closure)
-        for group in self.param_groups:
-            if group["rule"] == "adamw":
-                step_adamw(self.state, group)
-                continue
-            by_count: dict[int, list[Tensor]] = {}
-            for p in cast("list[Tensor]", group["params"]):
-                if p.grad is not None:
-                    by_count.setdefault(int(self._prepare_state(p, group)["step"]), []).append(p)
-            for n, matrices in by_count.items():
-                self._update_matrices(matrices, n + 1, group)
-        return loss
-
-    def _prepare_state(self, p: Tensor, group: ParamGroup) -> dict[str, Tensor]:
+    def _prepare_state(self, p: Tensor) -> dict[str, Tensor]:
         """Return the state of a matrix, zeros before its first gradient."""
         state = cast("dict[str, Tensor]", self.state[p])
         if not state:
             state.update(M1=torch.zeros_like(p), M2=torch.zeros_like(p), step=torch.zeros(()))
             state["O2"] = torch.zeros_like(p, dtype=newton_schulz_dtype(p))
-            if self.mode == "literal" or group["second"] == "elementwise":
+            if self.mode == "literal":
                 state["V"] = torch.zeros_like(p)
         return state
 
@@ -232,11 +177,6 @@ class M3(torch.optim.Optimizer):
             algorithm1_ema(matrices, gradients, memories, n, group["lr"], hyperparameters, NS, group["weight_decay"])
         for state in states:
             state["step"] += 1
-
-
-def m3_rule(name: str, p: Tensor) -> str:
-    """Return the rule of a parameter: "m3" for matrices, else "adamw"."""
-    return "m3" if p.ndim == 2 else "adamw"
 
 
 def newton_schulz_dtype(p: Tensor) -> torch.dtype:

@@ -129,10 +129,9 @@ def algorithm1_ema(
     """Eq. 75e: W' = (1 - lr decay) W - lr .2 sqrt(max(o, i)) (NS(M1^) + alpha NS(M2^)) / (1 + alpha); ours.
 
     M1 = b1 M1 + (1 - b1) g; every f gradients M2 = b3 M2 + (1 - b3) mean g, from the next step on; a hat corrects the
-    bias. If there is a V, the step is divided by the root of the mean square V^, which ties it to the scale of the loss
-    again. W and the memories change in place, as in `algorithm1`.
+    bias. W and the memories change in place, as in `algorithm1`; V and b2 are not used.
     """
-    (b1, b2, b3), (M1, M2, O2, V), alpha = hyperparameters.betas, memories, hyperparameters.alpha
+    (b1, _, b3), (M1, M2, O2, _), alpha = hyperparameters.betas, memories, hyperparameters.alpha
     f = hyperparameters.slow_every
     foreach._foreach_lerp_(M1, g, 1 - b1)
     if (n - 1) % f == 0:
@@ -140,13 +139,9 @@ def algorithm1_ema(
     foreach._foreach_add_(M2, g, alpha=(1 - b3) / f)
     if weight_decay:
         foreach._foreach_mul_(W, 1 - lr * weight_decay)
-    if V:
-        foreach._foreach_mul_(V, b2)
-        foreach._foreach_addcmul_(V, g, g, value=1 - b2)
-    for k, (w, m1, o2) in enumerate(zip(W, M1, O2, strict=True)):
+    for w, m1, o2 in zip(W, M1, O2, strict=True):
         o = NS(m1, 1 - b1**n)
         o = o.add(o2, alpha=alpha) if n > f else o
-        o = o.to(w.dtype) / (V[k] / (1 - b2**n)).sqrt().add_(hyperparameters.eps) if V else o
         w.add_(o, alpha=-lr * 0.2 * math.sqrt(max(w.shape)) / (1 + alpha))
     if n % f == 0:
         for m2, o2 in zip(M2, O2, strict=True):

@@ -1,0 +1,190 @@
+"""The base of DGD and M3: groups with the rule of the optimizer, the others updated by AdamW (arXiv:1711.05101)."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT
+
+from laconic.errors import UsageError
+
+ParamGroup = dict[str, Any]
+SCHEDULER_KEYS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")  # of torch's schedulers
+RULE_SETTINGS = "rule_settings"  # key of a group for the optimizer's settings that the group's rule needs
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """An optimizer whose groups have the key "rule": its own rule, or "adamw".
+
+    Attributes:
+        rule: Name of its own rule.
+        settings: Names of the attributes that a copy needs.
+        state_settings: Those of them that a state belongs to.
+        state_name: The part of a state whose type torch would change to that of the parameter.
+        adamw_settings: Settings of AdamW groups that do not name them.
+    """
+
+    rule: str
+    settings: tuple[str, ...]
+    state_settings: tuple[str, ...]
+    state_name: str
+    adamw_settings: ParamGroup
+
+    def __init__(self, params: ParamsT, defaults: ParamGroup) -> None:
+        if isinstance(params, Tensor):
+            raise UsageError("optimizer: give several parameters, such as model.parameters(), not one tensor")
+        entries = list(cast("list[Any]", params))
+        if not entries:
+            raise UsageError("optimizer: no parameters given; pass model.parameters()")
+        super().__init__(entries, {**defaults, "rule": self.rule})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs."""
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in ("adamw_settings", *self.settings)}}
+
+    def _find_rule(self, name: str, p: Tensor) -> str:
+        """Return the rule of a parameter whose group has none."""
+        raise NotImplementedError
+
+    def _check_group(self, group: ParamGroup) -> None:
+        """Raise `UsageError` for invalid settings of a group."""
+        name = type(self).__name__
+        if group["rule"] not in (self.rule, "adamw"):
+            raise UsageError(f"{name}: rule {group['rule']!r} is unknown; use {self.rule!r} or 'adamw'")
+        check_number(name, "lr", group["lr"])
+        check_number(name, "weight_decay", group["weight_decay"])
+        check_numbers(name, "adam_betas", group["adam_betas"], 2, below=1.0)
+        known = {*self.defaults, "params", "param_names", *SCHEDULER_KEYS, RULE_SETTINGS}
+        unknown = next((key for key in group if key not in known), None)
+        if unknown is not None:
+            options = ", ".join(sorted(self.defaults))
+            raise UsageError(f"{name}: a group has {unknown}, which is not an option; use {options}")
+
+    def _prepare_group(self, group: ParamGroup) -> None:
+        """Check and prepare the parameters of a group that was added."""
+        raise NotImplementedError
+
+    def _step_group(self, group: ParamGroup) -> None:
+        """Update a group by the optimizer's own rule."""
+        raise NotImplementedError
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a group, or two if its parameters have two rules and it names none.
+
+        Args:
+            param_group: `params` and options of the constructor.
+        """
+        members, by_rule = param_group["params"], dict[str, list[Any]]()
+        for entry in [members] if isinstance(members, Tensor) else list(members):
+            named = cast(Any, entry if isinstance(entry, tuple) else (describe_parameter(entry), entry))
+            by_rule.setdefault(param_group.get("rule") or self._find_rule(*named), []).append(entry)
+        for rule, some in by_rule.items():
+            group = {**(self.adamw_settings if rule == "adamw" else {}), **param_group, "params": some, "rule": rule}
+            self._check_group({**self.defaults, **group})
+            super().add_param_group(group)
+            added = self.param_groups[-1]
+            if rule == self.rule:
+                self._prepare_group(added)
+            added[RULE_SETTINGS] = {name: getattr(self, name) for name in self.state_settings} | {
+                "base_lr": float(added["lr"]), "adamw": self.adamw_settings
+            }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict, and undo torch's conversion of a part of it to the type of its parameter.
+
+        Args:
+            state_dict: From `state_dict`, of the same optimizer with the same options. Raises `UsageError` for another.
+        """
+        name, saved_groups = type(self).__name__, state_dict["param_groups"]
+        saved_rules, rules = ([group.get("rule") for group in groups] for groups in (saved_groups, self.param_groups))
+        if saved_rules != rules:
+            raise UsageError(
+                f"{name}: the state has groups with the rules {saved_rules}, not {rules}; load it as it was saved"
+            )
+        for key in self.state_settings:
+            ours = getattr(self, key)
+            theirs = next((g[RULE_SETTINGS][key] for g in saved_groups if key in g.get(RULE_SETTINGS, {})), ours)
+            if theirs != ours:
+                raise UsageError(
+                    f"{name}: the state is of {key}={theirs!r}, not {ours!r}; build {name}({key}={theirs!r})"
+                )
+        super().load_state_dict(state_dict)
+        for saved, group in zip(saved_groups, self.param_groups, strict=True):
+            for index, p in zip(saved["params"], cast("list[Tensor]", group["params"]), strict=True):
+                if self.state_name in (state := state_dict["state"].get(index, {})):
+                    self.state[p][self.state_name] = state[self.state_name].to(p.device, copy=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update all parameters; return the closure's loss.
+
+        Args:
+            closure: Function that computes and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["rule"] == "adamw":
+                step_adamw(self.state, group)
+            else:
+                self._step_group(group)
+        return loss
+
+
+def group_parameters(model: nn.Module, rule: str, has_rule: Callable[[Tensor], bool]) -> list[ParamGroup]:
+    """Return the trainable parameters of a model in a group with this rule and one with "adamw"."""
+    members: dict[str, list[tuple[str, Tensor]]] = {rule: [], "adamw": []}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            members[rule if has_rule(p) else "adamw"].append((name, p))
+    return [{"params": params, "rule": rule} for rule, params in members.items() if params]
+
+
+def describe_parameter(p: Tensor) -> str:
+    """Return a description of a parameter without a name."""
+    return f"a parameter {list(p.shape)}"
+
+
+def check_number(optimizer: str, name: str, value: object, below: float = math.inf) -> None:
+    """Raise `UsageError` for a value that is not a number in [0, below)."""
+    if not (isinstance(value, Real | Tensor) and 0 <= cast(float, value) < below):
+        raise UsageError(f"{optimizer}: {name} {value!r} must be a number in [0, {below:g})")
+
+
+def check_numbers(optimizer: str, name: str, values: object, length: int, below: float) -> None:
+    """Raise `UsageError` for a value that is not a sequence of this length of numbers in [0, below)."""
+    if not (isinstance(values, Sequence) and len(cast("Sequence[object]", values)) == length):
+        raise UsageError(f"{optimizer}: {name} {values!r}: give {length} numbers")
+    for n, value in enumerate(cast("Sequence[object]", values)):
+        check_number(optimizer, f"{name}[{n}]", value, below)
+
+
+def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> None:
+    """Take one step of PyTorch's AdamW on a group, with `lr`, `adam_betas` and `weight_decay`."""
+    params = [p for p in cast("list[Tensor]", group["params"]) if p.grad is not None]
+    for p in params:
+        if not state[p]:
+            state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+    states, is_mixed = [state[p] for p in params], len({type(p) for p in params}) > 1  # sharded tensors, whole scalars
+    adamw(
+        params,
+        [cast(Tensor, p.grad) for p in params],
+        [s["exp_avg"] for s in states],
+        [s["exp_avg_sq"] for s in states],
+        [],
+        [s["step"] for s in states],
+        foreach=False if is_mixed else None,
+        amsgrad=False,
+        beta1=group["adam_betas"][0],
+        beta2=group["adam_betas"][1],
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=1e-8,
+        maximize=False,
+    )
