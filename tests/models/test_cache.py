@@ -245,29 +245,12 @@ def test_cache_operations_refuse_mismatches() -> None:
         KVCache.concat_rows(other, cache_of(decoder_of("gpt2"), 1, 3))
 
 
-TENSORS = dict(KVCache.empty(decoder_of("llama").config, 2).pad_left(3).tensors())
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"values.1": None}, "values.1"),
-        ({"valid": None}, "valid"),
-        ({"queries.0": torch.ones(1)}, "queries.0"),
-        ({"valid": torch.ones(2, 3)}, "valid"),
-        ({"positions": torch.ones(2, 3)}, "positions"),
-        ({"positions": torch.ones(2, 4).long()}, "positions"),
-        ({"keys.0": torch.ones(2, 2, 4, 16)}, "keys.0"),
-        ({"values.0": torch.ones(2, 2, 3, 8)}, "values.0"),
-    ],
-)
-def test_cache_load_refuses_an_invalid_tensor(
-    changes: dict[str, torch.Tensor | None], name: str, tmp_path: Path
-) -> None:
+def test_cache_load_refuses_a_file_that_lacks_a_tensor(tmp_path: Path) -> None:
     decoder, path = decoder_of("llama"), tmp_path / "cache.safetensors"
-    tensors = {key: x for key, x in (TENSORS | changes).items() if x is not None}
+    tensors = cache_of(decoder, 1, 2).tensors()
+    del tensors["values.1"]
     atomic.save_artifact(path, tensors, "cache", {"model": decoder.fingerprint})
-    with pytest.raises(CorruptArtifactError, match=f"tensor {name} is missing or has"):
+    with pytest.raises(CorruptArtifactError, match="tensor 'values.1' is missing"):
         KVCache.load(path, decoder)
 
 
