@@ -250,7 +250,7 @@ def test_cache_load_refuses_a_file_that_lacks_a_tensor(tmp_path: Path) -> None:
     tensors = cache_of(decoder, 1, 2).tensors()
     del tensors["values.1"]
     atomic.save_artifact(path, tensors, "cache", {"model": decoder.fingerprint})
-    with pytest.raises(CorruptArtifactError, match="tensor 'values.1' is missing"):
+    with pytest.raises(CorruptArtifactError, match=r"tensor 'values\.1' is missing"):
         KVCache.load(path, decoder)
 
 

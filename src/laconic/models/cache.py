@@ -18,7 +18,6 @@ from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 from laconic.storage.atomic import load_artifact, save_artifact
 
-FILE_KIND = "cache"
 RowIndex = Sequence[int] | Int[Tensor, " N"] | Bool[Tensor, " B"]
 
 
@@ -260,7 +259,7 @@ class KVCache:
 
     def save(self, path: str | Path, decoder: Any) -> None:
         """Save to a safetensors file at `path` that only the same `decoder` can load; its fingerprint is stored."""
-        save_artifact(Path(path), self.tensors(), FILE_KIND, {"model": decoder.fingerprint})
+        save_artifact(Path(path), self.tensors(), "cache", {"model": decoder.fingerprint})
 
     @classmethod
     def load(cls, path: str | Path, decoder: Any) -> "KVCache":
@@ -269,10 +268,9 @@ class KVCache:
         Raises:
             CorruptArtifactError: The file was changed, or belongs to other weights.
         """
-        tensors, metadata = load_artifact(Path(path), FILE_KIND)
-        model, fingerprint = metadata.get("model", "(none)"), decoder.fingerprint
-        if model != fingerprint:
-            raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {fingerprint}")
+        tensors, metadata = load_artifact(Path(path), "cache")
+        if (model := metadata.get("model")) != decoder.fingerprint:
+            raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
         layers = range(decoder.config.num_hidden_layers)
         try:
             keys, values = (tuple(tensors[f"{kind}.{i}"] for i in layers) for kind in ("keys", "values"))
