@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder, DecoderOutput
@@ -60,6 +61,23 @@ def small(name: str, **changes: Any) -> Decoder:
     if name in ("gpt2", "opt"):
         sizes |= {"num_key_value_heads": 2}
     return fresh(name, **sizes, head_dim=4, attention_scales=(0.5, 0.5), **changes).double().requires_grad_(False)
+
+
+def random_block(family: str) -> Block:
+    """Return a block with random parameters, including norms and biases."""
+    block = Block(DecoderConfig.tiny(family), 0).double()
+    with torch.no_grad():
+        for p in block.parameters():
+            p.copy_(torch.randn_like(p) * 0.4 + (0.8 if p.ndim == 1 else 0.0))
+    return block
+
+
+def qkv_parameters(block: Block) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """Return weight and bias of q, k and v; GPT-2's fused projection is split."""
+    if block.weight_names.qkv:
+        fused = block.submodule("qkv")
+        return tuple(zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True))
+    return tuple((block.submodule(role).weight, block.submodule(role).bias) for role in ("q", "k", "v"))
 
 
 @dataclass(frozen=True)

@@ -386,18 +386,6 @@ def test_to_config_json_is_loaded_by_transformers(family: str, changes: dict[str
         agree_rope(ours, model, ours.to_config_json())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_config_tiny_sizes(family: str) -> None:
-    ours = DecoderConfig.tiny(family)
-    plain = family in ("gpt2", "opt")
-    assert (ours.num_hidden_layers, ours.hidden_size, ours.intermediate_size, ours.vocab_size) == (2, 48, 64, 97)
-    assert (ours.num_attention_heads, ours.num_key_value_heads, ours.head_dim) == ((4, 4, 12) if plain else (4, 2, 16))
-    assert ours.max_position_embeddings == 128
-    assert ours.sliding_windows == ((8, 8) if family == "mistral" else (None, None))
-    assert ours.dropout == DropoutRates()
-    assert ours.source == ""
-
-
 @pytest.mark.parametrize("source", MINIMAL + UNUSUAL, ids=lambda source: source["model_type"])
 def test_to_config_json_of_an_unchanged_file_is_identical(source: dict[str, Any]) -> None:
     source = {**source, "_name_or_path": "über/model", "auto_map": {"AutoModel": "x.Y"}, "use_cache": True}

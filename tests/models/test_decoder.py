@@ -214,11 +214,6 @@ def test_half_precision_outputs_have_the_weights_dtype(name: str, dtype: torch.d
     assert output.hidden_states.isfinite().all()
 
 
-def test_attention_scale_per_layer() -> None:
-    assert [decoder_of("gpt2, scale by layer").attention_scale(i) for i in (0, 1)] == [1.0, 0.5]
-    assert decoder_of("llama").attention_scale(1) == 16**-0.5
-
-
 def test_decoder_activations_have_the_names_of_capture() -> None:
     decoder = decoder_of("llama")
     output = decoder(noise(1, 2, 5, 48), capture=("hidden", "k", "probs.1", "logits"))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from laconic.data.tokenizer import load_tokenizer
-from laconic.errors import BusyError, InputError
+from laconic.errors import InputError
 from laconic.models.config import RopeConfig
 from laconic.models.decoder import Decoder
 from laconic.models.gguf.config import special_token_ids
@@ -257,9 +257,3 @@ def test_read_tensor_needs_no_second_copy(tmp_path: Path, monkeypatch: pytest.Mo
     whole = read_tensor(header, tensor, torch.float32)
     monkeypatch.setattr("laconic.models.gguf.tensors.CHUNK_ELEMENTS", 7 * tensor.shape[1])
     assert torch.equal(read_tensor(header, tensor, torch.float32), whole)
-
-
-def test_convert_gguf_refuses_a_folder_with_content(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama"))
-    with pytest.raises(BusyError):
-        convert_gguf(file, tmp_path)

@@ -150,17 +150,6 @@ def test_decoder_can_be_called_from_two_threads(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_used_decoder_equals_a_new_one(name: str) -> None:
-    def answer(decoder: Decoder, seed: int) -> list[Tensor]:
-        output = decoder(noise(seed, 2, 6, 48, dtype=torch.float32))
-        return bits(decoder(output.hidden_states[:, -1:], output.cache))
-
-    used = fresh(name)
-    answer(used, 1)
-    assert all(torch.equal(x, y) for x, y in zip(answer(used, 2), answer(fresh(name), 2), strict=True))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_empty_cache_equals_none(name: str) -> None:
     decoder, embeds = decoder_of(name, torch.float32), noise(1, 2, 5, 48, dtype=torch.float32)
     assert equal(decoder(embeds, KVCache.empty(decoder.config, 2)), decoder(embeds))

@@ -39,12 +39,6 @@ def test_weight_memory_holds_empty_tensors() -> None:
     assert stack_rows([torch.empty(0, 4)] * 2) is None
 
 
-def test_weight_memory_holds_scalars() -> None:
-    """A nested model has step sizes without a dimension."""
-    scalar = WeightMemory(2**10).empty((), torch.float32).fill_(3.0)
-    assert (scalar.shape, float(scalar)) == ((), 3.0)
-
-
 def test_weight_memory_aligns_tensors_and_grows() -> None:
     memory = WeightMemory(2**10)
     assert memory.empty((), torch.float32).shape == ()

@@ -213,18 +213,21 @@ def test_load_requires_every_tensor(tmp_path: Path, family: str) -> None:
         shutil.rmtree(tmp_path / "b")
 
 
-def test_load_initialises_allowed_missing_tensors(tmp_path: Path) -> None:
+def test_allow_missing_initialises_absent_tensors_and_warns_of_them(tmp_path: Path) -> None:
     edit_tensors(
         save_tiny(tmp_path / "a", tie_word_embeddings=False),
         lambda t: [t.pop("lm_head.weight"), t.pop("model.norm.weight")],
     )
     with pytest.raises(InputError, match=r"^1 tensor missing \(model.norm.weight\)$"):
         Decoder.from_pretrained(tmp_path / "a", allow_missing=("lm_head.weight",))
-    with pytest.warns(UserWarning, match="weight: not in the checkpoint"):
+    with pytest.raises(InputError, match=r"model\.nrom\.weight: the model has no such tensor"):
+        Decoder.from_pretrained(tmp_path / "a", allow_missing=("model.nrom.weight",))
+    with pytest.warns(UserWarning, match=r"^model\.norm\.weight, lm_head\.weight: not in the checkpoint"):
         decoder = Decoder.from_pretrained(tmp_path / "a", allow_missing=("lm_head.weight", "model.norm.weight", UP))
-    assert 0.01 < decoder.state_dict()["lm_head.weight"].std() < 0.03
-    assert bool((decoder.state_dict()["model.norm.weight"] == 1).all())
-    assert torch.equal(decoder.state_dict()[UP], load_tensors(tmp_path / "a")[UP].to(decoder.state_dict()[UP].dtype))
+    state = decoder.state_dict()
+    assert 0.01 < state["lm_head.weight"].std() < 0.03
+    assert bool((state["model.norm.weight"] == 1).all())
+    assert torch.equal(state[UP], load_tensors(tmp_path / "a")[UP].to(state[UP].dtype))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -264,22 +267,20 @@ def test_load_ignores_causal_masks(tmp_path: Path, prefix: str, dtype: torch.dty
     assert bit_equal(Decoder.from_pretrained(edit_tensors(tmp_path / "a", edit)).state_dict(), whole.state_dict())
 
 
+CAUSAL = torch.ones(8, 8).tril()
+
+
 @pytest.mark.parametrize(
-    "invalid",
-    [torch.ones(8, 8), torch.ones(8, 8).triu(), torch.ones(8), torch.ones(8, 8).tril(1), torch.ones(2, 8, 8).tril()],
+    ("family", "layer", "tensor"),
+    [
+        *(("gpt2", "transformer.h", x) for x in (torch.ones(8, 8), CAUSAL.mT, torch.ones(8), CAUSAL.expand(2, 8, 8))),
+        ("llama", "model.layers", CAUSAL),
+    ],
 )
-def test_load_warns_of_other_tensors_named_like_causal_masks(tmp_path: Path, invalid: Tensor) -> None:
-    save_tiny(tmp_path / "a", "gpt2")
-    name = "transformer.h.0.attn.bias"
-    with pytest.warns(UserWarning, match=r"1 tensor ignored .*\(first transformer.h.0.attn.bias\)$"):
-        Decoder.from_pretrained(edit_tensors(tmp_path / "a", lambda t: t.update({name: invalid})))
-
-
-def test_load_warns_of_causal_masks_in_other_families(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "a")
-    name = "model.layers.0.attn.bias"
-    with pytest.warns(UserWarning, match=r"1 tensor ignored .*\(first model.layers.0.attn.bias\)$"):
-        Decoder.from_pretrained(edit_tensors(tmp_path / "a", lambda t: t.update({name: torch.ones(4, 4).tril()})))
+def test_load_warns_of_tensors_named_like_causal_masks(tmp_path: Path, family: str, layer: str, tensor: Tensor) -> None:
+    name = f"{layer}.0.attn.bias"
+    with pytest.warns(UserWarning, match=rf"1 tensor ignored .*\(first {name}\)$"):
+        Decoder.from_pretrained(edit_tensors(save_tiny(tmp_path / "a", family), lambda t: t.update({name: tensor})))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -324,8 +325,8 @@ def test_load_refuses_pickled_weights(tmp_path: Path) -> None:
     Decoder.from_pretrained(tmp_path / "b")  # beside the weights it is left alone
 
 
-def save_sharded(folder: Path) -> Path:
-    Decoder(DecoderConfig.tiny("llama"), seed=4).save_pretrained(folder, max_shard_bytes=5e4)
+def save_sharded(folder: Path, max_shard_bytes: float = 5e4) -> Path:
+    Decoder(DecoderConfig.tiny("llama"), seed=4).save_pretrained(folder, max_shard_bytes=max_shard_bytes)
     return folder
 
 
@@ -486,6 +487,13 @@ def test_save_writes_shards_and_index(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["config.json", WHOLE]
 
 
+@pytest.mark.parametrize("size", [0.0, -1.0, float("nan")])
+def test_save_refuses_shards_of_no_bytes(tmp_path: Path, size: float) -> None:
+    with pytest.raises(UsageError, match="max_shard_bytes"):
+        save_sharded(tmp_path / "a", size)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_plan_shards() -> None:
     sizes = {"a": 4, "b": 4, "c": 9, "d": 1}
     assert plan_shards(sizes, 1e2) == {WHOLE: ["a", "b", "c", "d"]}
@@ -584,30 +592,20 @@ def snapshot(root: Path, files: Path) -> Path:
     return commit
 
 
-def test_load_hub_snapshot(tmp_path: Path) -> None:
+def test_load_a_snapshot_and_folders_of_links_to_a_checkpoint_elsewhere(tmp_path: Path) -> None:
     whole = save_sharded(tmp_path / "a")
     (whole / "tokenizer.json").write_text("{}")
-    folder = snapshot(tmp_path, whole)
-    decoder = Decoder.from_pretrained(folder)
-    assert bit_equal(decoder.state_dict(), Decoder.from_pretrained(whole).state_dict())
-    decoder.save_pretrained(tmp_path / "b")
-    assert (tmp_path / "b" / "tokenizer.json").is_file()
-    assert not (tmp_path / "b" / "tokenizer.json").is_symlink()
-
-
-def test_load_a_folder_of_links_to_a_checkpoint_elsewhere(tmp_path: Path) -> None:
-    whole = save_sharded(tmp_path / "a")
-    (whole / "tokenizer.json").write_text("{}")
-    for name, source in (("links", whole), ("links_to_links", snapshot(tmp_path, whole))):
-        (tmp_path / name).mkdir()
+    hub, links, links_to_links = snapshot(tmp_path, whole), tmp_path / "links", tmp_path / "links_to_links"
+    for folder, source in ((links, whole), (links_to_links, hub)):
+        folder.mkdir()
         for file in source.iterdir():
-            (tmp_path / name / file.name).symlink_to(file)
-        decoder = Decoder.from_pretrained(tmp_path / name)
+            (folder / file.name).symlink_to(file)
+    for folder in (hub, links_to_links, links):
+        decoder, saved = Decoder.from_pretrained(folder), tmp_path / f"{folder.name}_saved"
         assert bit_equal(decoder.state_dict(), Decoder.from_pretrained(whole).state_dict())
-        decoder.save_pretrained(tmp_path / f"{name}_saved")
-        assert (tmp_path / f"{name}_saved" / "tokenizer.json").read_text() == "{}"
-    links = tmp_path / "links"
-    decoder = Decoder.from_pretrained(links)
+        decoder.save_pretrained(saved)
+        assert (saved / "tokenizer.json").read_text() == "{}"
+        assert not (saved / "tokenizer.json").is_symlink()
     (tmp_path / "secret").write_text("secret")
     (links / "x").mkdir()
     (links / "x" / "vocab.json").symlink_to(tmp_path / "secret")
@@ -689,6 +687,17 @@ def test_find_checkpoint_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.M
     assert weights.find_checkpoint("~/model", with_weights=False) == tmp_path / "model"  # may hold a tokenizer
     with pytest.raises(InputError, match=r"no config.json, but a GGUF file; pass that file: .*model/q4\.gguf"):
         weights.find_checkpoint("~/model")
+
+
+def test_from_pretrained_refuses_an_unknown_device_or_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path / "a")
+    for device in ("gpu", "cuda:x"):
+        with pytest.raises(UsageError, match=f"device {device} is not available"):
+            Decoder.from_pretrained(tmp_path / "a", device=device)
+    for count, device, message in ((0, "cuda", "no CUDA"), (2, "cuda:2", "it has 2, from cuda:0")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        with pytest.raises(UsageError, match=message):
+            Decoder.from_pretrained(tmp_path / "a", device=torch.device(device))
 
 
 def test_resolve_device_takes_numbers_of_gpus_but_not_meta() -> None:
