@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder, DecoderOutput
+from tests.conftest import needs
 from tests.tolerances import FLOORS, LEAST_FLOOR, ORACLE, error, largest
 
 FAMILIES = tuple(family for family in WEIGHT_NAMES if family != "smollm3")  # which is Llama but for `nope_layers`
@@ -119,6 +121,21 @@ def embed_batches(draw: st.DrawFn, *, B: int = 3, T: int = 14, D: int = 48, padd
     cuts = draw(st.sets(st.integers(1, slots - 1), max_size=3))
     embeds = noise(draw(st.integers(0, 10**6)), rows, slots, D)
     return EmbedBatch(embeds, torch.tensor(mask), tuple(sorted(cuts)))
+
+
+def read_logits(decoder: Decoder, ids: Tensor) -> Tensor:
+    """Return the logits of token ids [B, T]."""
+    return decoder.logits(decoder(decoder.embed(ids)).hidden_states)
+
+
+def transformers_logits(folder: Path, ids: Tensor, **options: Any) -> Tensor:
+    """Return the logits of transformers' model of a folder, in float32."""
+    needs("transformers")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    return model.eval()(ids).logits.detach()
 
 
 def read_whole(decoder: Decoder, batch: EmbedBatch, capture: tuple[str, ...] = ()) -> DecoderOutput:

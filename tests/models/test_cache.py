@@ -194,7 +194,7 @@ def test_cache_file_loads_with_the_same_weights_only(name: str, tmp_path: Path) 
         KVCache.load(tmp_path / "cache.safetensors", decoder)
 
 
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("unchecked")
 def test_cache_operations_refuse_mismatches() -> None:
     cache, other = cache_of(decoder_of("llama"), 1, 12), cache_of(decoder_of("llama"), 2, 3)
     for n in (40, -1):
