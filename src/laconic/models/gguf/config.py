@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import InputError
+from laconic.models.checkpoints.hf_config import rope_to_hf
 from laconic.models.checkpoints.hf_fields import FAMILIES
 from laconic.models.config import RopeConfig
 from laconic.models.gguf.header import GGUFHeader
@@ -152,14 +153,7 @@ def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tenso
         if rope_factors.shape == scaled.shape and torch.allclose(
             frequencies(theta, E) / rope_factors, scaled, rtol=1e-5, atol=0
         ):
-            return {
-                "rope_theta": theta,
-                "rope_type": "llama3",
-                "factor": rope.factor,
-                "low_freq_factor": rope.low_freq_factor,
-                "high_freq_factor": rope.high_freq_factor,
-                "original_max_position_embeddings": original,
-            }
+            return rope_to_hf(rope)
     raise InputError(
         f"{header.path.name}: {ROPE_FACTORS_TENSOR} holds a scaling of RoPE that is not Llama 3's; not supported"
     )
