@@ -79,13 +79,10 @@ def test_apply_bias_and_mask() -> None:
     a, bias = normal(B, H, T, P), normal(B, T, P)
     agree(apply_bias_and_mask, ORACLE["C13"], MISREAD["C13"], a, visible(), bias, margin=1e-1)
     agree(apply_bias_and_mask, ORACLE["C13"], {}, a, visible(), None)
-    assert torch.equal(
-        apply_bias_and_mask(a, visible()[:1], bias[:1, :1]),
-        apply_bias_and_mask(a, visible()[:1].expand(B, T, P), bias[:1, :1]),
-    )
-    assert gradcheck(
-        lambda a, bias: apply_bias_and_mask(a, visible(), bias).masked_fill(~visible()[:, None], 0.0), (a, bias)
-    )
+    expanded = apply_bias_and_mask(a, visible()[:1].expand(B, T, P), bias[:1, :1])
+    assert torch.equal(apply_bias_and_mask(a, visible()[:1], bias[:1, :1]), expanded)
+    hidden = ~visible()[:, None]
+    assert gradcheck(lambda a, bias: apply_bias_and_mask(a, visible(), bias).masked_fill(hidden, 0.0), (a, bias))
 
 
 @pytest.mark.equation("llama", "C14")

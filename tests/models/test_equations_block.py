@@ -109,15 +109,8 @@ def test_block(family: str) -> None:
     valid = torch.ones(1, T).bool()
     mask = build_attention_mask(valid, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
     context = ForwardContext(cos, sin, (mask,) * config.num_hidden_layers, "eager")
-    sizes = {
-        "H": config.num_attention_heads,
-        "G": config.num_key_value_heads,
-        "cos": cos,
-        "sin": sin,
-        "scale": config.head_dim**-0.5,
-        "eps": config.norm_eps,
-        "act": config.activation,
-    }
+    sizes = {"H": config.num_attention_heads, "G": config.num_key_value_heads, "scale": config.head_dim**-0.5}
+    sizes |= {"cos": cos, "sin": sin, "eps": config.norm_eps, "act": config.activation}
     x = normal(1, T, config.hidden_size)
     misread = dict(MISREAD["C19"])
     agree(lambda x, *_: block(x, None, context)[0], ORACLE["C19"], misread, x, weights(block), sizes, margin=1e-2)

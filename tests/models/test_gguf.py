@@ -212,9 +212,8 @@ def test_describe_conversion_counts_weights_not_tensors(
 
 
 def test_import_writes_a_folder_or_nothing(tmp_path: Path, run_cli: RunCli) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama")).rename(
-        tmp_path / "sha256-0123"
-    )  # as Ollama does
+    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama"))
+    file = file.rename(tmp_path / "sha256-0123")  # as Ollama does
     assert run_cli("import", file, "--out", tmp_path / "out", "--dtype", "bfloat16").code == 0
     assert Decoder.from_pretrained(tmp_path / "out").config.vocab_size > 256
     record = read_export_record(tmp_path / "out")

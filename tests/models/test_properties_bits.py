@@ -81,9 +81,9 @@ def test_single_token_batch_equals_its_rows_within_float32_error(name: str) -> N
 def test_capture_does_not_change_bits(name: str, batch: EmbedBatch, data: st.DataObject) -> None:
     decoder, batch = decoder_of(name, torch.float32), batch.to(torch.float32)
     names = ["hidden", "hidden.2", "probs.1", "k.0", *activation_axes(decoder.config)]
-    plain, drawn = read_whole(decoder, batch), data.draw(st.sets(st.sampled_from(names), min_size=1))
+    plain, subset = read_whole(decoder, batch), data.draw(st.sets(st.sampled_from(names), min_size=1))
     assert plain.activations == {}
-    for capture_names in (("scores", "probs"), ("hidden",), tuple(drawn)):
+    for capture_names in (("scores", "probs"), ("hidden",), tuple(subset)):
         captured = read_whole(decoder, batch, capture_names)
         assert equal(plain, captured)
         assert {key.split(".")[0] for key in captured.activations} == {key.split(".")[0] for key in capture_names}

@@ -87,9 +87,8 @@ def test_save_pretrained_reproduces_a_published_checkpoint(shared: Path, tmp_pat
     folder = shared / "models" / "stories260k"
     Decoder.from_pretrained(folder).save_pretrained(tmp_path / "out")
     assert (tmp_path / "out" / WHOLE).read_bytes() == (folder / WHOLE).read_bytes()
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(
-        (folder / "config.json").read_text()
-    )
+    config, saved = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "out"))
+    assert saved == config
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
         assert (tmp_path / "out" / name).stat().st_mode & 0o200  # the source is read-only, the copy is not
@@ -455,10 +454,8 @@ def test_save_writes_shards_and_index(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "a" / INDEX).read_text())
     total = sum(t.numel() for t in tensors.values())
     assert index["metadata"] == {"total_size": 4 * total, "total_parameters": total}
-    files = {
-        f.name: safetensors_header.read_safetensors_header(f)
-        for f in sorted((tmp_path / "a").glob("model-*.safetensors"))
-    }
+    shards = sorted((tmp_path / "a").glob("model-*.safetensors"))
+    files = {shard.name: safetensors_header.read_safetensors_header(shard) for shard in shards}
     assert index["weight_map"] == {name: file for file, header in files.items() for name in header.tensors}
     assert all(header.metadata == {"format": "pt"} for header in files.values())
     assert list(files) == [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
@@ -606,11 +603,8 @@ def test_find_checkpoint_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str], etag_timeout: int
     ) -> str:
         expected.append((name, revision))
-        matched = set(
-            huggingface_hub.utils.filter_repo_objects(
-                REPOSITORY, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-            )
-        )
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        matched = set(huggingface_hub.utils.filter_repo_objects(REPOSITORY, **patterns))
         templates = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
         assert matched == {"config.json", WHOLE, "tokenizer.json", "merges.txt", "generation_config.json", *templates}
         return str(tmp_path)
