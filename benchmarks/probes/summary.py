@@ -49,7 +49,7 @@ LINES = (
          ("cli/test_train.py::test_train_refuses_another_tokenizer", "cli/test_compress_kv.py::test_generate_refuses",
           "compression/test_kv_memory.py::test_kv_memory_load")),
     Line("R11", "other weights", PROMISES,
-         ("models/test_checkpoint_files.py", "models/test_weights.py", "models/test_contradictory_checkpoints.py")),
+         ("models/test_weights.py", "models/test_contradictory_checkpoints.py")),
     Line("R12", "unknown and mistyped keys", PROMISES, ("config/test_load.py",)),
     Line("R13", "two writers", "writers", ("trust/test_steps.py::test_lock",)),
     Line("R14", "Unicode in texts and names", PROMISES,

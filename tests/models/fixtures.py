@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder, DecoderOutput
+from tests.conftest import needs
 from tests.tolerances import FLOORS, LEAST_FLOOR, ORACLE, error, largest
 
 FAMILIES = tuple(family for family in WEIGHT_NAMES if family != "smollm3")  # which is Llama but for `nope_layers`
@@ -62,6 +65,23 @@ def small(name: str, **changes: Any) -> Decoder:
     return fresh(name, **sizes, head_dim=4, attention_scales=(0.5, 0.5), **changes).double().requires_grad_(False)
 
 
+def random_block(family: str) -> Block:
+    """Return a block with random parameters, including norms and biases."""
+    block = Block(DecoderConfig.tiny(family), 0).double()
+    with torch.no_grad():
+        for p in block.parameters():
+            p.copy_(torch.randn_like(p) * 0.4 + (0.8 if p.ndim == 1 else 0.0))
+    return block
+
+
+def qkv_parameters(block: Block) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """Return weight and bias of q, k and v; GPT-2's fused projection is split."""
+    if block.weight_names.qkv:
+        fused = block.submodule("qkv")
+        return tuple(zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True))
+    return tuple((block.submodule(role).weight, block.submodule(role).bias) for role in ("q", "k", "v"))
+
+
 @dataclass(frozen=True)
 class EmbedBatch:
     """Embeddings [B, T, D] with an attention mask, and columns at which to cut them into chunks."""
@@ -101,6 +121,21 @@ def embed_batches(draw: st.DrawFn, *, B: int = 3, T: int = 14, D: int = 48, padd
     cuts = draw(st.sets(st.integers(1, slots - 1), max_size=3))
     embeds = noise(draw(st.integers(0, 10**6)), rows, slots, D)
     return EmbedBatch(embeds, torch.tensor(mask), tuple(sorted(cuts)))
+
+
+def read_logits(decoder: Decoder, ids: Tensor) -> Tensor:
+    """Return the logits of token ids [B, T]."""
+    return decoder.logits(decoder(decoder.embed(ids)).hidden_states)
+
+
+def transformers_logits(folder: Path, ids: Tensor, **options: Any) -> Tensor:
+    """Return the logits of transformers' model of a folder, in float32."""
+    needs("transformers")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    return model.eval()(ids).logits.detach()
 
 
 def read_whole(decoder: Decoder, batch: EmbedBatch, capture: tuple[str, ...] = ()) -> DecoderOutput:

@@ -66,7 +66,9 @@ def test_cache_gather_slots_equals_masking_the_others(name: str, batch: EmbedBat
     slots = slots.sort(1).values if "window" in name or name == "mistral" else slots
     gathered, valid = cache.gather_slots(slots), torch.zeros_like(cache.valid).scatter(1, slots, True)
     more = noise(2, B, 3, 48)
-    assert_close(decoder(more, gathered).hidden_states, decoder(more, cache.with_valid(valid)).hidden_states)
+    masked = cache.with_valid(valid)
+    assert_close(decoder(more, gathered).hidden_states, decoder(more, masked).hidden_states)
+    assert masked.with_valid(cache.valid).is_equal(cache)
     assert cache.gather_slots(torch.arange(T).expand(B, T)).is_equal(cache)
     assert torch.equal(gathered.keys[1][0, :, 0], cache.keys[1][0, :, slots[0, 0]])
 
@@ -92,20 +94,6 @@ def test_cache_select_and_concat_rows_equal_batches(name: str, batch: EmbedBatch
         assert not joined.valid[row, : joined.S - single.S].any()
     assert_same_cache(joined, selected)
     assert_close(decoder(more, joined).hidden_states, decoder(more, selected).hidden_states)
-
-
-@SOME
-def test_cache_concat_rows_pads_left(name: str) -> None:
-    decoder = decoder_of(name)
-    long, short = noise(1, 1, 5, 48), noise(2, 1, 2, 48)
-    mask = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
-    batch = decoder(torch.cat([long, torch.cat([noise(3, 1, 3, 48), short], 1)]), attention_mask=mask).cache
-    joined = KVCache.concat_rows(decoder(long).cache, decoder(short).cache)
-    assert torch.equal(joined.valid, mask)
-    assert torch.equal(joined.positions, batch.positions)
-    assert_same_cache(joined, batch)
-    more = noise(4, 2, 2, 48)
-    assert_close(decoder(more, joined).hidden_states, decoder(more, batch).hidden_states)
 
 
 @SOME
@@ -137,18 +125,6 @@ def test_cache_append_inverts_cutting(name: str, batch: EmbedBatch, data: st.Dat
     empty = KVCache.empty(decoder.config, B, torch.float64)
     assert empty.append(cache).is_equal(cache)
     assert cache.append(empty).is_equal(cache)
-
-
-@SOME
-def test_cache_with_valid_equals_removing_slots(name: str) -> None:
-    decoder, more = decoder_of(name), noise(2, 2, 2, 48)
-    cache = cache_of(decoder, 2, 6)
-    valid = torch.tensor([[True, False, True, True, False, True], [False, True, True, True, True, False]])
-    masked, slots = cache.with_valid(valid), torch.stack([row.nonzero()[:, 0] for row in valid])
-    a, b = decoder(more, masked), decoder(more, cache.gather_slots(slots))
-    assert_close(a.hidden_states, b.hidden_states)
-    assert torch.equal(a.cache.positions[:, -2:], b.cache.positions[:, -2:])
-    assert masked.with_valid(cache.valid).is_equal(cache)
 
 
 def test_cache_operations_are_differentiable() -> None:
@@ -218,7 +194,7 @@ def test_cache_file_loads_with_the_same_weights_only(name: str, tmp_path: Path) 
         KVCache.load(tmp_path / "cache.safetensors", decoder)
 
 
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("unchecked")
 def test_cache_operations_refuse_mismatches() -> None:
     cache, other = cache_of(decoder_of("llama"), 1, 12), cache_of(decoder_of("llama"), 2, 3)
     for n in (40, -1):
@@ -245,29 +221,12 @@ def test_cache_operations_refuse_mismatches() -> None:
         KVCache.concat_rows(other, cache_of(decoder_of("gpt2"), 1, 3))
 
 
-TENSORS = dict(KVCache.empty(decoder_of("llama").config, 2).pad_left(3).tensors())
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"values.1": None}, "values.1"),
-        ({"valid": None}, "valid"),
-        ({"queries.0": torch.ones(1)}, "queries.0"),
-        ({"valid": torch.ones(2, 3)}, "valid"),
-        ({"positions": torch.ones(2, 3)}, "positions"),
-        ({"positions": torch.ones(2, 4).long()}, "positions"),
-        ({"keys.0": torch.ones(2, 2, 4, 16)}, "keys.0"),
-        ({"values.0": torch.ones(2, 2, 3, 8)}, "values.0"),
-    ],
-)
-def test_cache_load_refuses_an_invalid_tensor(
-    changes: dict[str, torch.Tensor | None], name: str, tmp_path: Path
-) -> None:
+def test_cache_load_refuses_a_file_that_lacks_a_tensor(tmp_path: Path) -> None:
     decoder, path = decoder_of("llama"), tmp_path / "cache.safetensors"
-    tensors = {key: x for key, x in (TENSORS | changes).items() if x is not None}
+    tensors = cache_of(decoder, 1, 2).tensors()
+    del tensors["values.1"]
     atomic.save_artifact(path, tensors, "cache", {"model": decoder.fingerprint})
-    with pytest.raises(CorruptArtifactError, match=f"tensor {name} is missing or has"):
+    with pytest.raises(CorruptArtifactError, match=r"tensor 'values\.1' is missing"):
         KVCache.load(path, decoder)
 
 

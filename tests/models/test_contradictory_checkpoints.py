@@ -16,7 +16,7 @@ from laconic.errors import InputError
 from laconic.models.checkpoints import checkpoint_files
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from tests.conftest import needs
+from tests.models.fixtures import read_logits, transformers_logits
 from tests.tolerances import FLOAT32, error
 
 Tensors = dict[str, Tensor]
@@ -38,20 +38,14 @@ def write_checkpoint(
     return folder
 
 
-def compare_with_transformers(folder: Path, **options: Any) -> tuple[Decoder, list[str]]:
+def compare_with_transformers(folder: Path) -> tuple[Decoder, list[str]]:
     """Assert that transformers' logits are equal; return the decoder and the warnings of loading it."""
-    needs("transformers")
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, **{"dtype": torch.float32, **options})
+    ids = torch.arange(2, 42).reshape(2, 20)
+    expected = transformers_logits(folder, ids)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         decoder = Decoder.from_pretrained(folder, "float32")
-    ids = torch.arange(2, 42).reshape(2, 20)
-    with torch.no_grad():
-        logits, expected = decoder.logits(decoder(decoder.embed(ids)).hidden_states), reference.eval()(ids).logits
-    assert error(logits, expected) < FLOAT32
+    assert error(read_logits(decoder, ids), expected) < FLOAT32
     return decoder, [str(warning.message) for warning in caught]
 
 
@@ -195,7 +189,7 @@ def test_dtype_of_the_config_does_not_matter(dtype: Any, edit: Callable[[Tensors
     assert (notes, decoder.config.dtype) == ([], torch.float32)
     auto = Decoder.from_pretrained(folder, "auto")
     assert auto.config.dtype == (torch.float32 if edit is None else torch.bfloat16)
-    assert bool(torch.isfinite(auto.logits(auto(auto.embed(torch.tensor([[1, 2]]))).hidden_states)).all())
+    assert bool(torch.isfinite(read_logits(auto, torch.tensor([[1, 2]]))).all())
 
 
 @pytest.mark.parametrize("suffix", ["_scale", "_scale_inv"])

@@ -120,10 +120,7 @@ def test_captured_activations_have_the_shapes_of_the_table(name: str) -> None:
     cache = decoder(noise(2, 2, 3, 48)).cache
     sizes = {"B": 2, "T": 5, "P": 8, "D": 48, "H": 4, "G": config.num_key_value_heads, "E": config.head_dim}
     sizes |= {"F": config.intermediate_size, "V": 97, "HE": 4 * config.head_dim}
-    layer_names, model_names = (
-        [stage.name for stage in layer_activations(config)],
-        [stage.name for stage in MODEL_ACTIVATIONS],
-    )
+    layer_names, model_names = ([x.name for x in table] for table in (layer_activations(config), MODEL_ACTIVATIONS))
     captured = decoder(noise(1, 2, 5, 48), cache, capture=(*layer_names, *model_names, "hidden")).activations
     expected = {f"{stem}.{i}": axes[stem] for stem in layer_names for i in range(2)}
     expected |= {stem: axes[stem] for stem in model_names} | {f"hidden.{i}": ["B", "T", "D"] for i in range(3)}
@@ -137,9 +134,8 @@ def test_captured_activations_have_the_shapes_of_the_table(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_captured_activations_agree_with_one_another(name: str) -> None:
     decoder = decoder_of(name)
-    output = decoder(
-        noise(1, 2, 5, 48), capture=("embed", "hidden", "resid2", "final_norm", "k_cache", "logits", "token")
-    )
+    capture = ("embed", "hidden", "resid2", "final_norm", "k_cache", "logits", "token")
+    output = decoder(noise(1, 2, 5, 48), capture=capture)
     activations = output.activations
     assert torch.equal(activations["embed"], activations["hidden.0"])
     assert torch.equal(activations["resid2.0"], activations["hidden.1"])
@@ -207,25 +203,17 @@ def test_replaced_mlp_is_called() -> None:
 def test_half_precision_outputs_have_the_weights_dtype(name: str, dtype: torch.dtype) -> None:
     decoder = fresh(name).to(dtype)
     output = decoder(noise(1, 2, 4, 48, dtype=dtype))
-    assert {
-        x.dtype
-        for x in (output.hidden_states, *output.cache.keys, *output.cache.values, decoder.logits(output.hidden_states))
-    } == {dtype}
+    logits = decoder.logits(output.hidden_states)
+    assert {x.dtype for x in (logits, output.hidden_states, *output.cache.keys, *output.cache.values)} == {dtype}
     assert output.hidden_states.isfinite().all()
-
-
-def test_attention_scale_per_layer() -> None:
-    assert [decoder_of("gpt2, scale by layer").attention_scale(i) for i in (0, 1)] == [1.0, 0.5]
-    assert decoder_of("llama").attention_scale(1) == 16**-0.5
 
 
 def test_decoder_activations_have_the_names_of_capture() -> None:
     decoder = decoder_of("llama")
     output = decoder(noise(1, 2, 5, 48), capture=("hidden", "k", "probs.1", "logits"))
     L, names = decoder.config.num_hidden_layers, list(output.activations)
-    assert [x is output.activations[f"hidden.{l}"] for l, x in enumerate(output.activations["hidden"])] == [True] * (
-        L + 1
-    )
+    assert len(output.activations["hidden"]) == L + 1
+    assert all(x is output.activations[f"hidden.{l}"] for l, x in enumerate(output.activations["hidden"]))
     assert output.activations["hidden"][-1] is output.hidden_states
     assert len(output.activations["k"]) == L
     assert output.activations["probs"][0] is output.activations["probs.1"]

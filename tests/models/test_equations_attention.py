@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from laconic.models.attention import visibility_mask
-from laconic.models.block import Block
-from laconic.models.config import DecoderConfig
 from laconic.models.ops.attention_backends import (
     apply_bias_and_mask,
     attention_probabilities,
     attention_scores,
     weighted_values,
 )
+from tests.models.fixtures import qkv_parameters, random_block
 from tests.oracles.compare import agree, distance
 from tests.oracles.llama_attention import MISREAD, ORACLE
 
@@ -24,23 +23,6 @@ B, H, G, T, P, E = 2, 4, 2, 3, 5, 3
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-def random_block(family: str, **changes: int) -> Block:
-    """Return a block with random parameters, including norms and biases."""
-    block = Block(DecoderConfig.tiny(family, **changes), 0).double()
-    with torch.no_grad():
-        for parameter in block.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (0.8 if parameter.ndim == 1 else 0.0))
-    return block
-
-
-def qkv_parameters(block: Block) -> tuple[tuple[Tensor, Tensor | None], ...]:
-    """Return weight and bias of q, k and v; GPT-2's fused projection is split."""
-    if block.weight_names.qkv:
-        fused = block.submodule("qkv")
-        return tuple(zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True))
-    return tuple((block.submodule(role).weight, block.submodule(role).bias) for role in ("q", "k", "v"))
 
 
 @pytest.mark.equation("llama", "C9")
@@ -97,13 +79,10 @@ def test_apply_bias_and_mask() -> None:
     a, bias = normal(B, H, T, P), normal(B, T, P)
     agree(apply_bias_and_mask, ORACLE["C13"], MISREAD["C13"], a, visible(), bias, margin=1e-1)
     agree(apply_bias_and_mask, ORACLE["C13"], {}, a, visible(), None)
-    assert torch.equal(
-        apply_bias_and_mask(a, visible()[:1], bias[:1, :1]),
-        apply_bias_and_mask(a, visible()[:1].expand(B, T, P), bias[:1, :1]),
-    )
-    assert gradcheck(
-        lambda a, bias: apply_bias_and_mask(a, visible(), bias).masked_fill(~visible()[:, None], 0.0), (a, bias)
-    )
+    expanded = apply_bias_and_mask(a, visible()[:1].expand(B, T, P), bias[:1, :1])
+    assert torch.equal(apply_bias_and_mask(a, visible()[:1], bias[:1, :1]), expanded)
+    hidden = ~visible()[:, None]
+    assert gradcheck(lambda a, bias: apply_bias_and_mask(a, visible(), bias).masked_fill(hidden, 0.0), (a, bias))
 
 
 @pytest.mark.equation("llama", "C14")

@@ -8,18 +8,11 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.models.attention import build_attention_mask
-from laconic.models.block import (
-    Block,
-    ForwardContext,
-    gated_mlp_hidden,
-    layer_norm,
-    plain_mlp_hidden,
-    rms_norm,
-)
-from laconic.models.config import DecoderConfig
+from laconic.models.block import Block, ForwardContext, gated_mlp_hidden, layer_norm, plain_mlp_hidden, rms_norm
 from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.rope import cos_sin_tables, frequencies, rotate_pairs
 from tests import tolerances
+from tests.models.fixtures import qkv_parameters, random_block
 from tests.oracles import llama_block
 from tests.oracles.compare import agree, distance
 from tests.oracles.llama_block import MISREAD, ORACLE, TANH_GELUS
@@ -97,25 +90,12 @@ def test_plain_mlp_hidden(act: str) -> None:
     assert gradcheck(lambda up: plain_mlp_hidden(up, act), up)
 
 
-def random_block(family: str, **changes: int) -> Block:
-    """Return a block with random parameters, including norms and biases."""
-    block = Block(DecoderConfig.tiny(family, **changes), 0).double()
-    with torch.no_grad():
-        for parameter in block.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.4 + (0.8 if parameter.ndim == 1 else 0.0))
-    return block
-
-
 def weights(block: Block) -> dict[str, Any]:
     """Return weight and bias of every role, in the form of the oracle."""
     gated = ("gate",) if block.config.gated_mlp else ()
     pairs = {role: block.submodule(role) for role in ("o", "up", "down", *gated)}
     parameters: dict[str, Any] = {role: (part.weight, part.bias) for role, part in pairs.items()}
-    if block.weight_names.qkv:
-        fused = block.submodule("qkv")
-        parameters |= dict(zip("qkv", zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True), strict=True))
-    else:
-        parameters |= {role: (block.submodule(role).weight, block.submodule(role).bias) for role in "qkv"}
+    parameters |= dict(zip("qkv", qkv_parameters(block), strict=True))
     return parameters | {role: dict(block.submodule(role).named_parameters()) for role in ("norm1", "norm2")}
 
 
@@ -129,15 +109,8 @@ def test_block(family: str) -> None:
     valid = torch.ones(1, T).bool()
     mask = build_attention_mask(valid, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
     context = ForwardContext(cos, sin, (mask,) * config.num_hidden_layers, "eager")
-    sizes = {
-        "H": config.num_attention_heads,
-        "G": config.num_key_value_heads,
-        "cos": cos,
-        "sin": sin,
-        "scale": config.head_dim**-0.5,
-        "eps": config.norm_eps,
-        "act": config.activation,
-    }
+    sizes = {"H": config.num_attention_heads, "G": config.num_key_value_heads, "scale": config.head_dim**-0.5}
+    sizes |= {"cos": cos, "sin": sin, "eps": config.norm_eps, "act": config.activation}
     x = normal(1, T, config.hidden_size)
     misread = dict(MISREAD["C19"])
     agree(lambda x, *_: block(x, None, context)[0], ORACLE["C19"], misread, x, weights(block), sizes, margin=1e-2)

@@ -124,15 +124,8 @@ def test_yarn_frequencies_with_optional_fields(fields: dict[str, Any]) -> None:
 
 @pytest.mark.equation("llama", "C4f")
 def test_longrope_frequencies() -> None:
-    agree(
-        rows(longrope_frequencies),
-        llama_rope.ORACLE["C4f"],
-        llama_rope.MISREAD["C4f"],
-        LONGROPE,
-        16,
-        LONGEST,
-        **FLOAT32,
-    )
+    oracle, misread = llama_rope.ORACLE["C4f"], llama_rope.MISREAD["C4f"]
+    agree(rows(longrope_frequencies), oracle, misread, LONGROPE, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4f")
@@ -166,14 +159,10 @@ def test_cos_sin_tables(rope: RopeConfig) -> None:
 def test_cos_sin_tables_use_float32_angles_for_every_dtype() -> None:
     """Angles are float32 also in a float64 model, because the table is part of the model."""
     p, omega = torch.tensor([[130000, 17, 4]]), frequencies(1e4, 16)
-    for narrow, wide in zip(
-        cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.float64), strict=True
-    ):
-        assert torch.equal(narrow.double(), wide)
-    for narrow, low in zip(
-        cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.bfloat16), strict=True
-    ):
-        assert torch.equal(narrow.bfloat16(), low)
+    tables = cos_sin_tables(p, omega, 1.1, torch.float32)
+    for dtype in (torch.float64, torch.bfloat16):
+        for narrow, other in zip(tables, cos_sin_tables(p, omega, 1.1, dtype), strict=True):
+            assert torch.equal(narrow.to(dtype), other)
 
 
 @pytest.mark.equation("llama", "C5")
@@ -195,12 +184,8 @@ def test_cos_sin_tables_equal_transformers(rope: RopeConfig, last: int) -> None:
     }[rope.kind]
     parameters = {"rope_type": rope.kind, "rope_theta": rope.theta} | {name: getattr(rope, name) for name in fields}
     parameters = {name: list(x) if isinstance(x, tuple) else x for name, x in parameters.items()}
-    config = LlamaConfig(
-        hidden_size=32,
-        num_attention_heads=2,
-        max_position_embeddings=rope.max_position_embeddings,
-        rope_parameters=parameters,
-    )
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": rope.max_position_embeddings}
+    config = LlamaConfig(**sizes, rope_parameters=parameters)
     p = torch.arange(last)[None]
     theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), p)
     ours = cos_sin_tables(p, *ROPE_SCALINGS[rope.kind](rope, 16, p.amax(1) + 1), torch.float32)

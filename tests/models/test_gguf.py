@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from laconic.data.tokenizer import load_tokenizer
-from laconic.errors import BusyError, InputError
+from laconic.errors import InputError
 from laconic.models.config import RopeConfig
 from laconic.models.decoder import Decoder
 from laconic.models.gguf.config import special_token_ids
@@ -20,6 +20,7 @@ from laconic.models.ops.rope_scaling import llama3_frequencies
 from laconic.models.rope import frequencies
 from laconic.storage.export_record import read_export_record
 from tests.conftest import RunCli, needs
+from tests.models.fixtures import read_logits, transformers_logits
 from tests.models.gguf_files import K_QUANTS, MIXED, Kind, random_decoder, write_gguf, write_sentencepiece
 from tests.tolerances import FLOAT32, error
 
@@ -46,21 +47,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_gguf_logits_equal_transformers(family: str, kinds: dict, D: int, tmp_path: Path) -> None:
     """From the file and from the folder that laconic writes."""
-    needs("transformers")
-    from transformers import AutoModelForCausalLM
-
-    changes = {
-        "head_dim": 128 if family == "qwen3" else D // 4
-    }  # transformers does not read the size of Qwen 3's heads
-    file = write_gguf(tmp_path / "tiny.gguf", random_decoder(family, D, **changes), kinds)
+    head_dim = 128 if family == "qwen3" else D // 4  # transformers does not read the size of Qwen 3's heads
+    file = write_gguf(tmp_path / "tiny.gguf", random_decoder(family, D, head_dim=head_dim), kinds)
     convert_gguf(file, tmp_path / "hf")
     ids = torch.arange(1, 25)[None]
-    decoder = Decoder.from_pretrained(tmp_path / "hf")
-    ours = decoder.logits(decoder(decoder.embed(ids)).hidden_states)
-    from_file = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
-    from_folder = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
-    for theirs in (from_file, from_folder):
-        assert error(ours, theirs.eval()(ids).logits) < FLOAT32
+    ours = read_logits(Decoder.from_pretrained(tmp_path / "hf"), ids)
+    assert error(ours, transformers_logits(tmp_path, ids, gguf_file="tiny.gguf")) < FLOAT32
+    assert error(ours, transformers_logits(tmp_path / "hf", ids)) < FLOAT32
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "tekken"])
@@ -76,11 +69,8 @@ def test_gguf_tokens_equal_transformers(pre: str, tmp_path: Path) -> None:
     assert ours.special_tokens == {"bos_token": "<|end|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
     for text in TEXTS:
         ids = ours.encode(text, add_special_tokens=False)
-        assert (
-            ids
-            == from_folder.encode(text, add_special_tokens=False)
-            == from_file.encode(text, add_special_tokens=False)
-        )
+        for theirs in (from_folder, from_file):
+            assert theirs.encode(text, add_special_tokens=False) == ids
         assert from_folder.encode(text) == ours.encode(text)
     messages = [{"role": "user", "content": "hi"}]
     assert ours.apply_chat_template(messages) == from_folder.apply_chat_template(messages, tokenize=False)
@@ -146,35 +136,27 @@ def test_gguf_llama3_scaling_is_read_from_its_tensor(tmp_path: Path) -> None:
 @pytest.mark.medium
 def test_gguf_smollm3_logits_equal_transformers_and_llama_cpp(tmp_path: Path) -> None:
     """Every fourth layer is without RoPE, which a file does not say; transformers reads the checkpoint it is from."""
-    needs("transformers")
-    from transformers import AutoModelForCausalLM
-
     decoder = random_decoder("smollm3", num_hidden_layers=5, nope_layers=(3,))
     decoder.save_pretrained(tmp_path / "original")
     read = Decoder.from_pretrained(convert(tmp_path, decoder, quantizations={}))
     assert read.config.nope_layers == (3,)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "original", dtype=torch.float32).eval()
     ids = torch.arange(1, 41)[None]
-    logits = read.logits(read(read.embed(ids)).hidden_states)
-    assert error(logits, theirs(ids).logits) < FLOAT32
+    logits = read_logits(read, ids)
+    assert error(logits, transformers_logits(tmp_path / "original", ids)) < FLOAT32
     assert logits[0].argmax(-1).tolist() == LLAMA_CPP_SMOLLM3
 
 
 @pytest.mark.medium
 def test_gguf_yarn_logits_equal_transformers(tmp_path: Path) -> None:
     """With betas, as llama.cpp's converter writes them, and factors that change nothing in llama.cpp."""
-    needs("transformers")
-    from transformers import AutoModelForCausalLM
-
     rope = RopeConfig("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.5, beta_slow=0.3)
     decoder = random_decoder("llama", rope=rope)
     decoder.save_pretrained(tmp_path / "original")
     keys = YARN | {"yarn_beta_fast": 8.5, "yarn_beta_slow": 0.3, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0}
     extra = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
     ours = Decoder.from_pretrained(convert(tmp_path, decoder, quantizations={}, extra=extra))
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "original", dtype=torch.float32).eval()
     ids = torch.arange(1, 61)[None]
-    assert error(ours.logits(ours(ours.embed(ids)).hidden_states), theirs(ids).logits) < FLOAT32
+    assert error(read_logits(ours, ids), transformers_logits(tmp_path / "original", ids)) < FLOAT32
 
 
 @pytest.mark.parametrize("key", ["attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"])
@@ -230,9 +212,8 @@ def test_describe_conversion_counts_weights_not_tensors(
 
 
 def test_import_writes_a_folder_or_nothing(tmp_path: Path, run_cli: RunCli) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama")).rename(
-        tmp_path / "sha256-0123"
-    )  # as Ollama does
+    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama"))
+    file = file.rename(tmp_path / "sha256-0123")  # as Ollama does
     assert run_cli("import", file, "--out", tmp_path / "out", "--dtype", "bfloat16").code == 0
     assert Decoder.from_pretrained(tmp_path / "out").config.vocab_size > 256
     record = read_export_record(tmp_path / "out")
@@ -257,9 +238,3 @@ def test_read_tensor_needs_no_second_copy(tmp_path: Path, monkeypatch: pytest.Mo
     whole = read_tensor(header, tensor, torch.float32)
     monkeypatch.setattr("laconic.models.gguf.tensors.CHUNK_ELEMENTS", 7 * tensor.shape[1])
     assert torch.equal(read_tensor(header, tensor, torch.float32), whole)
-
-
-def test_convert_gguf_refuses_a_folder_with_content(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama"))
-    with pytest.raises(BusyError):
-        convert_gguf(file, tmp_path)

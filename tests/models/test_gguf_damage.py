@@ -108,7 +108,7 @@ def replace_text(old: str, new: str) -> Patch:
 
 LYING: dict[str, tuple[Patch, str]] = {
     "another architecture": (replace_text("llama", "gemma"), "architecture 'gemma' is not supported"),
-    "layers without end": (replace_number("llama.block_count", 2**31), "num_hidden_layers=2,147,483,648"),
+    "layers without end": (replace_number("llama.block_count", 2**31), "num_hidden_layers=2147483648"),
     "wide": (replace_number("llama.embedding_length", 2**31), "hidden_size"),
     "no heads": (replace_number("llama.attention.head_count", 0), "heads"),
     "more heads than rows": (replace_number("llama.attention.head_count", 2**20), "num_attention_heads"),

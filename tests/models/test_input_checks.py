@@ -10,7 +10,7 @@ from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from tests.models.fixtures import FAMILIES, decoder_of, fresh, noise
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def x(*shape: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from tests.models.fixtures import (
@@ -39,12 +38,9 @@ USUAL = pytest.mark.parametrize("name", SOME)
 @given(batch=embed_batches())
 @settings(max_examples=5)
 def test_forward_in_chunks_equals_one_pass(name: str, batch: EmbedBatch) -> None:
-    decoder = decoder_of(name)
+    decoder, mask = decoder_of(name), batch.attention_mask
     whole, chunks = read_whole(decoder, batch), read_in_chunks(decoder, batch)
-    assert_close(
-        torch.cat([piece.hidden_states for piece in chunks], 1)[batch.attention_mask],
-        whole.hidden_states[batch.attention_mask],
-    )
+    assert_close(torch.cat([chunk.hidden_states for chunk in chunks], 1)[mask], whole.hidden_states[mask])
     assert_same_cache(chunks[-1].cache, whole.cache)
     assert torch.equal(chunks[-1].cache.valid, whole.cache.valid)
     assert torch.equal(chunks[-1].cache.positions, whole.cache.positions)
@@ -54,35 +50,25 @@ def test_forward_in_chunks_equals_one_pass(name: str, batch: EmbedBatch) -> None
 @given(batch=embed_batches(B=2, T=9))
 @settings(max_examples=4)
 def test_every_activation_in_chunks_equals_one_pass(name: str, batch: EmbedBatch) -> None:
-    decoder = decoder_of(name)
-    letters = activation_axes(decoder.config)
-    capture_names = tuple(stage.name for stage in layer_activations(decoder.config)) + tuple(
-        stage.name for stage in MODEL_ACTIVATIONS
-    )
-    whole, chunks = (
-        read_whole(decoder, batch, (*capture_names, "hidden")),
-        read_in_chunks(decoder, batch, (*capture_names, "hidden")),
-    )
-    assert {key.split(".")[0] for key in whole.activations} == {*capture_names, "hidden"}
-    for key, expected_activation in whole.activations.items():
-        stem = key.split(".")[0]
-        shape = ["B", "T", "D"] if stem == "hidden" else letters[stem]
+    decoder, real = decoder_of(name), batch.attention_mask
+    axes = activation_axes(decoder.config) | {"hidden": ["B", "T", "D"]}
+    whole, chunks = read_whole(decoder, batch, tuple(axes)), read_in_chunks(decoder, batch, tuple(axes))
+    assert {key.split(".")[0] for key in whole.activations} == axes.keys()
+    for key, whole_activation in whole.activations.items():
+        shape = axes[key.split(".")[0]]
         for (start, end), piece in zip(batch.chunks, chunks, strict=True):
-            actual, expected = piece.activations[key], expected_activation
+            actual, expected, mask = piece.activations[key], whole_activation, real[:, start:end]
             if shape[:2] == ["B", "T"]:
-                actual, expected = (
-                    actual[batch.attention_mask[:, start:end]],
-                    expected[:, start:end][batch.attention_mask[:, start:end]],
-                )
+                actual, expected = actual[mask], expected[:, start:end][mask]
             elif shape[-1] == "P":
                 actual = visible(actual, batch, start, end)
                 expected = visible(expected[:, :, start:end, :end], batch, start, end)
             elif "T" in shape or "P" in shape:  # heads of the new slots, or of all slots
                 first = start if "T" in shape else 0
-                mask = batch.attention_mask[:, first:end]
+                mask = real[:, first:end]
                 actual, expected = actual.transpose(1, 2)[mask], expected[:, :, first:end].transpose(1, 2)[mask]
             else:  # the last real slot of output row
-                last = batch.attention_mask[:, start:end].any(1) & ~batch.attention_mask[:, end:].any(1)
+                last = mask.any(1) & ~real[:, end:].any(1)
                 actual, expected = actual[last], expected[last]
             assert_close(actual, expected)
 
@@ -160,10 +146,9 @@ def test_rows_are_independent(name: str, batch: EmbedBatch, data: st.DataObject)
     other[row], mask[row] = batch.inputs_embeds[row], batch.attention_mask[row]
     a, b = read_whole(decoder, batch), read_whole(decoder, EmbedBatch(other, mask, ()))
     assert torch.equal(b.hidden_states[row], a.hidden_states[row])
-    single = read_whole(
-        decoder, EmbedBatch(batch.inputs_embeds[row : row + 1], batch.attention_mask[row : row + 1], ())
-    )
-    assert_close(single.hidden_states[0, batch.attention_mask[row]], a.hidden_states[row, batch.attention_mask[row]])
+    inputs, real = batch.inputs_embeds[row : row + 1], batch.attention_mask[row]
+    single = read_whole(decoder, EmbedBatch(inputs, real[None], ()))
+    assert_close(single.hidden_states[0, real], a.hidden_states[row, real])
     assert_same_cache(single.cache, a.cache.select_rows([row]))
 
 
@@ -201,10 +186,7 @@ def test_padding_agrees_in_float32(name: str, batch: EmbedBatch) -> None:
 
     def compact(decoder: Decoder) -> Tensor:
         typed_batch = batch.to(decoder.token_embedding.weight.dtype)
-        return decoder.logits(
-            torch.cat(
-                [read_row_alone(decoder, typed_batch, row).hidden_states[0] for row in range(len(batch.attention_mask))]
-            )
-        )
+        rows = [read_row_alone(decoder, typed_batch, row).hidden_states[0] for row in range(len(batch.attention_mask))]
+        return decoder.logits(torch.cat(rows))
 
     assert_within_float32_floor(name, padded, compact)

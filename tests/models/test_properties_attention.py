@@ -43,10 +43,8 @@ def test_rope_is_invariant_to_a_constant_shift(name: str, batch: EmbedBatch, shi
     assert largest(far, near) <= (shift + T) * SHIFT_PER_POSITION
     moved = p.clone()
     moved[:, -1] += 2
-    assert (
-        largest(decoder.logits(decoder(batch.inputs_embeds, position_ids=moved).hidden_states), near)
-        > SHIFT_PER_POSITION * T
-    )
+    logits = decoder.logits(decoder(batch.inputs_embeds, position_ids=moved).hidden_states)
+    assert largest(logits, near) > SHIFT_PER_POSITION * T
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -58,19 +56,10 @@ def test_attention_bias_of_zero_changes_nothing(name: str, batch: EmbedBatch, da
     B, T = batch.attention_mask.shape
     bias = torch.zeros(data.draw(st.sampled_from([1, B])), data.draw(st.sampled_from([1, T])), T + 3).double()
     plain = decoder(batch.inputs_embeds, first, attention_mask=batch.attention_mask)
-    assert_close(
-        decoder(batch.inputs_embeds, first, attention_mask=batch.attention_mask, attention_bias=bias).hidden_states[
-            batch.attention_mask
-        ],
-        plain.hidden_states[batch.attention_mask],
-    )
-    assert (
-        largest(
-            decoder(batch.inputs_embeds, first, attention_bias=bias + noise(2, *bias.shape)).hidden_states,
-            plain.hidden_states,
-        )
-        > 1e-3
-    )
+    biased = decoder(batch.inputs_embeds, first, attention_mask=batch.attention_mask, attention_bias=bias)
+    assert_close(biased.hidden_states[batch.attention_mask], plain.hidden_states[batch.attention_mask])
+    other = decoder(batch.inputs_embeds, first, attention_bias=bias + noise(2, *bias.shape))
+    assert largest(other.hidden_states, plain.hidden_states) > 1e-3
 
 
 @pytest.mark.parametrize("name", WINDOWLESS)
@@ -116,9 +105,8 @@ def run_backends(name: str, names: tuple[str, ...], batch: EmbedBatch, biased: b
     outputs = {}
     for backend in names:
         decoder.attn_implementation = backend
-        outputs[backend] = decoder(
-            batch.inputs_embeds, state, attention_mask=batch.attention_mask, attention_bias=bias
-        ).hidden_states[batch.attention_mask]
+        output = decoder(batch.inputs_embeds, state, attention_mask=batch.attention_mask, attention_bias=bias)
+        outputs[backend] = output.hidden_states[batch.attention_mask]
     return outputs
 
 
@@ -127,15 +115,11 @@ def test_sdpa_call_paths_agree(name: str) -> None:
     """SDPA is called in three ways: causal, a single query, and with a mask."""
     decoder = decoder_of(name)
     embeds = noise(1, 2, 8, 48)
-    causal, masked = (
-        decoder(embeds),
-        decoder(embeds, attention_mask=torch.ones(2, 8, dtype=torch.bool), attention_bias=zeros(8, 8)),
-    )
+    causal = decoder(embeds)
+    masked = decoder(embeds, attention_mask=torch.ones(2, 8, dtype=torch.bool), attention_bias=zeros(8, 8))
     assert_close(masked.hidden_states, causal.hidden_states)
-    one, same_one = (
-        decoder(embeds[:, :1], causal.cache),
-        decoder(embeds[:, :1], causal.cache, attention_bias=zeros(1, 9)),
-    )
+    one = decoder(embeds[:, :1], causal.cache)
+    same_one = decoder(embeds[:, :1], causal.cache, attention_bias=zeros(1, 9))
     assert_close(same_one.hidden_states, one.hidden_states)
 
 

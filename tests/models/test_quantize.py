@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-import laconic
 from laconic.errors import InputError, UsageError
 from laconic.experiment.lora import lora
 from laconic.generation import backends as generation_backends
@@ -123,20 +122,17 @@ def test_from_pretrained_quantizes_layers_that_are_missing(tmp_path: Path) -> No
     assert quantized.state_dict()[name].dtype == torch.int8
 
 
-def test_quantized_decoder_reads_the_cache_of_the_float_decoder() -> None:
-    decoder = fresh("llama")
+def test_quantized_decoder_reads_the_cache_of_the_float_decoder_which_stays_unchanged() -> None:
+    decoder, before = fresh("llama"), fresh("llama").state_dict()
+    decoder.attn_implementation = "eager"
     quantized = quantize_decoder(decoder)
+    assert all(tensor.equal(before[name]) for name, tensor in decoder.state_dict().items())
+    assert quantized.attn_implementation == "eager"
     assert quantized.fingerprint == decoder.fingerprint
     with torch.no_grad():
         cache = decoder(decoder.embed(IDS[:, :-1])).cache
         hidden = quantized(quantized.embed(IDS[:, -1:]), cache).hidden_states
         assert error(hidden, decoder(decoder.embed(IDS[:, -1:]), cache).hidden_states) < 0.1
-
-
-def test_quantize_decoder_leaves_the_float_decoder_unchanged() -> None:
-    decoder, expected = fresh("llama"), fresh("llama").state_dict()
-    quantize_decoder(decoder)
-    assert all(tensor.equal(expected[name]) for name, tensor in decoder.state_dict().items())
 
 
 def test_quantized_decoder_passes_gradients_to_embeddings() -> None:
@@ -165,17 +161,6 @@ def test_from_pretrained_refuses_another_quantization(tmp_path: Path) -> None:
         Decoder.from_pretrained(tmp_path / "a", quantize="int4")  # pyright: ignore[reportArgumentType]
 
 
-def test_quantize_decoder_retains_the_attention_backend() -> None:
-    decoder = Decoder(DecoderConfig.tiny("llama"))
-    decoder.attn_implementation = "eager"
-    assert quantize_decoder(decoder).attn_implementation == "eager"
-
-
 def test_quantized_decoder_refuses_lora() -> None:
     with pytest.raises(InputError, match="quantise it after training"):
         lora.target_module_names(quantize_decoder(fresh("llama")), ["q_proj"])
-
-
-def test_quantize_decoder_is_public() -> None:
-    assert laconic.quantize_decoder is quantize_decoder
-    assert isinstance(laconic.quantize_decoder(fresh("llama")), Decoder)

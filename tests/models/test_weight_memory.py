@@ -39,12 +39,6 @@ def test_weight_memory_holds_empty_tensors() -> None:
     assert stack_rows([torch.empty(0, 4)] * 2) is None
 
 
-def test_weight_memory_holds_scalars() -> None:
-    """A nested model has step sizes without a dimension."""
-    scalar = WeightMemory(2**10).empty((), torch.float32).fill_(3.0)
-    assert (scalar.shape, float(scalar)) == ((), 3.0)
-
-
 def test_weight_memory_aligns_tensors_and_grows() -> None:
     memory = WeightMemory(2**10)
     assert memory.empty((), torch.float32).shape == ()
@@ -69,11 +63,8 @@ def test_allocate_huge_pages_where_there_are_none(monkeypatch: pytest.MonkeyPatc
 
 def test_stack_rows_of_tensors_that_are_no_neighbours() -> None:
     memory = WeightMemory(2**10)
-    a, odd, c = (
-        memory.empty((4, 16), torch.float32),
-        memory.empty((1,), torch.int8),
-        memory.empty((2, 16), torch.float32),
-    )
+    a, odd = memory.empty((4, 16), torch.float32), memory.empty((1,), torch.int8)
+    c = memory.empty((2, 16), torch.float32)
     assert stack_rows([a, c]) is None
     assert stack_rows([c, a]) is None
     assert stack_rows([a.t()]) is None

@@ -1,11 +1,11 @@
-"""Weight layouts of other programs: writing llama2.c files, and the names of Meta's and GGUF's checkpoints.
+"""Weight layouts of other programs: writing llama2.c files, and the names of GGUF's.
 
 Only tests use these: they hold `half_split` (Eq. C7) and `read_llama2c` to independent inverses.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from laconic.errors import InputError
 from laconic.models.checkpoints.llama2c import (
     HEADER_BYTES,
     LLAMA2C_CONSTANTS,
@@ -22,24 +21,9 @@ from laconic.models.checkpoints.llama2c import (
     num_heads_of,
 )
 from laconic.models.config import DecoderConfig
-from laconic.models.rope import frequencies, half_split
+from laconic.models.rope import frequencies
 from laconic.storage import atomic
 
-PermuteRows = Callable[[Tensor, int], Tensor]
-META_NAMES = {
-    "tok_embeddings": "model.embed_tokens",
-    "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
-    "layers.{}.attention.wq": "model.layers.{}.self_attn.q_proj",
-    "layers.{}.attention.wk": "model.layers.{}.self_attn.k_proj",
-    "layers.{}.attention.wv": "model.layers.{}.self_attn.v_proj",
-    "layers.{}.attention.wo": "model.layers.{}.self_attn.o_proj",
-    "layers.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "layers.{}.feed_forward.w1": "model.layers.{}.mlp.gate_proj",
-    "layers.{}.feed_forward.w2": "model.layers.{}.mlp.down_proj",
-    "layers.{}.feed_forward.w3": "model.layers.{}.mlp.up_proj",
-    "norm": "model.norm",
-    "output": "lm_head",
-}
 GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
     "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
@@ -57,7 +41,6 @@ GGUF_NAMES = {
     "output": "lm_head",
 }
 GGUF_INTERLEAVED_FAMILIES = ("llama", "mistral", "smollm3")  # qwen2 and qwen3 store half-split rows
-ROPE_TABLES = ("rope.freqs", "rope_freqs.weight")  # computed from the configuration instead
 
 
 def interleave(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE *rest"]:
@@ -65,43 +48,17 @@ def interleave(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE 
     return w.reshape(heads, 2, -1, *w.shape[1:]).transpose(1, 2).reshape(w.shape)
 
 
-def meta_to_hf(tensors: Mapping[str, Tensor], H: int, G: int) -> dict[str, Tensor]:
-    """Convert Meta's names and interleaved pairs to Hugging Face's names and half-split pairs."""
-    return _rename_tensors(tensors, META_NAMES, half_split, H, G)
-
-
-def hf_to_meta(tensors: Mapping[str, Tensor], H: int, G: int) -> dict[str, Tensor]:
-    """Invert `meta_to_hf`."""
-    return _rename_tensors(tensors, {hf: name for name, hf in META_NAMES.items()}, interleave, H, G)
-
-
-def gguf_to_hf(tensors: Mapping[str, Tensor], family: str, H: int, G: int) -> dict[str, Tensor]:
-    """Convert GGUF's names, and the pairs that this family has there, to Hugging Face's."""
-    return _rename_tensors(tensors, GGUF_NAMES, half_split if family in GGUF_INTERLEAVED_FAMILIES else None, H, G)
-
-
 def hf_to_gguf(tensors: Mapping[str, Tensor], family: str, H: int, G: int) -> dict[str, Tensor]:
-    """Invert `gguf_to_hf`."""
+    """Convert Hugging Face's names to GGUF's, and the rows of q (H heads) and k (G heads) to the family's pairs."""
     table = {hf: name for name, hf in GGUF_NAMES.items()}
-    return _rename_tensors(tensors, table, interleave if family in GGUF_INTERLEAVED_FAMILIES else None, H, G)
-
-
-def _rename_tensors(
-    tensors: Mapping[str, Tensor], table: Mapping[str, str], permute: PermuteRows | None, H: int, G: int
-) -> dict[str, Tensor]:
-    """Rename every tensor; permute the rows of q (H heads) and k (G heads)."""
+    heads = {"attn_q": H, "attn_k": G} if family in GGUF_INTERLEAVED_FAMILIES else {}
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name in ROPE_TABLES:
-            continue
         stem, _, kind = name.rpartition(".")
         layer = re.search(r"(?<=\.)\d+(?=\.)", stem)
-        key = stem.replace(f".{layer[0]}.", ".{}.", 1) if layer else stem
-        if key not in table:
-            raise InputError(f"{name}: no such name in this format")
-        heads = next((n for x, n in (("q", H), ("k", G)) if re.search(rf"(\b{x}_proj|attn_{x}|w{x})$", stem)), 0)
-        new = f"{table[key].format(layer[0] if layer else '')}.{kind}"
-        renamed[new] = permute(tensor, heads) if permute and heads else tensor
+        new = table[stem.replace(f".{layer[0]}.", ".{}.", 1) if layer else stem].format(layer and layer[0])
+        num_heads = heads.get(new.rpartition(".")[2], 0)
+        renamed[f"{new}.{kind}"] = interleave(tensor, num_heads) if num_heads else tensor
     return renamed
 
 

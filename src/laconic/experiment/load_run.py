@@ -23,7 +23,7 @@ from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.models.checkpoints import weights
-from laconic.models.checkpoints.checkpoint_files import resolve_tied_head
+from laconic.models.checkpoints.checkpoint_files import resolve_tensors
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
@@ -240,7 +240,7 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
         return build_nested.read_decoder_config(folder), load_tokenizer(folder)
     folder, config, tokenizer = find_initial_checkpoint(recipe, with_weights=False)
     if folder is not None and any(folder.glob("*.safetensors")) and build_nested.read_saved_config(folder) is None:
-        config, _ = resolve_tied_head(folder, config, ())
+        config, _ = resolve_tensors(folder, config)
     return config, tokenizer
 
 

@@ -77,7 +77,7 @@ LAYER_ACTIVATIONS: tuple[Activation, ...] = (
     A("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.submodule("norm2")(r)),
     A("gate", "FFN", "C17", ("norm2",), "B T F", lambda at, y: at.block.submodule("gate")(y)),
     A("up", "FFN", "C17, C18", ("norm2",), "B T F", lambda at, y: at.block.submodule("up")(y)),
-    A("mid", "FFN", "C17, C18", ("up", "gate"), "B T F", lambda at, up, gate: at.block.mlp_hidden(up, gate)),
+    A("mid", "FFN", "C17, C18", ("up", "gate"), "B T F", lambda at, *hidden: at.block.mlp_hidden(*hidden)),
     A("mlp_out", "FFN", "C17, C18", ("mid",), "B T D", lambda at, m: at.block.submodule("down")(m)),
     A("resid2", "block", "C19", ("resid1", "mlp_out"), "B T D", lambda at, r, out: r + out),
 )
@@ -93,8 +93,6 @@ MODEL_ACTIVATIONS: tuple[Activation, ...] = (
 )
 """Activations computed once per pass: `embed` before the layers, the others after them."""
 
-UNGATED_MLP_HIDDEN = A("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mlp_hidden(up))
-
 
 def layer_activations(config: DecoderConfig) -> tuple[Activation, ...]:
     """Return the activations of a layer for a model family, with their inputs in that family."""
@@ -103,7 +101,7 @@ def layer_activations(config: DecoderConfig) -> tuple[Activation, ...]:
         rows |= {name: rows.pop(f"{name}_raw")._replace(name=name) for name in ("q", "k")}
     if not config.gated_mlp:
         del rows["gate"]
-        rows["mid"] = UNGATED_MLP_HIDDEN
+        rows["mid"] = rows["mid"]._replace(inputs=("up",))
     return tuple(rows.values())
 
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from laconic.models.checkpoints.cache_file import FILE_KIND, read_cache
+from laconic.errors import CorruptArtifactError
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
-from laconic.storage.atomic import save_artifact
+from laconic.storage.atomic import load_artifact, save_artifact
 
 RowIndex = Sequence[int] | Int[Tensor, " N"] | Bool[Tensor, " B"]
 
@@ -259,7 +259,7 @@ class KVCache:
 
     def save(self, path: str | Path, decoder: Any) -> None:
         """Save to a safetensors file at `path` that only the same `decoder` can load; its fingerprint is stored."""
-        save_artifact(Path(path), self.tensors(), FILE_KIND, {"model": decoder.fingerprint})
+        save_artifact(Path(path), self.tensors(), "cache", {"model": decoder.fingerprint})
 
     @classmethod
     def load(cls, path: str | Path, decoder: Any) -> "KVCache":
@@ -268,15 +268,15 @@ class KVCache:
         Raises:
             CorruptArtifactError: The file was changed, or belongs to other weights.
         """
-        tensors = read_cache(Path(path), decoder.fingerprint)
-        layers = range(sum(name.startswith("keys.") for name in tensors))
-        return cls(
-            tuple(tensors[f"keys.{i}"] for i in layers),
-            tuple(tensors[f"values.{i}"] for i in layers),
-            tensors["positions"],
-            tensors["valid"],
-            KVPrefix.from_tensors(tensors),
-        )
+        tensors, metadata = load_artifact(Path(path), "cache")
+        if (model := metadata.get("model")) != decoder.fingerprint:
+            raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
+        layers = range(decoder.config.num_hidden_layers)
+        try:
+            keys, values = (tuple(tensors[f"{kind}.{i}"] for i in layers) for kind in ("keys", "values"))
+            return cls(keys, values, tensors["positions"], tensors["valid"], KVPrefix.from_tensors(tensors))
+        except KeyError as error:
+            raise CorruptArtifactError(f"{path}: tensor {error} is missing") from None
 
 
 def concat_tensors(caches: Sequence[KVCache], axis_of_heads: int, axis: int) -> KVCache:

@@ -230,18 +230,18 @@ class WeightNames:
 
     base_prefix: str
     token_embedding: str
-    position_embedding: str | None
     layers: str
     final_norm: str
     norm1: str
     norm2: str
-    q: str | None
-    k: str | None
-    v: str | None
     o: str
-    gate: str | None
     up: str
     down: str
+    position_embedding: str | None = None
+    q: str | None = None
+    k: str | None = None
+    v: str | None = None
+    gate: str | None = None
     q_norm: str | None = None
     k_norm: str | None = None
     qkv: str | None = None
@@ -252,7 +252,6 @@ class WeightNames:
 LLAMA_NAMES = WeightNames(
     base_prefix="model",
     token_embedding="model.embed_tokens",
-    position_embedding=None,
     layers="model.layers",
     final_norm="model.norm",
     norm1="input_layernorm",
@@ -279,12 +278,8 @@ WEIGHT_NAMES: dict[str, WeightNames] = {
         final_norm="transformer.ln_f",
         norm1="ln_1",
         norm2="ln_2",
-        q=None,
-        k=None,
-        v=None,
         qkv="attn.c_attn",
         o="attn.c_proj",
-        gate=None,
         up="mlp.c_fc",
         down="mlp.c_proj",
         transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),

@@ -23,7 +23,7 @@ from laconic.models.activations import capture_model, list_activation_places
 from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, add_parameters, build_context
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import llama2c, weights
-from laconic.models.checkpoints.checkpoint_files import resolve_tied_head
+from laconic.models.checkpoints.checkpoint_files import resolve_tensors
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.ops.attention_backends import ATTENTION_BACKENDS
 from laconic.models.ops.linear import call_linear, linear_function
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
         dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
         config = DecoderConfig.from_folder(folder)
         with check_weights_while_reading(folder):
-            config, tensors = resolve_tied_head(folder, config, ignore_tensors)
+            config, tensors = resolve_tensors(folder, config, ignore_tensors)
             with torch.device("meta"):
                 decoder = cls(config, seed=None)
             options = dtype, device, allow_missing, tensors, quantize
@@ -351,8 +351,7 @@ def check_forward_inputs(
         raise ValueError(f"inputs_embeds are {list(inputs_embeds.shape)}; B and T must be at least 1")
     for name, x in (("attention_mask", attention_mask), ("position_ids", position_ids)):
         if x is not None and x.shape != (B, T):
-            hint = "; the cache has the mask of its positions" if cache is not None and name == "attention_mask" else ""
-            raise ValueError(f"{name}: shape {list(x.shape)} does not match inputs_embeds {[B, T]}{hint}")
+            raise ValueError(f"{name}: shape {list(x.shape)} does not match inputs_embeds {[B, T]}")
     if attention_mask is not None and attention_mask.is_floating_point():
         raise ValueError(f"attention_mask is {attention_mask.dtype}; give booleans, or integers 0 and 1")
     if position_ids is not None and (position_ids.is_floating_point() or position_ids.dtype == torch.bool):

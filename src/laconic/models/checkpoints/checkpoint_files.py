@@ -1,6 +1,5 @@
 """Tensors of a checkpoint folder: which file holds each, and how they match a module's parameters."""
 
-import difflib
 import json
 import re
 import warnings
@@ -55,13 +54,13 @@ def match_tensors(
     folder: Path,
     config: DecoderConfig,
     allow_missing: tuple[str, ...],
-    tensors: dict[str, StoredTensor] | None = None,
+    stored: Mapping[str, StoredTensor],
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """Find the tensor on disk for each parameter of a module. Warn of tensors that belong to nothing in it.
 
     Args:
         allow_missing: Names that may be absent.
-        tensors: Tensors of the folder by their names on disk; None indexes it.
+        stored: Tensors of the folder, from `resolve_tensors`.
 
     Returns:
         The tensors by parameter name, and the allowed names that are absent.
@@ -76,15 +75,8 @@ def match_tensors(
         for name, tensor in module.state_dict().items()
     }
     if unknown := [name for name in allow_missing if name not in shapes]:
-        closest = difflib.get_close_matches(unknown[0], list(shapes), 1, 0.0)[0]
-        raise InputError(f"{unknown[0]}: no such tensor; did you mean {closest}?")
-    tensors = index_tensors(folder) if tensors is None else tensors
-    stored = restore_tied_embedding(match_prefix(tensors, set(shapes), config), config)
-    extra = {
-        name: tensor
-        for name, tensor in stored.items()
-        if name not in shapes and not is_redundant(name, tensor, stored, config)
-    }
+        raise InputError(f"{unknown[0]}: the model has no such tensor")
+    extra = [name for name, x in stored.items() if name not in shapes and not is_redundant(name, x, config)]
     matched = {name: tensor for name, tensor in stored.items() if name in shapes}
     absent = [name for name in shapes if name not in stored]
     missing = [name for name in absent if name not in allow_missing]
@@ -190,38 +182,29 @@ def match_prefix(stored: dict[str, StoredTensor], names: set[str], config: Decod
     return min(variants, key=lambda variant: len(names ^ variant.keys()))
 
 
-def restore_tied_embedding(stored: dict[str, StoredTensor], config: DecoderConfig) -> dict[str, StoredTensor]:
-    """Return the tensors with a tied embedding that some files hold under the name of the head alone."""
-    names = WEIGHT_NAMES[config.family]
-    head, embedding = f"{names.head}.weight", f"{names.token_embedding}.weight"
-    if not config.tie_word_embeddings or embedding in stored or head not in stored:
-        return stored
-    return {embedding if name == head else name: tensor for name, tensor in stored.items()}
-
-
-def resolve_tied_head(
-    folder: Path, config: DecoderConfig, ignore_tensors: tuple[str, ...]
+def resolve_tensors(
+    folder: Path, config: DecoderConfig, ignore_tensors: tuple[str, ...] = ()
 ) -> tuple[DecoderConfig, dict[str, StoredTensor]]:
-    """Index a folder, and compare a head beside a tied embedding: a different one is used, an equal one left out.
+    """Return a folder's tensors by the names of the decoder, and the configuration as the weights have it.
 
-    transformers reads such a folder in the same way. Returns the configuration as the weights have it, and the tensors
-    by their names on disk, without `ignore_tensors`.
+    As in transformers, a head beside a tied embedding is used if it differs, and left out if not. Some files hold a
+    tied embedding under the name of the head alone. `ignore_tensors` are left out.
     """
     names = WEIGHT_NAMES[config.family]
-    head, embedding = f"{names.head}.weight", f"{names.token_embedding}.weight"
-    tensors = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
-    stored = match_prefix(tensors, {head, embedding}, config)
-    if not config.tie_word_embeddings or not {head, embedding} <= stored.keys():
-        return config, tensors
-    if is_redundant(head, stored[head], stored, config):
-        return config, {name: tensor for name, tensor in tensors.items() if tensor != stored[head]}
-    warnings.warn(f"{folder}: tie_word_embeddings is ignored: {head} differs from {embedding}", stacklevel=3)
-    return replace(config, tie_word_embeddings=False), tensors
+    head, embedding, norm = (f"{name}.weight" for name in (names.head, names.token_embedding, names.final_norm))
+    stored = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
+    stored = match_prefix(stored, {head, embedding, norm}, config)
+    if not config.tie_word_embeddings or head not in stored:
+        return config, stored
+    if embedding in stored and not torch.equal(stored[head].load(), stored[embedding].load()):
+        warnings.warn(f"{folder}: tie_word_embeddings is ignored: {head} differs from {embedding}", stacklevel=3)
+        return replace(config, tie_word_embeddings=False), stored
+    tensor = stored.pop(head)
+    return config, {embedding: tensor} | stored
 
 
-def is_redundant(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], config: DecoderConfig) -> bool:
-    """Return whether an unmatched tensor carries no information: masks, RoPE tables, a tied head, biases of zeros."""
-    names = WEIGHT_NAMES[config.family]
+def is_redundant(name: str, tensor: StoredTensor, config: DecoderConfig) -> bool:
+    """Return whether an unmatched tensor carries no information: masks, RoPE tables, biases of zeros."""
     if name.endswith(".rotary_emb.inv_freq"):
         return True
     if config.family == "gpt2" and name.endswith(".attn.masked_bias"):
@@ -229,9 +212,6 @@ def is_redundant(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTen
     if config.family == "gpt2" and name.endswith(".attn.bias"):
         square = tensor.load().squeeze()
         return square.ndim == 2 and torch.equal(square.bool(), torch.ones(square.shape, dtype=torch.bool).tril())
-    embedding = stored.get(f"{names.token_embedding}.weight")
-    if config.tie_word_embeddings and name == f"{names.head}.weight" and embedding is not None:
-        return tensor.spec.shape == embedding.spec.shape and torch.equal(tensor.load(), embedding.load())
     return name.endswith(".bias") and tensor.spec.dtype in FLOAT_DTYPES and not bool(tensor.load().any())
 
 

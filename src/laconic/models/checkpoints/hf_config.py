@@ -13,11 +13,9 @@ from pydantic import ValidationError
 
 from laconic.errors import InputError
 from laconic.models.checkpoints.hf_fields import (
-    EXPERT_KEYS,
     FAMILIES,
     FIXED_KEYS,
     HF_KEYS,
-    MISSING_FEATURES,
     NULLABLE,
     REQUIRED_ROPE_FIELDS,
     ROPE_FIELDS,
@@ -106,7 +104,7 @@ def validate_hf_config(source: JsonObject) -> FamilyKeys:
     """Return the validated keys of config.json; InputError if a value changes the mathematics in an unknown way."""
     family = source.get("model_type")
     if family not in tuple(FAMILIES):
-        raise unsupported_family(source)
+        raise unsupported_value("config.json: model_type", family, ", ".join(FAMILIES))
     check_fixed_keys(source, "config.json: ")
     return validate_object(FAMILIES[family], source, "config.json: ")
 
@@ -127,22 +125,6 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
     if isinstance(file, RopeFamilyKeys):
         values["rope"] = parse_rope(file)
     return {"family": family, **file.constants, **values, **special_token_ids(file, generation)}
-
-
-def unsupported_family(source: JsonObject) -> InputError:
-    family, inner = source.get("model_type"), source.get("text_config")
-    lacks = next((feature for feature, families in MISSING_FEATURES.items() if family in families), None)
-    if any(source.get(key) for key in EXPERT_KEYS):
-        lacks = "mixture-of-experts layers"
-    reason = f"it has {lacks}; " if lacks else ""
-    if isinstance(inner, dict):
-        inner_type = abbreviate(cast(JsonObject, inner).get("model_type"))
-        reason = f"it wraps a text model ({inner_type}); save that alone with transformers; "
-    if source.get("auto_map"):
-        reason += "its own code (auto_map) is not run; "
-    return InputError(
-        f"config.json: model_type={abbreviate(family)} is not supported; {reason}supported: {', '.join(FAMILIES)}"
-    )
 
 
 def describe_ignored_keys(source: JsonObject) -> list[str]:
@@ -189,33 +171,20 @@ def derived_sizes(file: FamilyKeys, values: JsonObject) -> dict[str, int]:
 
 
 def special_token_ids(file: TokenIds, generation: JsonObject) -> dict[str, Any]:
-    """Return bos, eos and pad ids, from generation_config.json where it has them; a negative id means none."""
-    preferred = parse_generation_ids(generation)
-
-    def token_ids(key: str) -> tuple[int, ...]:
-        value: int | list[int] | None = getattr(preferred, key)
-        value = getattr(file, key) if value is None else value
-        ids: list[int] = [] if value is None else [value] if isinstance(value, int) else value
-        return tuple(i for i in ids if i >= 0)
-
-    return {
-        "bos_token_id": next(iter(token_ids("bos_token_id")), None),
-        "eos_token_ids": token_ids("eos_token_id"),
-        "pad_token_id": next(iter(token_ids("pad_token_id")), None),
-    }
-
-
-def parse_generation_ids(generation: JsonObject) -> TokenIds:
-    """Return the ids of generation_config.json, without those that are not ids; warn of these."""
-    ids: dict[str, Any] = {}
+    """Return bos, eos and pad ids, from generation_config.json where it has valid ones; a negative id means none."""
+    ids: dict[str, tuple[int, ...]] = {}
     for key in GenerationTokenIds.model_fields:
+        value: int | list[int] | None = getattr(file, key)
         try:
-            one = validate_object(GenerationTokenIds, {key: generation.get(key)}, "generation_config.json: ")
+            preferred = validate_object(GenerationTokenIds, {key: generation.get(key)}, "generation_config.json: ")
         except InputError as error:
             warnings.warn(f"{error}; that of config.json is used", stacklevel=2)
         else:
-            ids[key] = getattr(one, key)
-    return TokenIds(**ids)
+            value = value if getattr(preferred, key) is None else getattr(preferred, key)
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        ids[key] = tuple(i for i in listed if i >= 0)
+    bos, pad = (next(iter(ids[key]), None) for key in ("bos_token_id", "pad_token_id"))
+    return {"bos_token_id": bos, "eos_token_ids": ids["eos_token_id"], "pad_token_id": pad}
 
 
 def attention_scales(E: int, file: FamilyKeys) -> tuple[float, ...]:

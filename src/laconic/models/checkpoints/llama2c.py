@@ -31,7 +31,6 @@ LLAMA2C_SIZES = (
     "max_position_embeddings",
 )  # fmt: skip
 HEADER_BYTES = 28
-LATER_VERSION_MAGIC = 0x616B3432  # "ak42", the first word of llama2.c's later formats
 
 
 def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -47,8 +46,6 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise InputError(f"{path.name}: {size:,} bytes are not a llama2.c file")
     numbers = torch.from_file(str(path), shared=False, size=size // 4, dtype=torch.float32)
     header = [int(n) for n in numbers[:7].view(torch.int32)]
-    if header[0] == LATER_VERSION_MAGIC:
-        raise InputError(f"{path.name} has a later llama2.c format; export version 0")
     config = config_from_header(path.name, header, size)
     shapes = dict(llama2c_shapes(config))
     expected = HEADER_BYTES + 4 * sum(math.prod(shape) for shape in shapes.values())
@@ -70,7 +67,7 @@ def config_from_header(name: str, header: list[int], size: int) -> dict[str, Any
     D, H, G = header[0], header[3], header[4]
     fits = min(sizes.values()) >= 1 and max(sizes.values()) <= size and sizes["num_hidden_layers"] <= MAX_LAYERS
     if not fits or D % (2 * H) or H % G:
-        raise InputError(f"{name}: header {header} does not describe a Llama; is it a llama2.c file?")
+        raise InputError(f"{name}: header {header} does not describe a Llama; is it a llama2.c file of version 0?")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

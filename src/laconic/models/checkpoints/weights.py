@@ -113,7 +113,7 @@ def load_weights(
 
     Args:
         allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
-        tensors: Tensors of the folder by their names on disk; None indexes the folder.
+        tensors: Tensors of the folder, from `resolve_tensors`; None indexes the folder, whose names are the module's.
         on_layer: Receives the module and the names of the tensors whenever a layer has been assigned; it has to replace
             the linear ones, which may be file mappings.
 
@@ -121,6 +121,7 @@ def load_weights(
         The fingerprint of the weights on disk, and the allowed names that were missing.
     """
     target = resolve_device(device)
+    tensors = index_tensors(folder) if tensors is None else tensors
     stored, missing = match_tensors(module, folder, config, allow_missing, tensors)
     transposed = transposed_weights(config)
     dtype = dtype or default_dtype(stored, config, target)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import InputError
+from laconic.models.checkpoints.hf_config import rope_to_hf
 from laconic.models.checkpoints.hf_fields import FAMILIES
 from laconic.models.config import RopeConfig
 from laconic.models.gguf.header import GGUFHeader
@@ -34,7 +35,6 @@ NEUTRAL_KEYS = {
 # llama.cpp's converter writes attention_factor of config.json as yarn_attn_factor, but llama.cpp multiplies it by
 # 1 + 0.1 ln f or ignores it, depending on its version. Only 1 changes nothing there.
 NEUTRAL_ROPE_SCALING = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
-MAX_CONTEXT = 2**31 - 1
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 LLAMA3_CONTEXTS = (8192, 2048, 4096, 16384, 32768)  # candidates for Llama 3's original_max_position_embeddings
 
@@ -59,23 +59,7 @@ def build_config(header: GGUFHeader, rope_factors: Tensor | None) -> dict[str, A
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
     sizes = gpt2_sizes(header) if architecture == "gpt2" else rope_sizes(header, architecture, rope_factors)
-    check_sizes(header, sizes)
     return common | sizes | special_token_ids(header)
-
-
-def check_sizes(header: GGUFHeader, sizes: dict[str, Any]) -> None:
-    """Raise InputError for sizes that exceed those of the tensors, before anything of these sizes is built."""
-    largest = max(max(tensor.shape) for tensor in header.tensors.values())
-    limits = {
-        "num_hidden_layers": len(header.tensors),
-        "n_layer": len(header.tensors),
-        "max_position_embeddings": MAX_CONTEXT,
-        "head_dim": largest // sizes.get("num_attention_heads", 1),
-    }
-    for key, value in sizes.items():
-        if type(value) is int and not 1 <= value <= limits.get(key, largest):
-            limit = f"the tensors allow 1 to {limits.get(key, largest):,}"
-            raise InputError(f"{header.path.name}: {key}={value:,} in the metadata; {limit}")
 
 
 def special_token_ids(header: GGUFHeader) -> dict[str, Any]:
@@ -169,14 +153,7 @@ def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tenso
         if rope_factors.shape == scaled.shape and torch.allclose(
             frequencies(theta, E) / rope_factors, scaled, rtol=1e-5, atol=0
         ):
-            return {
-                "rope_theta": theta,
-                "rope_type": "llama3",
-                "factor": rope.factor,
-                "low_freq_factor": rope.low_freq_factor,
-                "high_freq_factor": rope.high_freq_factor,
-                "original_max_position_embeddings": original,
-            }
+            return rope_to_hf(rope)
     raise InputError(
         f"{header.path.name}: {ROPE_FACTORS_TENSOR} holds a scaling of RoPE that is not Llama 3's; not supported"
     )

@@ -27,18 +27,8 @@ NO_TOKEN = (-1, 0xFFFFFFFF)  # llama.cpp's id of a token that does not exist, si
 # Type ids of metadata values.
 STRING, ARRAY = 8, 9
 SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 
 Value = TypeVar("Value")
 

@@ -36,13 +36,8 @@ SPLITS = {  # name in the file -> regular expression, GPT-2's, or GPT-2's after 
     "tekken": TEKKEN_SPLIT,
 }
 MAX_TOKEN_LENGTH = 256  # longer tokens of SentencePiece are not built from merges
-DEFAULT_SPLIT = {  # of architectures, for older files that name none
-    "gpt2": "gpt-2",
-    "llama": "llama-bpe",
-    "qwen2": "qwen2",
-    "qwen3": "qwen2",
-    "smollm3": "smaug-bpe",
-}
+# Pre-tokenizers of architectures, for older files that name none.
+DEFAULT_SPLIT = {"gpt2": "gpt-2", "llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "smaug-bpe"}
 WHOLE_WORD_SPLITS = (LLAMA3_SPLIT, TEKKEN_SPLIT)  # words in the vocabulary are not built from merges
 WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")  # unless the file says otherwise
 
