@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+FREE_TABLE = "method_options"  # table whose keys a custom method defines
 # Former options that runs, models, states and memories store with their default values
 FORMER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "max_lr": (1.0,), "reset_every": (None,), "global_chunk_size": (None,), "new_level_init": ("zero",),
@@ -22,7 +23,11 @@ def drop_former_options(content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
     items = cast(Mapping[str, Any], content).items()
-    return {name: drop_former_options(value) for name, value in items if value not in FORMER_DEFAULTS.get(name, ())}
+    return {
+        name: value if name == FREE_TABLE else drop_former_options(value)
+        for name, value in items
+        if value not in FORMER_DEFAULTS.get(name, ())
+    }
 
 
 def path_to_text(value: Any) -> Any:
