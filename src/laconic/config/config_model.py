@@ -8,13 +8,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 FREE_TABLE = "method_options"  # table whose keys a custom method defines
 # Former options that runs, models, states and memories store with their default values
-FORMER_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "max_lr": (1.0,), "reset_every": (None,), "global_chunk_size": (None,), "new_level_init": ("zero",),
-    "donor_map": (None,), "forbid_unknown_fields": (False,), "reduction": ("mean",),
-    "mlp_width": (None,), "loss_factor": (1,),
-    "carry_between_windows": (None, "soft"), "joint_training": (False,),
-    "exploration": (0.3,), "prior_kl_weight": (0.0,), "prior_stop_prob": (0.25,), "entropy_weight": (0.0,),
-    "entropy_floor": (0.0,), "target_mean_length": (None,), "cost_step_size": (0.01,), "max_length_cost": (10.0,),
+FORMER_DEFAULTS: dict[str, Any] = {
+    "max_lr": 1.0, "reset_every": None, "global_chunk_size": None, "new_level_init": "zero", "donor_map": None,
+    "mlp_width": None, "loss_factor": 1, "forbid_unknown_fields": False, "reduction": "mean", "joint_training": False,
+    "exploration": 0.3, "prior_kl_weight": 0.0, "prior_stop_prob": 0.25, "entropy_weight": 0.0, "entropy_floor": 0.0,
+    "target_mean_length": None, "cost_step_size": 0.01, "max_length_cost": 10.0,
 }  # fmt: skip
 
 
@@ -26,7 +24,7 @@ def drop_former_options(content: Any) -> Any:
     return {
         name: value if name == FREE_TABLE else drop_former_options(value)
         for name, value in items
-        if value not in FORMER_DEFAULTS.get(name, ())
+        if FORMER_DEFAULTS.get(name, ...) != value
     }
 
 
