@@ -23,6 +23,7 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
         ({"summary_positions": "zero"}, "not the RoPE of llama"),
         ({"adapter_scope": "write"}, "needs an adapter"),
         ({"bos": "sink"}, "no bos token"),
+        ({"carry_between_windows": "soft"}, 'needs estimator = "soft"'),
         ({"summary": "pool", "memory_policy": "budgeted", "max_memory_vectors": 9}, "without text"),
         (
             {"summary": "autoregressive", "trigger_placement": "replace", "memory_policy": "budgeted"}

@@ -366,6 +366,23 @@ def test_dgd_rate_of_a_bias_alone_follows_the_schedule_of_its_group() -> None:
         torch.testing.assert_close(other, steps[0])
 
 
+def test_dgd_loads_a_state_without_settings_of_adamw() -> None:
+    """States of before those settings were stored in each group, as here, have the optimizer's own."""
+    model = record_inputs(build_model())
+    model[1].weight.requires_grad_(False)
+    optimizer = DGD(model.named_parameters(), 0.1, adam_lr=1e-2)
+    train(model, optimizer, 2)
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    for group in saved["param_groups"]:
+        settings = group.pop("rule_settings")
+        if group["rule"] == "dgd":
+            group["rule_settings"] = {"base_lr": settings["base_lr"]}
+    rest = train(model, optimizer, 3)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(saved)
+    assert train(model, optimizer, 3) == rest
+
+
 def test_dgd_resumes_momentum_of_bfloat16_bit_for_bit() -> None:
     """The momentum is float32; torch loads a state as the type of its parameter."""
     model = record_inputs(build_model().bfloat16())

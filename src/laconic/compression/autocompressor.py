@@ -83,6 +83,8 @@ class AutoCompressor(nn.Module):
         check_settings(decoder, config, bos_token_id, base_model_context is not None)
         self.decoder, self.summaries, self.config, self.stop_head_config = decoder, summaries, config, stop_head_config
         self.total_steps, self.seed = total_steps, seed
+        if config.carry_between_windows and not (stop_head_config and stop_head_config.estimator == "soft"):
+            raise UsageError('carry_between_windows = "soft" needs estimator = "soft"; remove carry_between_windows')
         self.segment_model = SegmentModel(decoder, summaries, bos_token_id, base_model_context)
 
     def training_phase(self, step: int) -> TrainingPhase:

@@ -6,14 +6,13 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+FREE_TABLE = "method_options"  # table whose keys a custom method defines
 # Former options that runs, models, states and memories store with their default values
-FORMER_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "max_lr": (1.0,), "reset_every": (None,), "global_chunk_size": (None,), "new_level_init": ("zero",),
-    "donor_map": (None,), "forbid_unknown_fields": (False,), "reduction": ("mean",),
-    "mlp_width": (None,), "loss_factor": (1,),
-    "carry_between_windows": (None, "soft"), "joint_training": (False,),
-    "exploration": (0.3,), "prior_kl_weight": (0.0,), "prior_stop_prob": (0.25,), "entropy_weight": (0.0,),
-    "entropy_floor": (0.0,), "target_mean_length": (None,), "cost_step_size": (0.01,), "max_length_cost": (10.0,),
+FORMER_DEFAULTS: dict[str, Any] = {
+    "max_lr": 1.0, "reset_every": None, "global_chunk_size": None, "new_level_init": "zero", "donor_map": None,
+    "mlp_width": None, "loss_factor": 1, "forbid_unknown_fields": False, "reduction": "mean", "joint_training": False,
+    "exploration": 0.3, "prior_kl_weight": 0.0, "prior_stop_prob": 0.25, "entropy_weight": 0.0, "entropy_floor": 0.0,
+    "target_mean_length": None, "cost_step_size": 0.01, "max_length_cost": 10.0,
 }  # fmt: skip
 
 
@@ -22,7 +21,11 @@ def drop_former_options(content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
     items = cast(Mapping[str, Any], content).items()
-    return {name: drop_former_options(value) for name, value in items if value not in FORMER_DEFAULTS.get(name, ())}
+    return {
+        name: value if name == FREE_TABLE else drop_former_options(value)
+        for name, value in items
+        if FORMER_DEFAULTS.get(name, ...) != value
+    }
 
 
 def path_to_text(value: Any) -> Any:

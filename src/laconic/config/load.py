@@ -13,12 +13,11 @@ from typing import Any, cast
 import tomli_w
 from pydantic import ValidationError
 
-from laconic.config.config_model import drop_former_options
+from laconic.config.config_model import FREE_TABLE, drop_former_options
 from laconic.config.data import is_row_file
 from laconic.config.notes import list_notes
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
-    FREE_TABLE,
     FULL_CHAIN_METHODS,
     METHOD_SCHEDULES,
     NEW_DECODER_KEYS,

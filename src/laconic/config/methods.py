@@ -169,6 +169,8 @@ class CompressionConfig(ConfigModel):
     """mean over all scored tokens of an update, or sum of the windows' means"""
     checkpoint_segments: bool = False
     """recompute each segment in the backward pass to save memory"""
+    carry_between_windows: Literal["soft"] | None = None
+    """memory handed to the next window; default: soft if lengths are soft, else hard"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":

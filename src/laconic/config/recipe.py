@@ -36,7 +36,6 @@ METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
     "hope": ("mixer", "cms", "inner_loop"),
 }
 CUSTOM_METHOD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:Class
-FREE_TABLE = "method_options"  # table whose keys a custom method defines
 NEW_DECODER_KEYS = (  # keys of [model] that describe a new decoder; a pretrained one has its own values
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
     "max_position_embeddings", "tie_word_embeddings", "init", "init_seed", "embedding_init_std", "head_init_std",

@@ -112,8 +112,11 @@ class RuleOptimizer(torch.optim.Optimizer):
                 raise UsageError(
                     f"{name}: the state is of {key}={theirs!r}, not {ours!r}; build {name}({key}={theirs!r})"
                 )
+        # a state that an earlier version saved has fewer settings
+        own_settings = [group[RULE_SETTINGS] for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for saved, group in zip(saved_groups, self.param_groups, strict=True):
+        for saved, group, settings in zip(saved_groups, self.param_groups, own_settings, strict=True):
+            group[RULE_SETTINGS] = settings | group.get(RULE_SETTINGS, {})
             for index, p in zip(saved["params"], cast("list[Tensor]", group["params"]), strict=True):
                 if self.state_name in (state := state_dict["state"].get(index, {})):
                     self.state[p][self.state_name] = state[self.state_name].to(p.device, copy=True)
