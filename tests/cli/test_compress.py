@@ -276,7 +276,8 @@ def test_compress_invalid_input_leaves_no_file(
 ) -> None:
     files = {
         "empty.txt": b"", "latin.txt": "Ein Stück".encode("latin-1"),
-        "none.jsonl": b"", "bad.jsonl": b'{"text": "a"}\n{"text": 5}\n',
+        "none.jsonl": b"", "bad.jsonl": b'{"text": "a"}\n{"text": 5}\n', "missing.jsonl": b'{"words": "a"}\n',
+        "array.jsonl": b'[{"text": "a"}]',
     }  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
@@ -337,7 +338,7 @@ def test_compress_missing_folder_and_full_disk(run: RunCli, monkeypatch: pytest.
     def full(*_: object, **__: object) -> None:
         raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 
-    monkeypatch.setattr("laconic.compression.memory_file.save_artifact", full)
+    monkeypatch.setattr("laconic.compression.saved_memory.save_artifact", full)
     refused(run, 74, "No space left on device", "compress", "run", "book.txt", "--out", "x.safetensors")
     assert not list(tmp_path.iterdir())
 

@@ -17,12 +17,19 @@ from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
-from laconic.serving.http.schemas import MemoryCard, RequestBody, check_text
+from laconic.serving.http.schemas import MemoryCard, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
 from laconic.serving.http.worker import run_in_thread
 
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
 CHUNK_BYTES = 2**20
+
+
+def check_text(text: str) -> str:
+    """Return a text; raise ValueError if it is empty, or only white space."""
+    if not text.strip():
+        raise ValueError("empty; give text")
+    return text
 
 
 class MemoryRequest(RequestBody):
