@@ -270,12 +270,22 @@ def test_memory_that_is_deleted_while_it_is_sent_stays_readable(client: TestClie
     assert error.value.status_code == 404
 
 
-def test_memory_that_is_uploaded_while_it_is_loaded(
+def test_memory_that_is_uploaded_or_deleted_while_it_is_loaded(
     client: TestClient, chat_model: LanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     id = create(client, keep=0.5)["id"]
     store = cast(Any, client.app).state.services.memories
     load, other = store.load, compress(chat_model, "A second letter.")
+
+    def delete_and_load(paths: list[Path]) -> Any:
+        paths[0].unlink()
+        return load(paths)
+
+    gone = create(client, keep=0.25)["id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "load", delete_and_load)
+        response = client.post("/v1/completions", json={"prompt": "a", "memory": gone})
+    assert error_of(response) == (404, f"memory {gone} has been deleted")
 
     def upload_and_load(paths: list[Path]) -> Any:
         other.save(tmp_path / "new.safetensors")

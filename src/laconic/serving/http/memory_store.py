@@ -210,6 +210,8 @@ class MemoryStore:
         except LaconicError as error:
             message = f"memory: {error}"
             for entry in entries:
+                if not entry.path.exists():  # by now
+                    raise build_deleted_error(entry) from None
                 message = hide_path(message, entry.path, entry.card.id)
             raise ApiError(409 if isinstance(error, CorruptArtifactError) else 400, message, "memory") from None
         # a copy, since a file that is overwritten in place changes the tensors that were loaded from it
