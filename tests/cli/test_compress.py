@@ -274,7 +274,8 @@ def test_compress_invalid_input_leaves_no_file(
 ) -> None:
     files = {
         "empty.txt": b"", "latin.txt": "Ein Stück".encode("latin-1"),
-        "none.jsonl": b"", "bad.jsonl": b'{"text": "a"}\n{"text": 5}\n',
+        "none.jsonl": b"", "bad.jsonl": b'{"text": "a"}\n{"text": 5}\n', "missing.jsonl": b'{"words": "a"}\n',
+        "array.jsonl": b'[{"text": "a"}]',
     }  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

@@ -191,7 +191,7 @@ def test_make_originals_come_first(run, tmp_path, root, few):
     rows, held_rows = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held_out.jsonl")
     first = [row for row in rows if "template" not in row]
     assert code == 0
-    assert f"900 rows: {len(first)} original questions, then variants of " in out
+    assert f"900 rows: {len(first)} original questions, {900 - len(first)} variants of " in out
     assert 600 < len(first) < 700
     assert first == rows[: len(first)]
     assert not {row["id"] for row in first} & {row["template"] for row in held_rows}

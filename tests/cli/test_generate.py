@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,13 @@ import torch
 
 import laconic
 from laconic.cli import generate_batch
+from laconic.cli.generate_output import GenerationPrinter
 from laconic.cli.generate_prompts import read_prompt_rows
 from laconic.cli.threads import apply_cpu_quota, count_cores
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
 from laconic.experiment.text_models.text_model import find_stop_token_ids
+from laconic.generation.config import GenerationConfig
 from laconic.generation.published import read_published_sampling
 from tests.conftest import CliResult, RunCli
 
@@ -98,6 +99,17 @@ def test_generate_json_measures_prefill_and_decoding_apart(run_cli: RunCli, chat
     assert "logprobs" not in generate_json(run_cli, chat_model, "Once", "--max-tokens", 2)["generations"][0]
 
 
+def test_generate_prints_texts_in_row_order_as_they_finish(capsys: pytest.CaptureFixture[str]) -> None:
+    decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=300))
+    short, long = laconic.generate(decoder, build_byte_tokenizer(), ["Once", "Hello"], config=GenerationConfig(2))
+    on_finish = GenerationPrinter(["one:", "two:"]).attach(GenerationConfig(2)).on_finish
+    assert on_finish is not None
+    on_finish(1, long)
+    assert capsys.readouterr().out == ""
+    on_finish(0, short)
+    assert capsys.readouterr().out == f"one:{short.text}\n\ntwo:{long.text}\n"
+
+
 @pytest.mark.medium
 def test_generate_rows_equal_single_prompts(
     run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,15 +161,15 @@ def test_generate_rows_continue_after_an_interruption(
     rows.write_text("".join(json.dumps({"prompt": f"Row {i}"}) + "\n" for i in range(5)))
     command = ("generate", chat_model, "--input", rows, "--max-tokens", 3, "--batch-size", 2)
     whole = run_cli(*command).out
-    write_row, num_rows = generate_batch.write_row, count()
+    append = generate_batch.PartialOutput.append
 
-    def interrupt(row: dict[str, Any], part: Path | None) -> None:
-        if next(num_rows) == 3:
+    def interrupt(self: generate_batch.PartialOutput, row: str) -> None:
+        if self.num_rows == 3:
             raise KeyboardInterrupt
-        write_row(row, part)
+        append(self, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate_batch, "write_row", interrupt)
+        patch.setattr(generate_batch.PartialOutput, "append", interrupt)
         stopped = run_cli(*command, "--output", output)
     assert stopped.code == 130
     assert "3 of 5 rows are done" in stopped.err
@@ -169,6 +181,12 @@ def test_generate_rows_continue_after_an_interruption(
     assert "was begun with other rows, flags or weights" in other.err
     assert run_cli(*command, "--output", output, "--quantize", "int8").code == 2
     assert part.read_text() == torn, "a file of another command stays as it is"
+    content = torn.rpartition("\n")[0] + "\n"
+    part.write_text(content.replace("Row 1", "Row 7"))
+    changed = run_cli(*command, "--output", output)
+    assert changed.code == 76
+    assert "answers.jsonl.part:3: was changed" in changed.err
+    part.write_text(torn)
     assert run_cli(*command, "--output", output).code == 0
     assert output.read_text() == whole
     assert not part.exists()

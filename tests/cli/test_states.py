@@ -188,6 +188,19 @@ def test_compress_resume_equals_uninterrupted(
     assert not Path("part.safetensors.part").exists()
 
 
+def test_compress_resume_checks_text_and_weights(run: RunCli, place: Path) -> None:
+    model = learner(place)
+    study = model.start_reading()
+    next(study.run([[model.token_stream("a.txt", [BOOK])]]))
+    key = {"batch_size": None, "weights": model.model.weights_fingerprint, "tokenizer": model.tokenizer.fingerprint}
+    study.save(Path("x.safetensors.part"), key)
+    arguments = ("a.txt", "--out", "x.safetensors", "--resume")
+    Path("a.txt").write_text(BOOK.replace("one", "two"))
+    refused(run, 66, "--resume", "compress", "hope", *arguments)
+    Path("a.txt").write_text(BOOK)
+    refused(run, 73, "weights", "compress", "other", *arguments)
+
+
 @pytest.mark.medium
 def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> None:
     before = Path(me).read_bytes()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -323,8 +322,9 @@ def test_train_init_from_run_with_other_methods(run: RunCli) -> None:
     text = TINY_RECIPE[TINY_RECIPE.index("[latents]") :]
     Path("next.toml").write_text(f'method = "kava"\n[model]\ninit_from_run = "runs/a"\n{text}')
     for method in ("kava", "pccot", "nocot"):
-        assert run("train", "next.toml", "--out", f"runs/{method}", "method=" + method, "train.steps=1").code == 0
-    assert "[latents] is not used by method nocot" in err
+        result = run("train", "next.toml", "--out", f"runs/{method}", "method=" + method, "train.steps=1")
+        assert result.code == 0
+    assert "[latents] is not used by method nocot" in result.err
 
 
 @pytest.mark.slow
@@ -455,15 +455,15 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     assert lines[0]["generation"] != lines[3]["generation"], "the same question at another index has another seed"
     assert run(*command, "--batch-size", 1)[1] == out
     resumed = (*command, "--output", "answers.jsonl", "--batch-size", 1)
-    write_row, num_rows = generate_batch.write_row, count()
+    append = generate_batch.PartialOutput.append
 
-    def stop(row: dict[str, Any], part: Path | None) -> None:
-        if next(num_rows) == 2:
+    def stop(self: generate_batch.PartialOutput, row: str) -> None:
+        if self.num_rows == 2:
             raise KeyboardInterrupt
-        write_row(row, part)
+        append(self, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate_batch, "write_row", stop)
+        patch.setattr(generate_batch.PartialOutput, "append", stop)
         assert run(*resumed)[0] == 130
     assert run(*resumed, "--with-cot")[0] == 2, "begun with other flags"
     assert "2 of 4 rows are done; continuing" in run(*resumed)[2]

@@ -16,7 +16,9 @@ from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.kv_compressor import MARK, compress_text, split_template
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
+from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.memories import read_chunks
 from laconic.serving.http.prompts import prepare_text
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer
@@ -246,18 +248,44 @@ def test_memory_file_that_is_overwritten_does_not_change_what_was_loaded(
 ) -> None:
     file = tmp_path / "one.safetensors"
     compress(chat_model).save(file)
-    server = start_server(chat_model, memory_files={"letter": file})
+    compress(chat_model, "A second letter.").save(tmp_path / "two")
+    server = start_server(chat_model, memory_files={"letter": file, "second": tmp_path / "two"})
     before = complete(server, "letter")
     file.write_bytes(bytes(file.stat().st_size))  # in place, as cp and rsync --inplace do
     assert complete(server, "letter") == before
+    compress(chat_model, "Another letter.").save(tmp_path / "two")
+    message = error_of(server.post("/v1/completions", json={"prompt": "a", "memory": "second"}))
+    assert message == (409, "memory: the file of second was replaced by another; upload it, or restart the server")
 
 
-def test_memory_that_is_uploaded_while_it_is_loaded(
+def test_memory_that_is_deleted_while_it_is_sent_stays_readable(client: TestClient) -> None:
+    id = create(client, keep=0.5)["id"]
+    content, store = client.get(f"/v1/memories/{id}/content").content, cast(Any, client.app).state.services.memories
+    entry = store.find(id)
+    file, size = store.open(entry)
+    assert client.delete(f"/v1/memories/{id}").status_code == 200
+    assert (b"".join(read_chunks(file)), size) == (content, len(content))
+    with pytest.raises(ApiError, match="has been deleted") as error:
+        store.open(entry)
+    assert error.value.status_code == 404
+
+
+def test_memory_that_is_uploaded_or_deleted_while_it_is_loaded(
     client: TestClient, chat_model: LanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     id = create(client, keep=0.5)["id"]
     store = cast(Any, client.app).state.services.memories
     load, other = store.load, compress(chat_model, "A second letter.")
+
+    def delete_and_load(paths: list[Path]) -> Any:
+        paths[0].unlink()
+        return load(paths)
+
+    gone = create(client, keep=0.25)["id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "load", delete_and_load)
+        response = client.post("/v1/completions", json={"prompt": "a", "memory": gone})
+    assert error_of(response) == (404, f"memory {gone} has been deleted")
 
     def upload_and_load(paths: list[Path]) -> Any:
         other.save(tmp_path / "new.safetensors")

@@ -208,6 +208,7 @@ def test_sessions_have_limits_and_names(learner: TestClient, client: TestClient)
         learner.delete(f"/v1/sessions/{id}")
     assert learner.post("/v1/completions", json={"prompt": "a", "session": "none"}).status_code == 404
     session = post(learner, "")["id"]
+    assert learner.post(f"/v1/sessions/{session}/learn", json={"text": "\n"}).status_code == 200
     response = learner.post(f"/v1/sessions/{session}/learn", json={"text": ""})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "text")
     for route in ("", f"/{session}/fork", f"/{session}/reset"):

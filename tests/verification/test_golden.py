@@ -123,6 +123,13 @@ def test_bundle_golden_finds_the_shipped_one(tmp_path: Path):
     assert not report.is_ok
 
 
+def test_bundle_of_another_family_is_not_run(tmp_path: Path):
+    report = run_parity("tiny:mistral", reference=str(LLAMA))
+    assert not report.is_ok
+    assert not report.results
+    assert "bundle is of weights" in report.summary()
+
+
 def test_bundle_detects_changed_numbers(copy: Path):
     tensors = load_file(copy / TENSOR_FILE)
     tensors["small/up.1"][0, 0, 0] += 1
@@ -203,6 +210,8 @@ WRONG_METADATA: dict[str, tuple[tuple[Any, ...], Any]] = {
     "cases.0.input.ids.0.0": (("cases", 0, "input", "ids", 0, 0), -5),
     "cuts .9. do not add up": (("cases", 0, "input", "cuts"), [9]),
     "its shape .99.": (("cases", 0, "stages", "embed", "shape"), [99]),
+    "cases.0.stages.embed.floor": (("cases", 0, "stages", "embed", "floor"), "small"),
+    "config.family": (("config", "family"), 1),
 }
 
 

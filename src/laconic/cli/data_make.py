@@ -193,7 +193,8 @@ class DataMakeCommand:
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
         new_path = self.out.with_suffix(f".new_numbers{self.out.suffix}")
         new_description = f"rows with other numbers in the templates of {self.out.name}"
-        start = f": {len(originals):,} original questions, then variants" if originals else ""
+        num_originals = min(len(originals), self.rows)
+        start = f": {num_originals:,} original questions, {self.rows - num_originals:,} variants" if originals else ""
         description = f"rows{start} of {len(training):,} templates"
         return [
             OutputFile(self.out, description, self.rows, map(example_to_row, make_training_rows())),

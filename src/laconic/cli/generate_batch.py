@@ -1,11 +1,12 @@
 """JSONL in and out for `laconic generate`: rows in order, written as they end, resumed after an interruption."""
 
 import json
-import shutil
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from laconic.cli.generate_context import ContextLimit
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
@@ -13,11 +14,11 @@ from laconic.cli.generate_prompts import PromptRow, find_row_stop_ids
 from laconic.compression.kv.memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import BusyError, UsageError, translate_os_errors
+from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
 from laconic.experiment.text_models.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
 from laconic.storage.atomic import write_file_atomically, write_text_atomically
-from laconic.storage.manifest import hash_file, hash_json
+from laconic.storage.manifest import hash_file, hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
 
 if TYPE_CHECKING:
@@ -81,62 +82,31 @@ def write_rows(
 
     Without `output`, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
     end and which the same command continues after an interruption: `results` returns the generations of the rows from
-    an index on, and `key` a hash of all that determines the output.
+    an index on, and `key` a hash of all that determines the output. The errors are those of `PartialOutput`.
     """
-    part = None if output is None else output.with_name(f"{output.name}.part")
-    first = 0 if part is None else open_partial_output(part, key())
-    if first:
-        log_message(f"{part}: {first:,} of {len(rows):,} rows are done; continuing")
+    part, first = None, 0
+    if output is not None:
+        part = PartialOutput(output.with_name(f"{output.name}.part"), key())
+        first = part.num_rows
+        if first:
+            log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; continuing")
     try:
         with progress("generating,") as show:
             for row, generation in zip(rows[first:], results(first), strict=True):
-                write_row(row.source | {"generation": generation}, part)
+                line = json.dumps(row.source | {"generation": generation}, ensure_ascii=False)
+                if part is None:
+                    write_text(f"{line}\n")
+                else:
+                    part.append(line)
                 first += 1
                 show("rows", first, len(rows))
     except KeyboardInterrupt:
         if part is not None:
-            log_message(f"{part}: {first:,} of {len(rows):,} rows are done; the same command continues")
+            log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; the same command continues")
         raise
     if output is not None and part is not None:
-        finish_output(part, output)
+        part.finish(output)
         log_message(f"wrote {output}, {len(rows):,} rows")
-
-
-def write_row(row: dict[str, Any], part: Path | None) -> None:
-    line = json.dumps(row, ensure_ascii=False)
-    if part is None:
-        write_text(f"{line}\n")
-        return
-    with translate_os_errors(part), part.open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
-
-
-def open_partial_output(path: Path, key: str) -> int:
-    """Begin OUTPUT.part with a line for the key, or return its number of rows; `UsageError` if its key is another."""
-    with translate_os_errors(path):
-        if not path.exists():
-            write_text_atomically(path, f"{key}\n")
-        with path.open(encoding="utf-8", errors="replace") as file:
-            if file.readline() != f"{key}\n":
-                raise UsageError(
-                    f"{path} was begun with other rows, flags or weights; repeat that command or delete the file"
-                )
-            truncate_partial_line(path)
-            return sum(line.endswith("\n") for line in file)
-
-
-def finish_output(part: Path, output: Path) -> None:
-    """Write the rows alone to OUTPUT, and delete OUTPUT.part; raise `BusyError` if OUTPUT was made meanwhile."""
-    if output.exists():
-        raise BusyError(f"{output} exists by now; the rows are in {part}: delete {output} and repeat the command")
-
-    def copy(new: Path) -> None:
-        with part.open("rb") as source, new.open("wb") as target:
-            source.readline()
-            shutil.copyfileobj(source, target)
-
-    write_file_atomically(output, copy, part.stat().st_size)
-    part.unlink()
 
 
 def list_options(config: GenerationConfig) -> dict[str, Any]:
@@ -147,3 +117,53 @@ def hash_memory_files(paths: Sequence[Path]) -> list[str]:
     """Return the SHA-256 of each file of the memories; a peft cartridge is a folder with files."""
     files = [file for path in paths for file in (sorted(path.glob("adapter_*")) if path.is_dir() else [path])]
     return [hash_file(file)[1] for file in files]
+
+
+class PartialOutput:
+    """OUTPUT.part: a line with the key of the command, then the rows that are done, each after a hash of all so far.
+
+    Raises CorruptArtifactError if a row was changed; UsageError if it was begun with another key.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.num_rows, self.digest = path, 0, key
+        with translate_os_errors(path):
+            if not path.exists():
+                write_text_atomically(path, f"{key}\n")
+                return
+            with path.open(encoding="utf-8", errors="replace") as file:
+                self.read(file)
+            truncate_partial_line(path)
+
+    def read(self, file: TextIO) -> None:
+        """Check the key and the rows of an open file; count the rows, without a partial one at the end."""
+        if file.readline() != f"{self.digest}\n":
+            raise UsageError(
+                f"{self.path} was begun with other rows, flags or weights; repeat that command or delete the file"
+            )
+        for number, line in enumerate(takewhile(lambda line: line.endswith("\n"), file), 2):
+            digest, _, row = line.rstrip("\n").partition(" ")
+            self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
+            if digest != self.digest:
+                raise CorruptArtifactError(f"{self.path}:{number}: was changed after it was written; delete the file")
+
+    def append(self, row: str) -> None:
+        self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
+        with translate_os_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{self.digest} {row}\n")
+
+    def finish(self, output: Path) -> None:
+        """Write the rows alone to OUTPUT, and delete OUTPUT.part; raise `BusyError` if OUTPUT was made meanwhile."""
+        if output.exists():
+            raise BusyError(
+                f"{output} exists by now; the rows are in {self.path}: delete {output} and repeat the command"
+            )
+
+        def copy(new: Path) -> None:
+            with self.path.open("rb") as source, new.open("wb") as target:
+                source.readline()
+                for line in source:
+                    target.write(line.partition(b" ")[2])
+
+        write_file_atomically(output, copy, self.path.stat().st_size)
+        os.unlink(self.path)

@@ -88,21 +88,23 @@ class GenerationTimer:
 
 
 class GenerationPrinter:
-    """Print a single text as it is generated, and several at the end, each after the label of its row.
+    """Print a single text as it is generated, and several in row order as they finish, each after its row's label.
 
-    Where nothing is printed yet, or the printer is silent, progress is shown.
+    Until then, and if the printer is silent, progress is shown.
     """
 
     def __init__(self, labels: Sequence[str], *, is_silent: bool = False) -> None:
         self.labels, self.is_silent, self.timer = labels, is_silent, GenerationTimer()
         self.is_streaming = len(labels) == 1 and not is_silent
-        self.num_tokens = self.max_tokens = 0
+        self.finished: dict[int, str] = {}
+        self.num_printed = self.num_tokens = self.max_tokens = 0
         self.show: ProgressFn | None = None
 
     def attach(self, config: "GenerationConfig") -> "GenerationConfig":
         """Return the options with callbacks that print and measure."""
         self.max_tokens = config.max_tokens * len(self.labels)
-        return replace(config, on_prefill=self.timer.on_prefill, on_token=self.print_token)
+        on_finish = None if self.is_silent or self.is_streaming else self.print_finished
+        return replace(config, on_prefill=self.timer.on_prefill, on_token=self.print_token, on_finish=on_finish)
 
     def print_token(self, row: int, token: int, text: str, logprob: float) -> None:
         self.timer.on_token()
@@ -113,14 +115,21 @@ class GenerationPrinter:
             self.show("tokens", self.num_tokens, self.max_tokens)
         self.num_tokens += 1
 
+    def print_finished(self, row: int, generation: "Generation") -> None:
+        """Print the rows that have ended, in order."""
+        self.finished[row] = generation.text
+        self.timer.close_progress()  # it must not be on the terminal while a text is printed
+        self.show = None
+        while self.num_printed in self.finished:
+            separator = "\n" if self.num_printed else ""
+            write_text(f"{separator}{self.labels[self.num_printed]}{self.finished[self.num_printed]}\n")
+            self.num_printed += 1
+
     def finish(self, generations: "Sequence[Generation]") -> None:
         self.timer.close_progress()
         self.timer.add(generations)
         if self.is_streaming:
             write_text("\n")
-        elif not self.is_silent:
-            texts = [label + generation.text for label, generation in zip(self.labels, generations, strict=True)]
-            write_text("\n".join(f"{text}\n" for text in texts))
 
 
 def write_text(text: str) -> None:

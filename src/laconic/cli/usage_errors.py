@@ -21,7 +21,7 @@ def summarise_usage_error(text: str, command: str) -> str:
     if match := re.match(r"Unrecognized options: (.*)", sentence):
         suggestions = [lines[i + 1].split()[0] for i, row in enumerate(lines[:-1]) if row.startswith("Perhaps you")]
         return describe_unknown(match[1].split(", "), suggestions, command)
-    return f"{rewrite_sentence(sentence)}; see {command} --help"
+    return f"{rewrite_sentence(sentence.rstrip())}; see {command} --help"
 
 
 def describe_unknown(words: list[str], suggestions: list[str], command: str) -> str:

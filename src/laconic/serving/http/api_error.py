@@ -129,7 +129,7 @@ def build_route_error(request: Request, routes: Sequence[APIRoute]) -> ApiError:
     if matching:
         methods = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
         return ApiError(405, f"{path!r} takes {methods}, not {request.method[:20]}", headers={"Allow": methods})
-    paths = ", ".join(sorted({route.path for route in routes if "{" not in route.path}))
+    paths = ", ".join(sorted({route.path.rstrip("/") for route in routes if "{" not in route.path}))
     return ApiError(404, f"{path!r} is not a route of this server; it has {paths}", code="unknown_route")
 
 

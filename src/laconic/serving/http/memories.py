@@ -1,11 +1,12 @@
 """Routes of memories: compress a text, upload a file, list, download, delete."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 
 from laconic.compression.kv.compress import KVCompressionConfig
@@ -15,12 +16,20 @@ from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, build_deleted_error, hide_path
-from laconic.serving.http.schemas import MemoryCard, RequestBody, check_text
+from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
+from laconic.serving.http.schemas import MemoryCard, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
 from laconic.serving.http.worker import run_in_thread
 
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
+CHUNK_BYTES = 2**20
+
+
+def check_text(text: str) -> str:
+    """Return a text; raise ValueError if it is empty, or only white space."""
+    if not text.strip():
+        raise ValueError("empty; give text")
+    return text
 
 
 class MemoryRequest(RequestBody):
@@ -78,12 +87,11 @@ async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
 
 
 @router.get("/{id}/content")
-async def read_content(id: str, services: ServicesDependency) -> FileResponse:
+async def read_content(id: str, services: ServicesDependency) -> StreamingResponse:
     """Return the file of a memory, which `laconic generate --memory` reads."""
-    entry = services.memories.find(id)
-    if not entry.path.exists():
-        raise build_deleted_error(entry)
-    return FileResponse(entry.path, media_type="application/octet-stream")
+    file, size = services.memories.open(services.memories.find(id))
+    headers = {"Content-Length": str(size)}
+    return StreamingResponse(read_chunks(file), media_type="application/octet-stream", headers=headers)
 
 
 @router.delete("/{id}")
@@ -139,3 +147,9 @@ def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
     except LaconicError as error:
         raise ApiError(400, hide_path(str(error), path, id)) from None
     return store.add(path, id)
+
+
+def read_chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the content of a file and close it."""
+    with file:
+        yield from iter(partial(file.read, CHUNK_BYTES), b"")

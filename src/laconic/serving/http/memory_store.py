@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -125,6 +126,14 @@ class MemoryStore:
             raise ApiError(409, message, "memory", "ambiguous_name")
         return entries[0]
 
+    def open(self, entry: StoredMemory) -> tuple[BinaryIO, int]:
+        """Open the file of a memory, and return its size. The file stays readable if the memory is deleted."""
+        try:
+            file = entry.path.open("rb")
+        except FileNotFoundError:
+            raise build_deleted_error(entry) from None
+        return file, os.fstat(file.fileno()).st_size
+
     @contextmanager
     def new_file(self) -> Iterator[Path]:
         """Yield a path for a file that is not a memory yet, which is removed at the end unless it has become one."""
@@ -196,9 +205,13 @@ class MemoryStore:
                 return self.prefixes[key]
         try:
             prefix = self.build_prefix(self.load([entry.path for entry in entries]))
+            for entry in entries:
+                self.check_digest(entry)
         except LaconicError as error:
             message = f"memory: {error}"
             for entry in entries:
+                if not entry.path.exists():  # by now
+                    raise build_deleted_error(entry) from None
                 message = hide_path(message, entry.path, entry.card.id)
             raise ApiError(409 if isinstance(error, CorruptArtifactError) else 400, message, "memory") from None
         # a copy, since a file that is overwritten in place changes the tensors that were loaded from it
@@ -209,6 +222,14 @@ class MemoryStore:
             while len(self.prefixes) > MAX_PREFIXES:
                 self.prefixes.popitem(last=False)
         return prefix
+
+    def check_digest(self, entry: StoredMemory) -> None:
+        """Raise CorruptArtifactError for a file that another program has replaced; a client may have uploaded it."""
+        digest, current = self.describe(entry.card.id, entry.path).digest, self.entries.get(entry.card.id, entry)
+        if digest not in (entry.digest, current.digest):
+            raise CorruptArtifactError(
+                f"the file of {entry.card.id} was replaced by another; upload it, or restart the server"
+            )
 
     def load(self, paths: Sequence[Path]) -> KVMemory | SummaryMemory:
         """Load memories of one text each that the served model reads, on its device, and join them in order."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 # Parameters of OpenAI's and vLLM's APIs that change nothing at these values (and null). At others, a 400.
 UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
@@ -29,9 +29,7 @@ MAX_FIELDS = 100  # of an object; each unknown one is an error that takes time t
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 32
 MAX_ROWS = 1024  # prompts, messages or memories of one request
-
-
-StopText = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
 class RequestBody(BaseModel):
@@ -111,7 +109,7 @@ class GenerationRequest(RequestBody):
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1 turn it off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    stop: Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS)] | StopText | None = None
+    stop: Annotated[list[NonEmptyText], Field(max_length=MAX_STOP_STRINGS)] | NonEmptyText | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
     stream: bool | None = None
@@ -185,17 +183,10 @@ class CompletionRequest(GenerationRequest):
         return [row for row in self.prompt if not isinstance(row, int)]
 
 
-def check_text(text: str) -> str:
-    """Return a text; raise ValueError if it is empty, or only white space."""
-    if not text.strip():
-        raise ValueError("empty; give text")
-    return text
-
-
 class LearnRequest(RequestBody):
     """Body of POST /v1/sessions/{id}/learn."""
 
-    text: Annotated[str, AfterValidator(check_text)]
+    text: NonEmptyText
 
 
 class EmptyRequest(RequestBody):
