@@ -173,7 +173,9 @@ def test_overrides_of_names_that_users_choose(kava: Path) -> None:
     assert recipe.data.columns == {"answer": "target", "question": "prompt"}
     assert recipe.deviations == {"train.steps": "fewer, for a test"}
     overrides = ["method=pkg.mod:Mine", "method-options.a-b=1", "method_options.c.d=[1]", "method_options.e=x"]
-    assert load_recipe(kava, overrides)[0].method_options == {"a-b": 1, "c": {"d": [1]}, "e": "x"}
+    overrides.append("method_options.reduction=mean")  # as a former option of our own
+    options = {"a-b": 1, "c": {"d": [1]}, "e": "x", "reduction": "mean"}
+    assert load_recipe(kava, overrides)[0].method_options == options
 
 
 @pytest.mark.parametrize("overrides", [{"train.steps": 1}, "train.steps=1"])

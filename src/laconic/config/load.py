@@ -212,8 +212,11 @@ def validate_recipe(draft: RecipeDraft) -> Recipe:
     """Return the recipe, or raise UsageError with one line for each error."""
     add_default_tables(draft.content)
     recipe = None
+    content = {
+        name: value if name == FREE_TABLE else drop_former_options(value) for name, value in draft.content.items()
+    }
     try:  # through JSON, from which strict pydantic accepts an array for a tuple but converts nothing else
-        recipe = Recipe.model_validate_json(json.dumps(drop_former_options(draft.content), default=str))
+        recipe = Recipe.model_validate_json(json.dumps(content, default=str))
     except ValidationError as error:
         explain_errors(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
     if draft.errors or recipe is None:
