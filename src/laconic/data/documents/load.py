@@ -109,9 +109,7 @@ def parse_split(row: Mapping[str, Any]) -> SplitName | None:
     return ROW_SPLITS[split.lower()]
 
 
-def read_documents(
-    path: str, config: TextConfig, max_documents: int | None = None
-) -> tuple[list[Document], list[str]]:
+def read_documents(path: str, config: TextConfig, max_documents: int | None = None) -> tuple[list[Document], list[str]]:
     """Read the documents of a file: rows, or one text for any other suffix; with notes. Raises `InputError`."""
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
