@@ -142,7 +142,7 @@ def test_read_examples_message_format(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_examples(path, CONFIG)
     assert str(caught.value).split("\n") == [
-        f"train.jsonl:1: answer: not a string: [5]; put it in quotes; {ACCEPTED_FIELDS}",
+        f"train.jsonl:1: answer: not a string: [5]; {ACCEPTED_FIELDS}",
         "train.jsonl:2: invalid JSON at character 23: Expecting property name enclosed in double quotes: "
         '{"question": "日本 😀?", answer}; write one JSON object per line',
     ]

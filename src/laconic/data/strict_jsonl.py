@@ -177,7 +177,8 @@ def require_text(row: Mapping[str, Any], field: str, accepted: str) -> str:
         raise RowError("missing fields", f"{field}: no such field", accepted)
     value = row[field]
     if not isinstance(value, str):
-        raise RowError("wrong types", "not a string", f"put it in quotes; {accepted}", field=field)
+        remedy = f"put it in quotes; {accepted}" if isinstance(value, int | float) else accepted
+        raise RowError("wrong types", "not a string", remedy, field=field)
     if not value.strip():
         raise RowError("empty fields", "empty", "expected a non-empty string", field=field)
     return value
