@@ -10,10 +10,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 FORMER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "max_lr": (1.0,), "reset_every": (None,), "global_chunk_size": (None,), "new_level_init": ("zero",),
     "donor_map": (None,), "forbid_unknown_fields": (False,), "reduction": ("mean",),
-    "mlp_width": (None,), "loss_factor": (1,),
-    "carry_between_windows": (None, "soft"), "joint_training": (False,),
-    "exploration": (0.3,), "prior_kl_weight": (0.0,), "prior_stop_prob": (0.25,), "entropy_weight": (0.0,),
-    "entropy_floor": (0.0,), "target_mean_length": (None,), "cost_step_size": (0.01,), "max_length_cost": (10.0,),
+    "mlp_width": (None,), "loss_factor": (1,), "joint_training": (False,), "exploration": (0.3,),
+    "prior_kl_weight": (0.0,), "prior_stop_prob": (0.25,), "entropy_weight": (0.0,), "entropy_floor": (0.0,),
+    "target_mean_length": (None,), "cost_step_size": (0.01,), "max_length_cost": (10.0,),
 }  # fmt: skip
 
 

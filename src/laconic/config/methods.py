@@ -169,6 +169,8 @@ class CompressionConfig(ConfigModel):
     """mean over all scored tokens of an update, or sum of the windows' means"""
     checkpoint_segments: bool = False
     """recompute each segment in the backward pass to save memory"""
+    carry_between_windows: Literal["soft"] | None = None
+    """changes nothing; kept for earlier runs, whose recipes have it"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":
