@@ -421,7 +421,10 @@ def test_state_in_bfloat16_is_half_as_large(run: RunCli, place: Path) -> None:
 def test_state_of_weights_in_another_dtype_is_refused_with_that_dtype(run: RunCli, place: Path) -> None:
     learn = ("generate", "donor", "--file", "book.txt", "--learn", "--max-tokens", "1", "--save-state", "s.safetensors")
     assert run(*learn, "--dtype", "bfloat16").code == 0
-    message = "belongs to weights in bfloat16, this is weights in float32; use that model"
+    message = (
+        'belongs to weights in bfloat16, this is weights in float32; load the model with dtype="bfloat16" '
+        "(on the command line --dtype bfloat16)"
+    )
     refused(run, 76, message, "generate", "donor", "x", "--memory", "s.safetensors")
     arguments = ("generate", "donor", "x", "--memory", "s.safetensors", "--dtype", "bfloat16", "--max-tokens", "1")
     assert run(*arguments)[0] == 0

@@ -150,6 +150,7 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
         ("train.learning_rat=1", "no such key; did you mean train.learning_rate?"),
         ("qqqqqqqq=1", "no such key; laconic train --schema"),
         ("train.learning_rate=fast", '"fast": should be a valid number'),
+        ("train.stateful=True", '"True": should be true or false'),
         ("train.learning_rate=-1", "-1: should be greater than 0"),
         ("train.learning_rate=1e39", "1e+39: should be less than or equal to 1e+38"),
         ("seed.x=1", "no such key"),

@@ -153,6 +153,31 @@ def test_split_documents_at_random(tmp_path: Path) -> None:
         load_documents(none, "valid")
 
 
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 40])
+def test_load_documents_stops_reading_at_max_train_rows(max_rows: int, tmp_path: Path) -> None:
+    """The rest of the file, which has no end in a stream, is not read; held-out documents are of the part that is."""
+    rows = [{"book": f"b{i // 2}", "text": f"section {i}"} for i in range(400)]
+    path = write(tmp_path / "a.jsonl", rows)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("not JSON\n")
+    parts = {part: load_documents(data(path, max_train_rows=max_rows), part)[0] for part in ("train", "valid", "test")}
+    assert len(parts["train"]) == max_rows
+    assert len(parts["valid"]) == len(parts["test"]) > 0
+    read = [document for part in parts.values() for document in part]
+    assert {document.name for document in read} == {f"b{i}" for i in range(len(read))}
+    assert all(len(document.sections) == 2 for document in read)
+    other = write(tmp_path / "b.jsonl", [{"text": "other"}])
+    config = data(path, max_train_rows=max_rows, valid=other)
+    assert names(config, "train") == [f"b{i}" for i in range(max_rows)]
+
+
+def test_load_documents_limits_rows_that_name_splits(tmp_path: Path) -> None:
+    rows = [{"text": f"text {i}", "split": "valid" if i < 5 or i == 20 else "train"} for i in range(21)]
+    config = data(write(tmp_path / "a.jsonl", rows), max_train_rows=3)
+    assert names(config, "train") == ["a.jsonl:6", "a.jsonl:7", "a.jsonl:8"]
+    assert len(names(config, "valid")) == 6
+
+
 def test_split_documents_does_not_depend_on_the_file_name(tmp_path: Path) -> None:
     """Else a run whose file was renamed would be evaluated on documents that it was trained on."""
     rows = [{"text": f"section {i}"} for i in range(40)]

@@ -98,7 +98,7 @@ def test_read_parquet_with_json_beside_types_that_datasets_does_not_know(tmp_pat
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"answer": None}, r"^rows\.parquet:2: answer: not a string: null"),
+        ({"answer": None}, r"^rows\.parquet:2: answer: not a string: null; expected messages"),
         ({"answer": "4\u202e"}, r"^rows\.parquet:2: answer: has bidirectional control characters"),
         ({"steps": ["a", ""]}, r"^rows\.parquet:2: steps: not a list of non-empty strings"),
     ],
@@ -120,6 +120,17 @@ def test_tables_with_names_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Dataset.from_dict(rows, features=features).to_parquet("own/set/train.parquet")
     for table in (load_hub_split("own/set", None, "train", None).rows, read_parquet(Path("own/set/train.parquet"))):
         assert [row["answer"] for row in table] == ["C", None]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"info": null}', '{"info": {"features": {"n": 1, "m": {"names": 2}}}}'])
+def test_read_parquet_ignores_other_metadata(tmp_path: Path, text: str) -> None:
+    needs("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist([{"n": 1, "m": 2}]).replace_schema_metadata({"huggingface": text})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert list(read_parquet(tmp_path / "a.parquet")) == [{"n": 1, "m": 2}]
 
 
 def test_read_examples_of_parquet_with_published_columns(tmp_path: Path) -> None:

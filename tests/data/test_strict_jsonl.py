@@ -67,7 +67,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "no answer": (GOOD + less("answer"), "2", "answer: no such field: {"),
     "steps that stop": (GOOD + less("steps"), "2", '"answer": "4"}; the first row has it; give'),
     "steps that begin": (less("steps") + GOOD, "2", "steps: has a chain, but the first row has none"),
-    "null": (row(answer=None), "1", "answer: not a string: null; put"),
+    "null": (row(answer=None), "1", "answer: not a string: null; expected"),
     "a boolean for a text": (row(answer=True), "1", "answer: not a string: true; put"),
     "a number for a text": (row(question=5), "1", "question: not a string: 5; put"),
     "a type that changes": (GOOD + row(steps="<<2+2=4>>"), "2", '; write ["<<3+4=7>>"], or [] for none'),
@@ -142,7 +142,7 @@ def test_read_examples_message_format(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_examples(path, CONFIG)
     assert str(caught.value).split("\n") == [
-        f"train.jsonl:1: answer: not a string: [5]; put it in quotes; {ACCEPTED_FIELDS}",
+        f"train.jsonl:1: answer: not a string: [5]; {ACCEPTED_FIELDS}",
         "train.jsonl:2: invalid JSON at character 23: Expecting property name enclosed in double quotes: "
         '{"question": "日本 😀?", answer}; write one JSON object per line',
     ]

@@ -171,7 +171,7 @@ def test_build_data_from_files(tiny: Path, tmp_path: Path) -> None:
     experiment = build(tmp_path / "f.toml", "train.batch_size=4")
     assert len(experiment.training_data) == 8
     assert cast(Any, experiment.training_data).max_length == 1
-    assert "8 rows read" in experiment.notes
+    assert "8 of 8 rows are used" in experiment.notes
     validate = build_validation(experiment.recipe, experiment.parts, experiment.method, CPU)
     assert validate is not None
     assert set(validate(0)) == {"accuracy", "teacher_accuracy"}

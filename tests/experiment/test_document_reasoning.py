@@ -302,7 +302,7 @@ def test_rows_of_files_with_documents(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "recipe.toml").write_text(recipe)
     result = run_cli("train", tmp_path / "recipe.toml", "--out", tmp_path / "run")
     assert result.code == 0, result.err
-    assert "40 rows with a document" in result.err
+    assert "rows with a document: 40" in result.err
     plan = run_cli("train", tmp_path / "recipe.toml", "--plan", "--format", "json")
     assert json.loads(plan.out)["tokens"]["document"]["max"] == 10
     refused = run_cli(

@@ -122,6 +122,6 @@ def test_train_on_gsm8k_questions(small: Path, tmp_path: Path, capsys: pytest.Ca
     end = json.loads(out)["runs"][0]
     assert end["steps"] == 2
     assert set(end["validation"]) == {"accuracy", "teacher_accuracy"}
-    assert "24 rows read" in err
+    assert "24 of 24 rows are used" in err
     saved = load_recipe(tmp_path / "run/recipe.toml")[0]
     assert saved == load_recipe(small)[0]

@@ -88,7 +88,7 @@ def test_run_on_smollm2_trains_compresses_and_answers(
     monkeypatch.chdir(tmp_path)
     result = run_cli("train", "recipe.toml", "--out", "run")
     assert result.code == 0, result.err
-    assert "8 rows with a document" in result.err
+    assert "rows with a document: 8" in result.err
     reasoner: Any = laconic.load("run")
     documents = [rows[0]["document"], rows[2]["document"]]
     memory = reasoner.compress(documents)

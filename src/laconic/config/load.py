@@ -249,6 +249,7 @@ def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> N
             draft.add_error(*split_message(key, error["msg"].removeprefix("Value error, ")))
         elif kind != "missing":
             rule = re.sub(r"\d{9,}", lambda digits: f"{float(digits[0]):g}", error["msg"].removeprefix("Input "))
+            rule = rule.replace("a valid boolean", "true or false")
             draft.add_error(key, f"{abbreviate(error['input'])}: {rule}; {describe_field(key)}")
 
 

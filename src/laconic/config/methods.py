@@ -170,7 +170,7 @@ class CompressionConfig(ConfigModel):
     checkpoint_segments: bool = False
     """recompute each segment in the backward pass to save memory"""
     carry_between_windows: Literal["soft"] | None = None
-    """memory handed to the next window; default: soft if lengths are soft, else hard"""
+    """needs estimator "soft", and changes nothing there; kept for earlier runs, whose recipes have it"""
 
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":

@@ -61,10 +61,9 @@ def to_rows(table: Any, schema: Any) -> list[dict[str, Any]]:
     """
     import pyarrow
 
-    rows = decode_json_columns(table.to_pylist(), schema)
-    features = json.loads((schema.metadata or {}).get(b"huggingface", "{}")).get("info", {}).get("features", {})
+    rows, label_names = decode_json_columns(table.to_pylist(), schema), read_label_names(schema)
     for field in schema:
-        names = features.get(field.name, {}).get("names") if pyarrow.types.is_integer(field.type) else None
+        names = label_names.get(field.name) if pyarrow.types.is_integer(field.type) else None
         is_float, is_short = pyarrow.types.is_floating(field.type), field.type == pyarrow.float32()
         for row in rows if names or is_float else ():
             x = row[field.name]
@@ -73,6 +72,15 @@ def to_rows(table: Any, schema: Any) -> list[dict[str, Any]]:
             elif is_float and x is not None:
                 row[field.name] = None if math.isnan(x) else float(str(np.float32(x))) if is_short else float(x)
     return rows
+
+
+def read_label_names(schema: Any) -> dict[str, list[Any]]:
+    """Return the names of labels by column from the metadata of `datasets`; none from other metadata of its key."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return {name: list(feature["names"]) for name, feature in features.items() if "names" in feature}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
 
 
 def decode_json_columns(rows: list[dict[str, Any]], schema: Any) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ COMPRESSED_FILES = {  # by their first bytes
 T = TypeVar("T")
 RowParser = Callable[[str], dict[str, Any]]  # the object on a line; raises RowError
 RowConverter = Callable[[dict[str, Any], str], T]  # (row, its name) -> value; raises RowError
+IsLast = Callable[[T], bool]  # whether a converted row is the last one to read
 
 
 class RowError(Exception):
@@ -76,9 +77,9 @@ def check_data_file(file: Path) -> None:
 
 
 def read_rows(
-    path: str | Path, convert: RowConverter[T], max_rows: int | None = None, parse: RowParser | None = None
+    path: str | Path, convert: RowConverter[T], is_last: IsLast[T] | None = None, parse: RowParser | None = None
 ) -> tuple[list[T], list[str]]:
-    """Read up to `max_rows` rows of a JSONL or Parquet (`.parquet`) file, with notes for the user.
+    """Read the rows of a JSONL or Parquet (`.parquet`) file, up to the one that `is_last`, with notes for the user.
 
     `convert` is called with each row and its name (`file:line`), `parse` with each line of JSONL.
 
@@ -88,17 +89,21 @@ def read_rows(
     file = Path(path)
     check_data_file(file)
     if file.suffix.lower() == ".parquet":
-        return convert_rows(file.name, enumerate(read_parquet(file), 1), convert, max_rows), []
+        return convert_rows(file.name, enumerate(read_parquet(file), 1), convert, is_last), []
     with translate_os_errors(file), file.open("rb") as stream:
-        return read_row_stream(stream, file.name, convert, max_rows, parse)
+        return read_row_stream(stream, file.name, convert, is_last, parse)
 
 
 def read_row_stream(
-    stream: BinaryIO, name: str, convert: RowConverter[T], max_rows: int | None = None, parse: RowParser | None = None
+    stream: BinaryIO,
+    name: str,
+    convert: RowConverter[T],
+    is_last: IsLast[T] | None = None,
+    parse: RowParser | None = None,
 ) -> tuple[list[T], list[str]]:
     """Read the rows of an open JSONL file as `read_rows` does; `name` is that of messages."""
     notes: Counter[str] = Counter()
-    rows = convert_rows(name, parse_lines(iter_lines(stream), notes, parse or parse_row), convert, max_rows)
+    rows = convert_rows(name, parse_lines(iter_lines(stream), notes, parse or parse_row), convert, is_last)
     return rows, format_notes(name, notes)
 
 
@@ -130,9 +135,9 @@ def parse_lines(lines: Iterable[bytes], notes: Counter[str], parse: RowParser) -
 
 
 def convert_rows(
-    name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T], max_rows: int | None = None
+    name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T], is_last: IsLast[T] | None = None
 ) -> list[T]:
-    """Convert rows and raise `InputError` with all problems if there are any."""
+    """Convert rows, up to the one that `is_last`, and raise `InputError` with all problems if there are any."""
     converted: list[T] = []
     problems: list[RowProblem] = []
     for result in convert_each(name, rows, convert):
@@ -140,8 +145,8 @@ def convert_rows(
             problems.append(result)
         else:
             converted.append(result)
-        if max_rows is not None and len(converted) >= max_rows:
-            break
+            if is_last is not None and is_last(result):
+                break
     if problems:
         raise InputError(format_problems(problems, name))
     if not converted:
@@ -172,7 +177,8 @@ def require_text(row: Mapping[str, Any], field: str, accepted: str) -> str:
         raise RowError("missing fields", f"{field}: no such field", accepted)
     value = row[field]
     if not isinstance(value, str):
-        raise RowError("wrong types", "not a string", f"put it in quotes; {accepted}", field=field)
+        remedy = f"put it in quotes; {accepted}" if isinstance(value, int | float) else accepted
+        raise RowError("wrong types", "not a string", remedy, field=field)
     if not value.strip():
         raise RowError("empty fields", "empty", "expected a non-empty string", field=field)
     return value

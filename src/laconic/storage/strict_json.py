@@ -112,7 +112,7 @@ def reject_constant(text: str) -> NoReturn:
 
 def _parse_integer(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
-        raise ValueError(f"integer {text[:20]}… has {len(text):,} digits")
+        raise ValueError(f"integer {text[:20]}… has {len(text):,} digits; the limit is {MAX_INTEGER_DIGITS}")
     return int(text)
 
 

@@ -72,8 +72,9 @@ class Document:
 class DocumentRowConverter:
     """Converts rows to documents of one section; the first row decides which field names the document."""
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, max_documents: int | None = None) -> None:
         self.config, self.document_field, self.is_first = config, config.document_field, True
+        self.max_documents, self.names, self.has_splits = max_documents, set[str](), False
 
     def convert(self, row: dict[str, Any], name: str) -> Document | None:
         """Return the document of a row, or None if its text is blank. Raises `RowError`."""
@@ -90,6 +91,13 @@ class DocumentRowConverter:
         book = require_text(row, self.document_field, accepted) if self.document_field else None
         return Document(book or name, (section,), book, parse_split(row))
 
+    def is_last(self, row: Document | None) -> bool:
+        """Return whether a row begins one document more than `max_documents`; rows that name splits are all read."""
+        if row is not None:
+            self.names.add(row.name)
+            self.has_splits = self.has_splits or row.part is not None
+        return self.max_documents is not None and not self.has_splits and len(self.names) > self.max_documents
+
 
 def parse_split(row: Mapping[str, Any]) -> SplitName | None:
     """Return the split that a row names in its field `split`. Raises `RowError`."""
@@ -101,14 +109,15 @@ def parse_split(row: Mapping[str, Any]) -> SplitName | None:
     return ROW_SPLITS[split.lower()]
 
 
-def read_documents(path: str, config: TextConfig) -> tuple[list[Document], list[str]]:
+def read_documents(path: str, config: TextConfig, max_documents: int | None = None) -> tuple[list[Document], list[str]]:
     """Read the documents of a file: rows, or one text for any other suffix; with notes. Raises `InputError`."""
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
-        rows, notes = read_rows(file, DocumentRowConverter(config).convert, parse=parse_document)
+        converter = DocumentRowConverter(config, max_documents)
+        rows, notes = read_rows(file, converter.convert, converter.is_last, parse_document)
         num_blank = rows.count(None)
         notes += [f"{file.name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
-        return group_by_book(rows, file.name), notes
+        return group_by_book(rows, file.name, max_documents), notes
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
         if (program := find_compression(stream.peek(8))) is not None:
@@ -132,16 +141,21 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
         raise InputError(f"{file}: contains no rows; {accepted}, one per line")
 
 
-def load_hub_documents(name: str, config: TextConfig, revision: str | None) -> list[Document]:
+def load_hub_documents(
+    name: str, config: TextConfig, revision: str | None, max_documents: int | None = None
+) -> list[Document]:
     """Load the documents of a Hub data set: `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`. Raises `InputError`."""
     repo, hub_config, split = parse_hub_name(name)
     rows = enumerate(load_hub_split(repo, hub_config, split or "train", revision).rows, 1)
-    documents = convert_rows(repo, rows, DocumentRowConverter(config).convert)
-    return group_by_book(documents, repo)
+    converter = DocumentRowConverter(config, max_documents)
+    return group_by_book(convert_rows(repo, rows, converter.convert, converter.is_last), repo, max_documents)
 
 
-def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
-    """Merge the rows of each book into one document, without blank rows. Raises `InputError` if none is left."""
+def group_by_book(rows: Iterable[Document | None], name: str, max_documents: int | None = None) -> list[Document]:
+    """Merge the rows of each book into one document, without blank rows. Raises `InputError` if none is left.
+
+    Of documents whose rows name no split, the first `max_documents` are returned.
+    """
     books: dict[str, list[Document]] = {}
     for row in filter(None, rows):
         books.setdefault(row.name, []).append(row)
@@ -151,18 +165,20 @@ def group_by_book(rows: Iterable[Document | None], name: str) -> list[Document]:
             raise InputError(f"{name}: rows in {' and '.join(parts)}; a document must be in one split, see field split")
     if not books:
         raise InputError(f"{name}: every text is blank; give rows with text")
-    return [
+    documents = [
         Document(name, tuple(text for member in members for text in member.sections), members[0].book, members[0].part)
         for name, members in books.items()
     ]
+    return documents if any(document.part for document in documents) else documents[:max_documents]
 
 
 def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document], list[str]]:
     """Load the documents of a split, with notes. Raises `InputError`, also if training and held-out ones overlap."""
+    limit = count_documents_to_read(config)
     if config.path is not None:
-        documents, notes = read_documents(config.path, config.text)
+        documents, notes = read_documents(config.path, config.text, limit)
     else:
-        documents, notes = load_hub_documents((config.name or ("",))[0], config.text, config.revision), []
+        documents, notes = load_hub_documents((config.name or ("",))[0], config.text, config.revision, limit), []
     parts = split_documents(config, documents)
     if part != "train":
         return select_part(config, parts, part), notes
@@ -173,6 +189,22 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
             noun = "document" if len(held_out) == 1 else "documents"
             notes.append(f"{other}: {len(held_out):,} {noun} held out, such as {held_out[0].name}")
     return parts["train"][: config.max_train_rows], notes
+
+
+def count_documents_to_read(config: DataConfig) -> int | None:
+    """Return of how many documents without a split `max_train_rows` are left for training; None for all documents."""
+    max_rows, fraction = config.max_train_rows, config.text.held_out_fraction
+    if max_rows is None or config.valid or config.test:
+        return max_rows
+    n = max(max_rows, 3)  # of fewer, none is held out
+    while (missing := max_rows - (n - 2 * count_held_out(n, fraction))) > 0:
+        n += missing
+    return n
+
+
+def count_held_out(num_texts: int, fraction: float) -> int:
+    """Return how many of some texts are for validation, and again for testing."""
+    return round(fraction * num_texts) or int(fraction > 0 and num_texts > 2)
 
 
 def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], part: SplitName) -> list[Document]:
@@ -202,10 +234,10 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
         for document in documents:
             parts[document.part or "train"].append(document)
         return parts
-    fraction, keys = config.text.held_out_fraction, dict[tuple[str, ...], str]()
+    keys: dict[tuple[str, ...], str] = {}
     for document in documents:
         keys.setdefault(document.sections, document.key)
-    k = round(fraction * len(keys)) or int(fraction > 0 and len(keys) > 2)
+    k = count_held_out(len(keys), config.text.held_out_fraction)
     order = sorted(keys, key=lambda sections: hashlib.sha256(keys[sections].encode()).digest())
     held_out: Mapping[tuple[str, ...], SplitName] = {
         sections: HELD_OUT_PARTS[i >= k] for i, sections in enumerate(order[: 2 * k])

@@ -62,9 +62,12 @@ class FilterCounts:
             'invalid (on_invalid_row = "skip")': self.num_invalid + num_skipped,
         }
         parts = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
-        left_out = f"{sum(reasons.values()):,} of {self.num_read + num_skipped:,} rows left out: {', '.join(parts)}"
-        truncated = f"{self.num_truncated:,} questions truncated"
-        notes = [left_out] * bool(parts) + [truncated] * bool(self.num_truncated)
+        notes: list[str] = []
+        if parts:
+            total = self.num_read + num_skipped
+            notes.append(f"{sum(reasons.values()):,} of {total:,} rows left out: {', '.join(parts)}")
+        if self.num_truncated:
+            notes.append(f"{self.num_truncated:,} questions truncated")
         return ("; ".join(notes),) if notes else ()
 
 

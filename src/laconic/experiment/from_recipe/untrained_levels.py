@@ -56,7 +56,10 @@ def check_writer(path: str | Path, about: Mapping[str, Any], ours: Mapping[str, 
         if pair[0] != pair[1]:
             kind = {"checkpoint": "plain checkpoint", "weights_dtype": "weights in"}.get(name, name)
             theirs, expected = (f"{kind} {str(x)[:HASH_PREFIX]}" if x else "a trained nested model" for x in pair)
-            raise CorruptArtifactError(f"state: {path} belongs to {theirs}, this is {expected}; use that model")
+            remedy = "use that model"
+            if name == "weights_dtype":
+                remedy = f'load the model with dtype="{pair[0]}" (on the command line --dtype {pair[0]})'
+            raise CorruptArtifactError(f"state: {path} belongs to {theirs}, this is {expected}; {remedy}")
     differences = atomic.diff_settings(ours.get("levels", {}), drop_former_options(about.get("levels", {})))
     if differences:
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
