@@ -111,6 +111,7 @@ def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
     assert (report["dataset"], report["questions"], report["protocol"]) == ("test", 6, "last digit")
     first, second = report["runs"]
     assert (len(first["conditions"]), first["differences_to_first"]) == (10, [])
+    assert (list(first["iterations"]), first["iterations"]["1"]) == (["0", "1", "2", "3"], first["accuracy"])
     effects = zip(first["conditions"], second["conditions"], second["differences_to_first"], strict=True)
     for mine, theirs, difference in effects:
         assert difference["mean"] == pytest.approx(theirs["change"]["mean"] - mine["change"]["mean"])
@@ -118,7 +119,8 @@ def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
     assert first["chain_words"]["all"]["questions"] == 6
     page = check_page((tmp_path / "set.html").read_text(encoding="utf-8"))
     text = " ".join(page.text.split())
-    for text_part in ("6 questions of test", "as trained", "Tokens named by latents", "chance"):
+    titles = ("Jacobi iterations at test time", "Tokens named by latents")
+    for text_part in ("6 questions of test", *titles, "as trained", "chance"):
         assert text_part in text, text_part
     out = run(*args)[1]
     assert out.startswith("6 questions of test, protocol last digit; majority baseline")

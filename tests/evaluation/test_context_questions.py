@@ -38,7 +38,7 @@ def test_load_questions_from_jsonl_and_parquet(tmp_path: Path) -> None:
 
 def test_load_questions_with_one_answer_or_a_document(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"context": "c", "question": "q", "answer": "a", "max_new_tokens": 1, "more": [1]},
+        {"context": "c", "question": "q", "answer": "a", "max_new_tokens": 1, "more": [1], "document": "title"},
         {"document": "book", "question": "q", "answer": "a"},
     ]
     assert load_questions(write(tmp_path / "a.jsonl", rows)) == [

@@ -51,8 +51,9 @@ class KavaSubject(InspectedRun):
 
     def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
         layers = select_in_all_layers(cast(Any, self.run.method).eval(), batch)
-        k_t, v_t, columns, *_ = zip(*layers, strict=True)
-        return TeacherChain(KeysValues(k_t, k_t, v_t), {"rkv": columns, "random": columns}, "rkv", (0, 1), True)
+        k_t, v_t, columns, *scores = zip(*layers, strict=True)
+        choices = {"rkv": columns, "random": columns}
+        return TeacherChain(KeysValues(k_t, k_t, v_t), choices, cast(Any, scores), "rkv", (0, 1), True)
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
     ]
     selected = np.zeros((layers, heads, N), dtype=bool)
     selected[:, :, :M] = True
+    scores = (tuple(i / N for i in range(N)),) * (layers * heads)
     return QuestionInspection(
         name,
         "kava",
@@ -52,6 +53,7 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         tuple(maps),
         dict.fromkeys(SELECTORS, selected),
         ("operand",) * N,
+        (scores,) * 3,
         "rkv",
         tuple(range(layers)),
         True,
@@ -74,7 +76,7 @@ def survey(
         names = ("zero vectors", "swap vectors", "swap cache")
         items.append(EvalItem(str(i), {AS_TRAINED: trained, **dict.fromkeys(names, changed)}))
     audit = ThoughtAudit(ReasoningRow("gsm", name, "", (0,), [items], "digit"))
-    return DatasetInspection(name, "kava", audit, np.array(reads))
+    return DatasetInspection(name, "kava", audit, {2: audit.row.accuracy}, 2, np.array(reads))
 
 
 READS = [[0.5, 0.1, 0.2], [0.7, 0.3, 0.4], [np.nan] * 3, [0.1, 0.1, 0.1]]

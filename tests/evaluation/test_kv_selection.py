@@ -35,7 +35,7 @@ def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = 
         return (SelectedColumns(index, live),) * 2
 
     built: Any = {name: choice(heads) for name, heads in chosen.items()}
-    return TeacherChain(built, built, "rkv", matched, True)
+    return TeacherChain(built, built, built, "rkv", matched, True)
 
 
 def test_chain_selections_are_of_the_matched_layers() -> None:

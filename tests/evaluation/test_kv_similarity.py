@@ -51,7 +51,8 @@ def test_similarity_maps_with_the_chain_and_with_each_heads_selection() -> None:
     live = torch.tensor([True, True, False]).expand(1, G, 3)
     keys = tuple(random_tensor(1, G, N, E) for _ in range(L))
     chain_kv = KeysValues(keys, tuple(2 * k for k in keys), tuple(-k for k in keys))
-    built = TeacherChain(chain_kv, {"rkv": (SelectedColumns(index, live),) * L}, "rkv", (1,), True)
+    choices = {"rkv": (SelectedColumns(index, live),) * L}
+    built = TeacherChain(chain_kv, choices, ((), (), ()), "rkv", (1,), True)
     slots = KeysValues(*(tuple(random_tensor(1, G, 3, E) for _ in range(L)) for _ in range(3)))
     maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, built, 5)}
     assert set(maps) == {(what, against) for what in kv_similarity.KV_SPACES for against in ("chain", "selected")}

@@ -84,7 +84,6 @@ ENTRIES = (
         "nodistil", "no distillation", "PCCoT without targets", "demo-pccot", ("distillation.hidden_weight=0.0",), True
     ),
 )
-COLOR_ORDER = tuple(entry.name for entry in ENTRIES if entry.title and not entry.is_control)
 FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.max_rows=200")
 
 

@@ -5,6 +5,7 @@ The answers of several runs become tables for a terminal and for a page, and JSO
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -16,6 +17,7 @@ from laconic.console import ProgressFn
 from laconic.evaluation.inspection.conditions import (
     answer_under_conditions,
     count_latents,
+    limit_iterations,
     list_replacements,
     load_batch,
     reference_means_of,
@@ -23,12 +25,18 @@ from laconic.evaluation.inspection.conditions import (
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import choose_donors
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
-from laconic.evaluation.inspection.verdict import ThoughtAudit, build_audit_table, explain_columns
+from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit, build_audit_table, explain_columns
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.statistics import Difference, format_difference, paired_difference
-from laconic.evaluation.tables import Table, figures_to_json, format_percent
+from laconic.evaluation.statistics import (
+    Difference,
+    Estimate,
+    estimate_proportion,
+    format_difference,
+    paired_difference,
+)
+from laconic.evaluation.tables import Table, figures_to_json, format_interval, format_percent
 
 TokenIds = Sequence[int]
 CHAIN_WORDS_NOTE = (
@@ -46,6 +54,8 @@ class DatasetInspection:
     name: str
     method: str
     audit: ThoughtAudit
+    by_iterations: dict[int, Estimate]
+    trained_iterations: int | None
     chain_word_rates: NDArray[np.float64]
 
 
@@ -58,14 +68,17 @@ def inspect_dataset(
     batch_size: int = 64,
     progress: ProgressFn | None = None,
 ) -> DatasetInspection:
-    """Ask `limit` questions as trained and under each intervention.
+    """Ask `limit` questions as trained, under each intervention, and with other numbers of Jacobi iterations.
 
     The first `NUM_REFERENCE_QUESTIONS` questions of the set are the reference of "mean".
     """
     source, questions = questions.source, replace(questions, examples=questions.examples[:limit])
     num_questions = len(questions.examples)
     means = reference_means_of(run, source, batch_size)
-    conditions = list_replacements(count_latents(run, source))
+    M, T = count_latents(run, source), run.num_iterations
+    interventions = list_replacements(M)
+    limits = {} if T is None else {n: f"{n} iterations" for n in sorted({*range(T + 3), M})}
+    conditions = {**interventions, **{name: partial(limit_iterations, n=n) for n, name in limits.items()}}
     items, top_ids, chain_ids = list[EvalItem](), list[TokenIds](), list[TokenIds]()
     for start in range(0, num_questions, batch_size):
         indices = np.arange(start, min(start + batch_size, num_questions))
@@ -76,9 +89,14 @@ def inspect_dataset(
         chain_ids += [ids[mask].tolist() for ids, mask in zip(batch.chain_ids, batch.chain_mask, strict=True)]
         if progress:
             progress(run.name, int(indices[-1]) + 1, num_questions)
+    by_iterations = {
+        n: estimate_proportion([item.conditions[name]["is_correct"] for item in items]) for n, name in limits.items()
+    }
+    names = (AS_TRAINED, *interventions)  # tests are of these alone
+    items = [EvalItem(item.id, {name: item.conditions[name] for name in names}) for item in items]
     row = ReasoningRow(questions.name, run.name, "", (0,), [items], questions.protocol.name)
     rates = compute_chain_word_rates(top_ids, chain_ids, seed)
-    return DatasetInspection(run.name, run.method, ThoughtAudit(row), rates)
+    return DatasetInspection(run.name, run.method, ThoughtAudit(row), by_iterations, T, rates)
 
 
 def compute_chain_word_rates(
@@ -122,6 +140,7 @@ def dataset_tables(summary: DatasetSummary) -> list[tuple[str, Table, str]]:
     """Return titles and tables, without empty ones, and what to know to read each."""
     tables = [
         ("Accuracy under interventions", effects_table(summary), ". ".join(explain_columns(summary.runs[0].audit))),
+        ("Jacobi iterations at test time", iterations_table(summary), ""),
         ("Tokens named by latents", chain_words_table(summary), CHAIN_WORDS_NOTE),
     ]
     return [(title, table, note) for title, table, note in tables if table.rows]
@@ -145,6 +164,18 @@ def effects_table(summary: DatasetSummary) -> Table:
         rows += [[run.name, *row, x] for row, x in zip_longest(table.rows, ["", *differences], fillvalue="")]
     header = ["run", *tables[0].header, *([f"minus {first.name}'s"] if len(tables) > 1 else [])]
     return Table(header, [row[: len(header)] for row in rows], num_text_columns=1 + tables[0].num_text_columns)
+
+
+def iterations_table(summary: DatasetSummary) -> Table:
+    def format_cell(run: DatasetInspection, n: int) -> str:
+        if n not in run.by_iterations:
+            return ""
+        accuracy, mark = run.by_iterations[n], " as trained" if n == run.trained_iterations else ""
+        return f"{format_percent(accuracy.mean)} ({format_interval(accuracy)}){mark}"
+
+    numbers = sorted({n for run in summary.runs for n in run.by_iterations})
+    rows = [[str(n), *(format_cell(run, n) for run in summary.runs)] for n in numbers]
+    return Table(["iterations", *(f"{run.name}, correct, %" for run in summary.runs)], rows)
 
 
 def chain_words_table(summary: DatasetSummary) -> Table:
@@ -190,7 +221,7 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
     first, row = summary.runs[0], summary.first_row
     data = {
-        "schema": 5,
+        "schema": 4,
         "dataset": row.dataset,
         "questions": row.accuracy.num_items,
         "protocol": row.protocol,
@@ -202,6 +233,8 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
                 "accuracy": run.audit.row.accuracy,
                 "conditions": run.audit.effects,
                 "differences_to_first": [] if run is first else subtract_effects(run, first),
+                "iterations": {str(n): accuracy for n, accuracy in run.by_iterations.items()},
+                "trained_iterations": run.trained_iterations,
                 "chain_words": chain_word_rates(run),
             }
             for run in summary.runs

@@ -44,12 +44,13 @@ class KeysValues(NamedTuple):
 class TeacherChain(NamedTuple):
     """The teacher's cache at chains, and what each policy selects of it in every layer.
 
-    `policy` is the run's own; matched layers are distilled; `is_distilled` says whether the run was trained to match
-    the selection.
+    Scores are importance I, redundancy R and the score S of the run's own `policy`, each [B, G, Nc] in every layer.
+    Matched layers are distilled; `is_distilled` says whether the run was trained to match the selection.
     """
 
     keys_values: KeysValues
     choices: Mapping[str, tuple[SelectedColumns, ...]]
+    scores: tuple[LayerTensors, LayerTensors, LayerTensors]
     policy: str
     matched_layers: tuple[int, ...]
     is_distilled: bool
@@ -164,27 +165,32 @@ class InspectedRun:
             )
             targets = unrotated if kv_config.key_space == "pre_rope" else rotated
             policies = dict.fromkeys((selection_config.policy, *INSPECTED_POLICIES))
-            choices = {policy: self.select_with_policy(policy, batch, targets, selection_config) for policy in policies}
+            scores = {policy: self.score_tokens(policy, batch, targets, selection_config) for policy in policies}
+            choices = {
+                policy: tuple(rkv.select_top_m(S, rkv.find_selectable_columns(batch, policy), M) for S in layers)
+                for policy, layers in scores.items()
+            }
         run_kv_config = run.recipe.kv_distillation
         keys, keys_before_rope = (tuple(layer.k_t for layer in layers) for layers in (rotated, unrotated))
         return TeacherChain(
             KeysValues(keys, keys_before_rope, tuple(layer.v_t for layer in rotated)),
             choices,
+            (tuple(x.I for x in targets), tuple(x.R for x in targets), scores[selection_config.policy]),
             selection_config.policy,
             tuple(range(L)) if kv_config.layers is None else kv_config.layers,
             run_kv_config is not None and run_kv_config.weight > 0,
         )
 
-    def select_with_policy(
+    def score_tokens(
         self, policy: str, batch: ReasoningBatch, targets: list[LayerSelection], config: KVSelectionConfig
-    ) -> tuple[SelectedColumns, ...]:
-        """Return what one policy selects in every layer, by the scores of the teacher's pass."""
-        M, tokens = self.latents.num_latents, list[SelectedColumns]()
+    ) -> LayerTensors:
+        """Return the scores by which one policy selects in every layer, from those of the teacher's pass."""
+        M, scores = self.latents.num_latents, list[Tensor]()
         for layer in targets:
             random = rkv.draw_random_scores(batch, self.run.recipe.seed, layer.I.shape[1]).to(layer.I.dtype)
-            S = rkv.SELECTORS[policy](layer.I, layer.R, batch.chain_mask, config.importance_weight, M, random)
-            tokens.append(rkv.select_top_m(S, rkv.find_selectable_columns(batch, policy), M))
-        return tuple(tokens)
+            select = rkv.SELECTORS[policy]
+            scores.append(select(layer.I, layer.R, batch.chain_mask, config.importance_weight, M, random))
+        return tuple(scores)
 
 
 def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> KeysValues:

@@ -172,12 +172,13 @@ def selection_blocks(run: QuestionInspection) -> list[str]:
     masks = [(x, mask.reshape(-1, len(chain)).astype(float).tolist()) for x, mask in run.selections.items()]
     alt_text = f"{run.name}: tokens selected in each layer and head, by policy"
     per_head = plot_heat_maps(masks, heads, chain, alt_text, value_range=(0.0, 1.0))
+    panels = list(zip(("importance I", "redundancy R", f"score S of {run.policy}"), run.scores, strict=True))
+    scores = plot_heat_maps(panels, heads, chain, f"{run.name}: scores of each token")
+    details = [PagePlot("Selected in each layer and head", "", per_head), PagePlot("Scores", "", scores)]
     return [
         render_plots([PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)]),
         render_table(by_class),
-        render_details(
-            "Every layer and head", [render_plots([PagePlot("Selected in each layer and head", "", per_head)])]
-        ),
+        render_details("Every layer and head, and scores", [render_plots(details)]),
     ]
 
 

@@ -17,7 +17,7 @@ from laconic.evaluation.inspection.conditions import load_batch
 from laconic.evaluation.inspection.inspected_run import InspectedRun, latent_keys_values
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionKind, InterventionTarget
 from laconic.evaluation.inspection.kv_selection import SelectionMask
-from laconic.evaluation.inspection.kv_similarity import SimilarityMap
+from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import decoding_for
@@ -87,8 +87,8 @@ class ChangedAnswer(NamedTuple):
 class QuestionInspection:
     """A run on one question. Without a teacher or a chain there are no maps and selections.
 
-    `num_iterations` is that of training, None for sequential latents. The policy is the run's own; matched layers are
-    distilled, or would be.
+    `num_iterations` is that of training, None for sequential latents. The policy is the run's own, and the scores are
+    its I, R and S, with a row for each matched layer and head; matched layers are distilled, or would be.
     """
 
     name: str
@@ -99,6 +99,7 @@ class QuestionInspection:
     maps: tuple[SimilarityMap, ...] = ()
     selections: Mapping[str, SelectionMask] = field(default_factory=dict[str, SelectionMask])
     token_classes: tuple[str, ...] = ()
+    scores: tuple[MapRows, ...] = ()
     policy: str = ""
     matched_layers: tuple[int, ...] = ()
     is_distilled: bool = False
@@ -154,6 +155,10 @@ def with_chain(
         maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
         selections=kv_selection.chain_selections(teacher, n),
         token_classes=kv_selection.classify_tokens(inspection.lens.chain, is_result[mask].tolist()),
+        scores=tuple(
+            to_rows(torch.cat([layers[l][0, :, :n] for l in teacher.matched_layers]).float())
+            for layers in teacher.scores
+        ),
         policy=teacher.policy,
         matched_layers=teacher.matched_layers,
         is_distilled=teacher.is_distilled,

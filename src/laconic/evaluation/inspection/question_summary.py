@@ -39,7 +39,7 @@ class QuestionSummary:
 
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
     data = {
-        "schema": 4,
+        "schema": 3,
         "question": summary.text,
         "chain": summary.chain,
         "chain_source": summary.chain_source,
@@ -57,6 +57,7 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
                 "maps": run.maps,
                 "token_classes": run.token_classes,
                 "policy": run.policy,
+                "scores": dict(zip("IRS", run.scores, strict=False)) or None,
                 "selections": {policy: mask.astype(int).tolist() for policy, mask in run.selections.items()},
                 "effects": run.effects,
             }

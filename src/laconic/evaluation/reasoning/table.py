@@ -245,7 +245,7 @@ def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     columns, blocks = list_columns(table), list[tuple[str, list[list[str]]]]()
     for name, rows in table.by_dataset.items():
         answer, share = rows[0].majority_baseline
-        cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %"]]
+        cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %", *[""] * (len(columns) - 2)]]
         cells += [[column.format(row) for column in columns] for row in rows]
         blocks.append((f"{name}: {rows[0].accuracy.num_items:,} questions", cells))
     return blocks
