@@ -3,7 +3,7 @@
 Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -271,12 +271,35 @@ class KVCache:
         tensors, metadata = load_artifact(Path(path), "cache")
         if (model := metadata.get("model")) != decoder.fingerprint:
             raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
+        if (invalid := find_invalid_tensor(tensors, decoder.config)) is not None:
+            raise CorruptArtifactError(f"{path}: tensor {invalid} is missing or has an unexpected shape or dtype")
         layers = range(decoder.config.num_hidden_layers)
-        try:
-            keys, values = (tuple(tensors[f"{kind}.{i}"] for i in layers) for kind in ("keys", "values"))
-            return cls(keys, values, tensors["positions"], tensors["valid"], KVPrefix.from_tensors(tensors))
-        except KeyError as error:
-            raise CorruptArtifactError(f"{path}: tensor {error} is missing") from None
+        keys, values = (tuple(tensors[f"{kind}.{i}"] for i in layers) for kind in ("keys", "values"))
+        return cls(keys, values, tensors["positions"], tensors["valid"], KVPrefix.from_tensors(tensors))
+
+
+def find_invalid_tensor(tensors: Mapping[str, Tensor], config: DecoderConfig) -> str | None:
+    """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than the decoder needs."""
+    L, G, E = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    valid, sizes = tensors.get("valid"), tensors.get("prefix_sizes")
+    if valid is None or valid.ndim != 2:
+        return "valid"
+    B, S = valid.shape
+    expected: dict[str, tuple[tuple[int, ...], object]] = {  # shape, and dtype; True is any floating-point dtype
+        **{f"{kind}.{i}": ((B, G, S, E), True) for kind in ("keys", "values") for i in range(L)},
+        "positions": ((B, S), torch.long),
+        "valid": ((B, S), torch.bool),
+    }
+    if sizes is not None:
+        if sizes.shape != (L, G) or sizes.dtype != torch.long or bool((sizes < 0).any()):
+            return "prefix_sizes"
+        expected |= {"prefix_sizes": ((L, G), torch.long), "prefix_tokens": ((B,), torch.long)}
+        for i, N in enumerate(map(int, sizes.sum(1))):
+            expected |= {f"prefix_{kind}.{i}": ((B, N, E), True) for kind in ("keys", "values")}
+            if "prefix_valid.0" in tensors:
+                expected[f"prefix_valid.{i}"] = ((B, N), torch.bool)
+    actual = {name: (tuple(x.shape), x.is_floating_point() or x.dtype) for name, x in tensors.items()}
+    return min((name for name, _ in expected.items() ^ actual.items()), default=None)
 
 
 def concat_tensors(caches: Sequence[KVCache], axis_of_heads: int, axis: int) -> KVCache:
