@@ -147,11 +147,12 @@ def test_gguf_lying_metadata_are_refused(name: str, tiny: bytes, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
 
 
-def test_gguf_lying_head_size_beside_rope_factors_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head_size", [9, 2**31])
+def test_gguf_lying_head_size_beside_rope_factors_is_refused(head_size: int, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "bad.gguf", random_decoder("llama", 32, head_dim=8), rope_factors=torch.ones(4))
     data = file.read_bytes()
     for key in ("llama.attention.key_length", "llama.rope.dimension_count"):
-        data = replace_number(key, 2**31)(data)
+        data = replace_number(key, head_size)(data)
     file.write_bytes(data)
     with pytest.raises(InputError, match="not Llama 3's"):
         convert_gguf(file, tmp_path / "out")
