@@ -178,6 +178,7 @@ def test_config_names_an_unsupported_model_type(folder: Path) -> None:
         return
     assert all(family in message for family in FAMILIES)
     assert f'"{source["model_type"]}"' in message
+    assert message.endswith("; save its text model alone with transformers") == ("text_config" in source)
 
 
 def test_config_warns_of_code_that_is_not_run() -> None:

@@ -1,6 +1,7 @@
 """KVCache: every operation equals reading the equivalent batch, and leaves the old cache unchanged."""
 
-from dataclasses import FrozenInstanceError
+import re
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.autograd import gradcheck
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
+from laconic.models.kv_prefix import KVPrefix
 from laconic.storage import atomic
 from tests.models.fixtures import (
     FAMILIES,
@@ -221,12 +223,40 @@ def test_cache_operations_refuse_mismatches() -> None:
         KVCache.concat_rows(other, cache_of(decoder_of("gpt2"), 1, 3))
 
 
-def test_cache_load_refuses_a_file_that_lacks_a_tensor(tmp_path: Path) -> None:
+CACHE = KVCache.empty(decoder_of("llama").config, 2).pad_left(3)
+PREFIX = KVPrefix((torch.ones(2, 2, 16),) * 2, (torch.ones(2, 2, 16),) * 2, (), torch.ones(2).long(), ((2, 0),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"values.1": None}, "values.1"),
+        ({"valid": None}, "valid"),
+        ({"queries.0": torch.ones(1)}, "queries.0"),
+        ({"keys.2": torch.ones(2, 2, 3, 16), "values.2": torch.ones(2, 2, 3, 16)}, "keys.2"),
+        ({"valid": torch.ones(2, 3)}, "valid"),
+        ({"valid": torch.ones(3).bool()}, "valid"),
+        ({"positions": torch.ones(2, 4).long()}, "positions"),
+        ({"keys.0": torch.ones(2, 2, 3, 16).long()}, "keys.0"),
+        ({"keys.1": torch.ones(2, 2, 4, 16)}, "keys.1"),
+        ({"values.0": torch.ones(2, 2, 3, 8)}, "values.0"),
+        ({"prefix_tokens": None}, "prefix_tokens"),
+        ({"prefix_sizes": torch.tensor([2, 0])}, "prefix_sizes"),
+        ({"prefix_sizes": torch.tensor([[-1, 3]] * 2)}, "prefix_sizes"),
+        ({"prefix_sizes": torch.tensor([[2, 1]] * 2)}, "prefix_keys.0"),
+        ({"prefix_valid.0": torch.ones(2, 2).bool()}, "prefix_valid.1"),
+    ],
+)
+def test_cache_load_refuses_an_invalid_tensor(
+    changes: dict[str, torch.Tensor | None], name: str, tmp_path: Path
+) -> None:
     decoder, path = decoder_of("llama"), tmp_path / "cache.safetensors"
-    tensors = cache_of(decoder, 1, 2).tensors()
-    del tensors["values.1"]
+    cache = replace(CACHE, prefix=PREFIX if any("prefix" in key for key in changes) else None)
+    cache.save(path, decoder)
+    assert KVCache.load(path, decoder).is_equal(cache)
+    tensors = {key: x for key, x in (cache.tensors() | changes).items() if x is not None}
     atomic.save_artifact(path, tensors, "cache", {"model": decoder.fingerprint})
-    with pytest.raises(CorruptArtifactError, match=r"tensor 'values\.1' is missing"):
+    with pytest.raises(CorruptArtifactError, match=rf"tensor {re.escape(name)} is missing or has"):
         KVCache.load(path, decoder)
 
 

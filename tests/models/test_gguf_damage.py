@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from laconic.errors import InputError, LaconicError, UnsafeFileError
 from laconic.models.gguf.convert import convert_gguf
@@ -108,7 +109,8 @@ def replace_text(old: str, new: str) -> Patch:
 
 LYING: dict[str, tuple[Patch, str]] = {
     "another architecture": (replace_text("llama", "gemma"), "architecture 'gemma' is not supported"),
-    "layers without end": (replace_number("llama.block_count", 2**31), "num_hidden_layers=2147483648"),
+    "layers without end": (replace_number("llama.block_count", 2**31), r"bad\.gguf: num_hidden_layers=2147483648"),
+    "a thousand layers": (replace_number("llama.block_count", 1000), "tensors for 1000 layers"),
     "wide": (replace_number("llama.embedding_length", 2**31), "hidden_size"),
     "no heads": (replace_number("llama.attention.head_count", 0), "heads"),
     "more heads than rows": (replace_number("llama.attention.head_count", 2**20), "num_attention_heads"),
@@ -143,6 +145,17 @@ def test_gguf_lying_metadata_are_refused(name: str, tiny: bytes, tmp_path: Path)
         convert_gguf(tmp_path / "bad.gguf", tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
+
+
+@pytest.mark.parametrize("head_size", [9, 2**31])
+def test_gguf_lying_head_size_beside_rope_factors_is_refused(head_size: int, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "bad.gguf", random_decoder("llama", 32, head_dim=8), rope_factors=torch.ones(4))
+    data = file.read_bytes()
+    for key in ("llama.attention.key_length", "llama.rope.dimension_count"):
+        data = replace_number(key, head_size)(data)
+    file.write_bytes(data)
+    with pytest.raises(InputError, match="not Llama 3's"):
+        convert_gguf(file, tmp_path / "out")
 
 
 def test_gguf_quantisation_without_code_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
+from laconic.models.checkpoints.cache_file import find_invalid_tensor
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 from laconic.storage.atomic import load_artifact, save_artifact
@@ -271,12 +272,11 @@ class KVCache:
         tensors, metadata = load_artifact(Path(path), "cache")
         if (model := metadata.get("model")) != decoder.fingerprint:
             raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
+        if (invalid := find_invalid_tensor(tensors, decoder.config)) is not None:
+            raise CorruptArtifactError(f"{path}: tensor {invalid} is missing or has an unexpected shape or dtype")
         layers = range(decoder.config.num_hidden_layers)
-        try:
-            keys, values = (tuple(tensors[f"{kind}.{i}"] for i in layers) for kind in ("keys", "values"))
-            return cls(keys, values, tensors["positions"], tensors["valid"], KVPrefix.from_tensors(tensors))
-        except KeyError as error:
-            raise CorruptArtifactError(f"{path}: tensor {error} is missing") from None
+        keys, values = (tuple(tensors[f"{kind}.{i}"] for i in layers) for kind in ("keys", "values"))
+        return cls(keys, values, tensors["positions"], tensors["valid"], KVPrefix.from_tensors(tensors))
 
 
 def concat_tensors(caches: Sequence[KVCache], axis_of_heads: int, axis: int) -> KVCache:

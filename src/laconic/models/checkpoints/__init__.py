@@ -1,1 +1,1 @@
-"""Checkpoints on disk: configurations, weights, names of models."""
+"""Checkpoints on disk: configurations, weights, names of models, KV cache files."""

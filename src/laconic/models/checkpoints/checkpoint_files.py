@@ -75,7 +75,7 @@ def match_tensors(
         for name, tensor in module.state_dict().items()
     }
     if unknown := [name for name in allow_missing if name not in shapes]:
-        raise InputError(f"{unknown[0]}: the model has no such tensor")
+        raise InputError(f"allow_missing: the model has no tensor {unknown[0]}")
     extra = [name for name, x in stored.items() if name not in shapes and not is_redundant(name, x, config)]
     matched = {name: tensor for name, tensor in stored.items() if name in shapes}
     absent = [name for name in shapes if name not in stored]

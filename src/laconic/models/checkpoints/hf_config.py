@@ -104,7 +104,8 @@ def validate_hf_config(source: JsonObject) -> FamilyKeys:
     """Return the validated keys of config.json; InputError if a value changes the mathematics in an unknown way."""
     family = source.get("model_type")
     if family not in tuple(FAMILIES):
-        raise unsupported_value("config.json: model_type", family, ", ".join(FAMILIES))
+        hint = "; save its text model alone with transformers" if source.get("text_config") else ""
+        raise unsupported_value("config.json: model_type", family, ", ".join(FAMILIES) + hint)
     check_fixed_keys(source, "config.json: ")
     return validate_object(FAMILIES[family], source, "config.json: ")
 

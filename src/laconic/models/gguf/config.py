@@ -147,12 +147,10 @@ def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tenso
 
     The original context length is found by trying the published ones.
     """
-    for original in LLAMA3_CONTEXTS:
+    for original in LLAMA3_CONTEXTS if rope_factors.shape == (len(range(0, E, 2)),) else ():
         rope = RopeConfig("llama3", theta, float(rope_factors.max()), original_max_position_embeddings=original)
         scaled = llama3_frequencies(rope, E, torch.zeros(1, dtype=torch.long))[0].flatten()
-        if rope_factors.shape == scaled.shape and torch.allclose(
-            frequencies(theta, E) / rope_factors, scaled, rtol=1e-5, atol=0
-        ):
+        if torch.allclose(frequencies(theta, E) / rope_factors, scaled, rtol=1e-5, atol=0):
             return rope_to_hf(rope)
     raise InputError(
         f"{header.path.name}: {ROPE_FACTORS_TENSOR} holds a scaling of RoPE that is not Llama 3's; not supported"

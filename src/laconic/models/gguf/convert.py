@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from laconic.console import ProgressFn, log_message, progress
-from laconic.errors import BusyError, translate_os_errors
+from laconic.errors import BusyError, InputError, translate_os_errors
 from laconic.models.checkpoints.checkpoint_files import save_shards
 from laconic.models.config import DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS_TENSOR, build_config
@@ -54,7 +54,10 @@ def convert_gguf(
     types = {tensor.quantization for tensor in header.tensors.values() if len(tensor.shape) > 1}
     stored = dtype or (HALF_TYPES.get(types.pop()) if len(types) == 1 else None) or torch.float32
     source["dtype"] = str(stored).removeprefix("torch.")
-    config = DecoderConfig.from_dict(source)
+    try:
+        config = DecoderConfig.from_dict(source)
+    except InputError as error:
+        raise InputError(f"{path.name}: {str(error).removeprefix('config.json: ')}") from None
     matched = match_weights(header, config)
     dtypes = {name: torch.float32 if dtype is None and len(t.shape) == 1 else stored for name, t in matched.items()}
     sizes = {name: math.prod(tensor.shape) * dtypes[name].itemsize for name, tensor in matched.items()}

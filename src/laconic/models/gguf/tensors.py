@@ -46,9 +46,12 @@ CHUNK_ELEMENTS = 2**22  # elements dequantised at a time
 
 def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTensor]:
     """Return the tensors of a file by the names of the Hugging Face checkpoint, all of them and no others."""
-    names = WEIGHT_NAMES[config.family]
+    names, L = WEIGHT_NAMES[config.family], config.num_hidden_layers
+    if len(header.tensors) < L:  # before a module of so many layers is built
+        count = f"{len(header.tensors)} tensors for {L} layers"
+        raise InputError(f"{header.path.name}: {count}; is the file one part of a split model?")
     stems = {gguf: getattr(names, field) for gguf, field in MODEL_NAMES.items()}
-    for l in range(config.num_hidden_layers):
+    for l in range(L):
         stems |= {f"blk.{l}.{x}": f"{names.layers}.{l}.{getattr(names, field)}" for x, field in LAYER_NAMES.items()}
     module = nn.Module()
     with torch.device("meta"):
