@@ -13,9 +13,11 @@ from pydantic import ValidationError
 
 from laconic.errors import InputError
 from laconic.models.checkpoints.hf_fields import (
+    EXPERT_KEYS,
     FAMILIES,
     FIXED_KEYS,
     HF_KEYS,
+    MISSING_FEATURES,
     NULLABLE,
     REQUIRED_ROPE_FIELDS,
     ROPE_FIELDS,
@@ -104,8 +106,7 @@ def validate_hf_config(source: JsonObject) -> FamilyKeys:
     """Return the validated keys of config.json; InputError if a value changes the mathematics in an unknown way."""
     family = source.get("model_type")
     if family not in tuple(FAMILIES):
-        hint = "; save its text model alone with transformers" if source.get("text_config") else ""
-        raise unsupported_value("config.json: model_type", family, ", ".join(FAMILIES) + hint)
+        raise unsupported_family(source)
     check_fixed_keys(source, "config.json: ")
     return validate_object(FAMILIES[family], source, "config.json: ")
 
@@ -126,6 +127,22 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
     if isinstance(file, RopeFamilyKeys):
         values["rope"] = parse_rope(file)
     return {"family": family, **file.constants, **values, **special_token_ids(file, generation)}
+
+
+def unsupported_family(source: JsonObject) -> InputError:
+    family, inner = source.get("model_type"), source.get("text_config")
+    lacks = next((feature for feature, families in MISSING_FEATURES.items() if family in families), None)
+    if any(source.get(key) for key in EXPERT_KEYS):
+        lacks = "mixture-of-experts layers"
+    reason = f"it has {lacks}; " if lacks else ""
+    if isinstance(inner, dict):
+        inner_type = abbreviate(cast(JsonObject, inner).get("model_type"))
+        reason = f"it wraps a text model ({inner_type}); save that alone with transformers; "
+    if source.get("auto_map"):
+        reason += "its own code (auto_map) is not run; "
+    return InputError(
+        f"config.json: model_type={abbreviate(family)} is not supported; {reason}supported: {', '.join(FAMILIES)}"
+    )
 
 
 def describe_ignored_keys(source: JsonObject) -> list[str]:

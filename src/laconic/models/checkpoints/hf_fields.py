@@ -280,3 +280,19 @@ REQUIRED_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+MISSING_FEATURES: dict[str, tuple[str, ...]] = {  # what the models of other types need and the decoder does not have
+    "ALiBi position biases": ("bloom", "mpt"),
+    "parallel attention and MLP": ("cohere", "falcon", "RefinedWeb"),
+    "parallel attention and MLP, and RoPE on a part of each head": ("gpt_neox", "gptj", "phi"),
+    "state-space layers": ("falcon_mamba", "mamba", "mamba2"),
+    "linear attention": ("qwen3_5", "qwen3_next"),
+    "scaled embeddings and norms of 1 + weight": ("gemma", "gemma3", "gemma3_text"),
+    "scaled embeddings, norms of 1 + weight and capped logits": ("gemma2",),
+    "multipliers of embeddings, residuals and logits": ("granite",),
+    "norms without weights": ("olmo",),
+    "norms after attention and MLP": ("olmo2", "olmo3"),
+    "one projection for q, k and v, and one for gate and up": ("phi3",),
+    "LayerNorm with RoPE on a part of each head": ("stablelm",),
+    "LayerNorm with RoPE": ("starcoder2",),
+}
