@@ -4,7 +4,6 @@ With an inner learning rate of 0 the model equals the pretrained one bit for bit
 at its own frequency: the shallow ones every 16 tokens, the deep ones every 64.
 """
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import torch.nn.functional as F
 import laconic
 from laconic.config.nested import CMSOptions
 
-SHARED = Path(os.environ.get("LACONIC_DATA") or Path(__file__).resolve().parents[2] / "shared")
+CHAPTER = Path(__file__).resolve().parents[1] / "src/laconic/evaluation/compression/falling_star.txt"
 pretrained = laconic.Decoder.from_pretrained("stories260k")
 tokenizer = laconic.load_tokenizer("stories260k")
-text = (SHARED / "data/text/tinyshakespeare.txt").read_text(encoding="utf-8")[:1500]
+text = CHAPTER.read_text(encoding="utf-8")[:1500]
 ids = torch.tensor([tokenizer.encode(text)[:512]])
 
 frozen = laconic.HopeAttention.from_decoder(pretrained, (16, 64), options=CMSOptions(inner_lr=0.0))

@@ -67,10 +67,14 @@ def check_minimum(minimum: int, **flags: int | None) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {minimum}")
 
 
+NEEDED_FLAG = ("needs --", "requires --", "only with --")  # beginnings of reasons that name a flag to add
+
+
 def refuse_flags(command: Any, names: Iterable[str], reason: str) -> None:
     """Raise `UsageError` (2) with `reason` if a flag of a command is set; `names` are those of its fields."""
     defaults = {field.name: field.default for field in fields(command)}
     for name in names:
         if getattr(command, name) != defaults[name]:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag}: {reason}; remove {flag}")
+            remedy = "add it, or remove" if reason.startswith(NEEDED_FLAG) else "remove"
+            raise UsageError(f"{flag}: {reason}; {remedy} {flag}")

@@ -64,7 +64,8 @@ class GenerationTimer:
     def describe(self) -> str:
         import torch
 
-        rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
+        digits = 0 if self.decode_rate >= 10 else 1
+        rate = f" ({self.decode_rate:,.{digits}f} tokens/s)" if self.new_tokens > self.rows else ""
         return (
             f"{pluralize(self.prompt_tokens, 'token')} read in {self.prefill_seconds:.1f} s, "
             f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, "

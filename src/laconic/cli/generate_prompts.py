@@ -122,6 +122,7 @@ def read_prompt_rows(
     to the output. Raises `InputError` (66) for invalid rows, which are listed with their lines.
     """
     from laconic.data.messages import check_messages
+    from laconic.data.reasoning.catalog import refuse_csv
     from laconic.data.reasoning.chat import parse_tools
     from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 
@@ -146,6 +147,7 @@ def read_prompt_rows(
     if str(path) == STANDARD_INPUT:
         rows = read_row_stream(sys.stdin.buffer, name, convert)[0]
     else:
+        refuse_csv(path)
         check_file(path, 'a .jsonl whose rows have "prompt", "messages" or "question", or - for standard input')
         rows = read_rows(path, convert)[0]
     if system is not None and all(row.text is not None for row in rows):

@@ -240,7 +240,7 @@ def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
 def num_rows(tree: object) -> int:
     first = next(named_tensors(tree), None)
     if first is None:
-        raise UsageError("state: it has no tensors, so no rows; create one with initial_state(params, batch_size)")
+        raise UsageError("state: it has no tensors, so no rows; leave it out to start with a new one")
     return first[1].shape[0]
 
 

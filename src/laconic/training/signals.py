@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from laconic.console import log_message
 from laconic.errors import PreemptedError
 
 ABORT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -24,8 +25,7 @@ class StopSignal:
     """Whether a signal has requested a stop, which one, and whether it interrupted work."""
 
     def __init__(self) -> None:
-        self.signal, self.was_interrupted = 0, False
-        self._is_interruptible = False
+        self.signal, self.was_interrupted, self.is_interruptible = 0, False, False
 
     @property
     def signal_name(self) -> str:
@@ -35,13 +35,13 @@ class StopSignal:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """Let signals raise `SignalInterruptError` inside this context; for work that changes nothing."""
-        self._is_interruptible = True
+        self.is_interruptible = True
         try:
             if self.signal:
                 raise SignalInterruptError
             yield
         finally:
-            self._is_interruptible = False
+            self.is_interruptible = False
 
     @contextmanager
     def preemptible(self) -> Iterator[None]:
@@ -60,7 +60,7 @@ class StopSignal:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; installed as signal handler."""
         self.signal = self.signal or number
-        if self._is_interruptible:
+        if self.is_interruptible:
             raise SignalInterruptError
 
 
@@ -81,7 +81,7 @@ def handle_signals() -> Iterator[StopSignal]:
     numbers = ABORT_SIGNALS if is_nohup else STOP_SIGNALS
     handlers = {number: signal.signal(number, stop.handle) for number in numbers}
     old_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_abort_at_second, args=(reader,), daemon=True).start()
+    threading.Thread(target=_abort_at_second, args=(reader, stop), daemon=True).start()
     try:
         yield stop
     finally:
@@ -91,11 +91,13 @@ def handle_signals() -> Iterator[StopSignal]:
         os.close(writer)
 
 
-def _abort_at_second(reader: int) -> None:
-    """Exit the process at the second stop signal."""
+def _abort_at_second(reader: int, stop: StopSignal) -> None:
+    """Say at the first Ctrl-C that the current step is finished first, and exit the process at the second signal."""
     count = 0
     while byte := os.read(reader, 1):
         count += byte[0] in ABORT_SIGNALS
+        if count == 1 and byte[0] == signal.SIGINT and not stop.is_interruptible:
+            log_message("laconic: stopping after this step; a second Ctrl-C ends at once, without saving")
         if count > 1:
             os._exit(128 + byte[0])
     os.close(reader)

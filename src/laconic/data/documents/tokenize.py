@@ -15,6 +15,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from laconic.console import ProgressFn
+from laconic.data.strict_jsonl import COMPRESSED_FILES
 from laconic.data.tokenizer import Tokenizer, translate_tokenizer_errors
 from laconic.errors import InputError
 from laconic.storage.strict_json import to_canonical_json
@@ -23,6 +24,9 @@ TokenArray = NDArray[np.int32]
 WINDOW_CHARS = 65_536
 OVERLAP_CHARS = 2048  # characters that two windows of `tokenize_texts` share
 BATCH_CHARS = 4_000_000  # characters in one call of the tokenizer
+OTHER_FORMATS = {start: f"compressed with {program}" for start, program in COMPRESSED_FILES.items()} | {
+    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+}  # fmt: skip
 AGREEING_TOKENS = 8  # tokens that must agree on each side of a cut
 
 
@@ -235,8 +239,10 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             position = offset + len(block) - len(error.object) + error.start  # in the file: the object lacks its mark
-            message = f"byte {position:,} is not UTF-8; give a complete text file in UTF-8"
-            raise InputError(f"{name}: {message}") from None
+            is_start = not offset  # of the file, which names its format
+            kind = next((kind for start, kind in OTHER_FORMATS.items() if is_start and block.startswith(start)), None)
+            problem = f"byte {position:,} is not UTF-8" if kind is None else f"is {kind}"
+            raise InputError(f"{name}: {problem}; give a complete text file in UTF-8") from None
         if (nul := block.find(b"\0")) >= 0:
             raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")
         offset += len(block)

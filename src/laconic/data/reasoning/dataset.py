@@ -138,7 +138,8 @@ class ReasoningDataset:
             message = f'chain_steps="{config.chain_steps}" leaves no row with a chain; set chain_steps="all"'
             warnings.warn(message, stacklevel=2)
         if len(packed) < min_rows:
-            raise InputError(f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}")
+            count = f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}"
+            raise InputError(f"{count}; give more rows, or a smaller train.batch_size")
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)
 

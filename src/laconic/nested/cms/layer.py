@@ -72,7 +72,7 @@ def initial_state(params: CMSParams, batch_size: int) -> LayerState:
 def require_levels(state: LayerState) -> LevelStates:
     """Return the levels of a state. Raises `UsageError` for the state of another kind of layer."""
     if state.cms is None:
-        raise UsageError("cms: the state has no levels; create one with initial_state(params, batch_size)")
+        raise UsageError("cms: the state is that of another kind of layer; leave it out to start with a new one")
     return state.cms.levels
 
 

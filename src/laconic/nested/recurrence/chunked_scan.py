@@ -129,6 +129,8 @@ def check_inputs(
     B = len(x)
     if x.ndim != 3 or x.shape[2] != width or not B or not x.shape[1]:
         raise UsageError(f"{layer}: expected vectors [B, T, {width}] with B, T >= 1, got {list(x.shape)}")
+    if layer != "cms" and not state.memory:
+        raise UsageError(f"{layer}: the state is that of another kind of layer; leave it out to start with a new one")
     if num_rows(state) != B:
         raise UsageError(
             f"{layer}: the batch has {B} rows, the state {num_rows(state)}; use select_rows or concat_rows"
