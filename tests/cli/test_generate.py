@@ -200,6 +200,7 @@ def test_generate_rows_continue_after_an_interruption(
         (("--file", "empty.txt"), 66, "empty.txt: contains no text (empty); give text in UTF-8"),
         (("--file", "binary.txt"), 66, "binary.txt: byte 1 is NUL, so it is not a text file"),
         (("--input", "."), 66, '. is a folder; give a .jsonl whose rows have "prompt", "messages" or "question"'),
+        (("--input", "rows.csv"), 66, "rows.csv: rows are read from JSONL and Parquet"),
         (("--input", "bad.jsonl"), 66, 'expected one of "prompt", "messages" and "question"'),
         (("--messages", "turns.json", "--system", "x"), 2, "already begin with a system message"),
         (("Hi", "--system", "x"), 2, "--system: needs --chat"),

@@ -101,8 +101,6 @@ def test_decode_utf8_of_blocks(text: str, size: int) -> None:
     ("raw", "message"),
     [
         (b"abc\0def", "book.txt: byte 3 is NUL"),
-        ("hi".encode("utf-16"), "book.txt: byte 0 is not UTF-8"),
-        (b"\x1f\x8b\x08\x01", "book.txt: byte 1 is not UTF-8"),
         ("Brontë, Brontë".encode("latin-1"), "book.txt: byte 5 is not UTF-8"),
         (b"\xef\xbb\xbfab\xff", "book.txt: byte 5 is not UTF-8"),
         ("aé".encode()[:-1], "book.txt: byte 1 is not UTF-8"),
@@ -114,6 +112,14 @@ def test_decode_utf8_refuses_other_bytes(raw: bytes, message: str, size: int) ->
     with pytest.raises(InputError) as error:
         list(decode_utf8((raw[i : i + size] for i in range(0, len(raw), size)), "book.txt"))
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"), [("hi".encode("utf-16"), "UTF-16"), (b"\x1f\x8b\x08\x01", "compressed with gzip")]
+)
+def test_decode_utf8_names_other_formats(raw: bytes, kind: str) -> None:
+    with pytest.raises(InputError, match=f"^book.txt: is {kind}; give a complete text file in UTF-8"):
+        list(decode_utf8([raw], "book.txt"))
 
 
 def test_iter_token_chunks_of_nothing() -> None:

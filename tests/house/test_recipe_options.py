@@ -18,7 +18,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "train.parallel", "train.reshard", "train.eps", "train.activation_checkpointing",
         "compression.checkpoint_segments", "train.deterministic", "train.on_nonfinite",
         "inner_loop.truncate_after", "train.keep_every",
-        "train.keep_best", "train.log_every", "method_options", "compression.carry_between_windows",
+        "train.keep_best", "train.log_every", "method_options",
     ),
     FILES: (
         "data.test", "data.size_check", "data.text.text_field", "data.text.document_field",

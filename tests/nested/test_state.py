@@ -202,7 +202,7 @@ def test_state_functions_refuse_unknown_rows_and_mixtures() -> None:
         state.concat_rows(linear_memory(1), MLPMemoryState(linear_memory(1), linear_memory(1)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="different parts"):
         state.concat_rows({"a": noise(1, 1)}, {"b": noise(1, 1)})
-    with pytest.raises(UsageError, match="initial_state"):
+    with pytest.raises(UsageError, match="leave it out"):
         state.select_rows(LayerState(), [0])
 
 

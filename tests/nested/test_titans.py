@@ -1,5 +1,6 @@
 """Titans: equals its reference, is stable at initialization; `test_memory_layers.py` has the laws of both memories."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_titans_refuses_inputs_that_do_not_fit() -> None:
         (noise(0, 2, 3, 5), {}, "expected vectors"),
         (noise(0, 2, 0, D), {}, "T >= 1"),
         (noise(0, 3, 2, D), {"state": state}, "3 rows, the state 2"),
+        (noise(0, 2, 3, D), {"state": replace(state, memory={})}, "state is that of another kind of layer"),
         (noise(0, 2, 3, D), {"outer_gradient": "truncated"}, "truncate_after"),
         (noise(0, 2, 3, D), {"outer_gradient": "truncated", "truncate_after": 0}, "truncate_after 0"),
         (noise(0, 2, 3, D), {"truncate_after": 3}, "truncate_after"),
