@@ -343,7 +343,8 @@ def test_generate_invalid_flags(run: RunCli, message: str, args: list[str]) -> N
 
 
 def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
-    refused(run, 2, "--save-state: needs --learn; add it, or remove --save-state", "generate", "donor", "x", "--save-state", "a")
+    message = "--save-state: needs --learn; add it, or remove --save-state"
+    refused(run, 2, message, "generate", "donor", "x", "--save-state", "a")
     message = "--keep: cannot be used with --learn"
     refused(run, 2, message, "compress", "donor", "book.txt", "--out", "a", "--learn", "--keep", "0.5")
     for inner_lr in (0, 1):

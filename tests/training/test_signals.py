@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from laconic.training.signals import handle_signals
+from laconic.training.signals import SignalInterruptError, handle_signals
 
 MESSAGE = "laconic: stopping after this step; a second Ctrl-C ends at once, without saving"
 
@@ -32,7 +32,7 @@ def test_handle_signals_says_that_the_step_is_finished_first(capfd: pytest.Captu
 def test_handle_signals_is_silent_where_work_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     with handle_signals() as stop:
         stop.is_interruptible = True
-        with pytest.raises(BaseException, match="^$"):
+        with pytest.raises(SignalInterruptError):
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.3)
         assert capfd.readouterr().err == ""
