@@ -7,6 +7,7 @@ import pytest
 
 from laconic.batches import ReasoningExample
 from laconic.data.audit import (
+    HISTORY_NOTE,
     PART_NAMES,
     audit_examples,
     compute_quantiles,
@@ -104,3 +105,10 @@ def test_data_check_refuses_folders(run_cli: RunCli, tmp_path: Path, monkeypatch
         assert "is a folder" in error
     error = run_cli("data", "check", "gsm8k", "--data-dir", str(tmp_path))[2]
     assert "gsm8k:train: no file" in error, "a known data set, whatever is called like it"
+
+
+def test_audit_notes_conversations_of_several_messages(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "2+3?"}, {"from": "gpt", "value": "5"}]
+    for conversations, notes in ((turns, []), (turns * 2, [HISTORY_NOTE])):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": conversations}) + "\n")
+        assert audit_examples(scan_file(tmp_path / "rows.jsonl"), None, None, quiet).notes == notes

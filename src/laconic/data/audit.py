@@ -25,6 +25,7 @@ from laconic.errors import InputError
 
 PART_NAMES = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
 AUDIT_CONFIG = DataConfig(path="", chain_steps="all")  # whole chains
+HISTORY_NOTE = 'conversations of several messages are read only with data.format = "chat" in a recipe'
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def audit_examples(
         sha256=file.sha256,
         rows=len(rows),
         problems=[problem._asdict() for problem in problems],
-        notes=file.notes,
+        notes=[*file.notes, *([HISTORY_NOTE] if any(map(has_history, rows)) else [])],
         rows_without_chain=sum(not example.steps for example in rows),
         answer_type=config.answer_type,
         unclear_answers=[] if is_text else [row.id for row in rows if not CODI.is_valid_gold(row.answer)],
