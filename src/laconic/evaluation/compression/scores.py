@@ -147,7 +147,7 @@ def length_fact_correlation(result: RunResult, condition: str) -> float | None:
 
 
 class SoftHardGap(NamedTuple):
-    """Soft reading minus hard reading, per scored token, and the calibration of the stop distribution.
+    """Soft reading minus hard reading, per scored token of a document, and the calibration of the stop distribution.
 
     `num_vectors` is E[N] minus the mean of hard N. E[N] should match the mean of lengths sampled from the distribution.
     """
