@@ -176,7 +176,7 @@ def test_compress_resume_equals_uninterrupted(
     assert code == 130
     assert "tokens are in part.safetensors.part; the same command with --resume continues" in err
     assert not Path("part.safetensors").exists()
-    assert "state in progress of format 1, expected a memory" in run("inspect", "part.safetensors.part")[2]
+    assert "is a state in progress, expected a memory (summary vectors)" in run("inspect", "part.safetensors.part")[2]
     code, out, err = run(*arguments, "--out", "part.safetensors", "--resume")
     assert code == 0
     assert "resuming after " in err
@@ -452,7 +452,7 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
     Path("note.txt").write_text("A short note.")
     assert run("compress", "donor", "note.txt", "--method", "window", "--out", "kv.safetensors")[0] == 0
     for memory, kind in (("kv.safetensors", "keys and values"), ("vectors.safetensors", "summary vectors")):
-        message = f"is a memory ({kind}) of format 1, expected a state (fast weights)"
+        message = f"is a memory ({kind}), expected a state (fast weights)"
         refused(run, 76, message, "generate", "donor", "x", "--memory", memory, "--learn")
     message = "s.safetensors is a fast-weight state, which chat does not take; use laconic generate"
     refused(run, 2, message, "chat", "donor", "--memory", "s.safetensors")

@@ -219,12 +219,12 @@ def test_artifact_of_another_kind_or_format(tmp_path: Path, monkeypatch: pytest.
         atomic.load_artifact(path, "cache")
     atomic.save_artifact(path, TENSORS, "cache", {})
     assert atomic.read_artifact_kind(path) == "cache"
-    with pytest.raises(CorruptArtifactError, match=r"is a cache .* expected a memory \(summary vectors\)"):
+    with pytest.raises(CorruptArtifactError, match=r"is a cache, expected a memory \(summary vectors\)"):
         atomic.load_artifact(path, "memory")
     monkeypatch.setattr(atomic, "FORMAT_VERSION", 2)
     atomic.save_artifact(path, TENSORS, "cache", {})
     monkeypatch.setattr(atomic, "FORMAT_VERSION", 1)
-    with pytest.raises(CorruptArtifactError, match="cache of format 2, expected a cache of format 1"):
+    with pytest.raises(CorruptArtifactError, match="cache of format 2, expected format 1"):
         atomic.load_artifact(path, "cache")
     atomic.save_tensors(path, TENSORS, {"format": "pt"})
     with pytest.raises(CorruptArtifactError, match="not written by laconic"):

@@ -262,10 +262,12 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
 def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -> None:
     """Raise `CorruptArtifactError` if the metadata of a file is that of another kind or format."""
     actual, version = metadata.get("kind"), metadata.get("format")
-    if version != FORMAT_VERSION or actual != kind:
-        label = f"{KIND_LABELS.get(str(actual), actual)} of format {version}"
-        expected = f"{KIND_LABELS.get(kind, kind)} of format {FORMAT_VERSION}"
-        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use it with what wrote it")
+    label, expected = KIND_LABELS.get(str(actual), actual), KIND_LABELS.get(kind, kind)
+    if actual != kind:
+        remedy = "continue it with --resume" if str(actual).endswith("-job") else "use it with what wrote it"
+        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; {remedy}")
+    if version != FORMAT_VERSION:
+        raise CorruptArtifactError(f"{path} is a {label} of format {version}, expected format {FORMAT_VERSION}")
 
 
 def read_artifact_kind(path: Path) -> str:
