@@ -185,7 +185,7 @@ def test_vllm_latents_matter(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("num_iterations", None, "a number for jacobi"), ("projection_width", 65, "laconic asks for")],
+    [("num_iterations", None, "a number for jacobi"), ("projection_width", 65, "does not fit config")],
 )
 def test_vllm_refuses_a_wrong_table(key: str, value: object, message: str, tmp_path: Path) -> None:
     export_for_vllm(build_reasoning_run("kava", tmp_path / "run"), tmp_path / "out")
