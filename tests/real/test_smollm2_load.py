@@ -59,6 +59,7 @@ def test_load_continues_as_transformers(smollm2: Path) -> None:
 def test_load_and_inspect_a_run(recipe: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "LOG_INTERVAL", 0)
+    monkeypatch.setattr(console, "FIRST_LINE_AFTER", 0)
     needs("peft")
     assert run_cli("train", recipe, "--out", "kava").code == 0
     assert "hidden_size" not in Path("kava/recipe.toml").read_text()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -117,29 +117,39 @@ def inspect_question(
 ) -> QuestionInspection:
     """Inspect a run on one question with its chain; without other questions, "mean" and "swap" are left out.
 
-    `progress` is called as each intervention begins, with its name, the number of finished ones, and their total.
+    `progress` is called as each part begins, with its name, the number of finished parts, and their total, 0 at first.
     """
-    batch = batch.to(run.device)
+    batch, num_begun, total = batch.to(run.device), count(), 0
+
+    def begin(name: str) -> None:
+        if progress is not None:
+            progress(name, next(num_begun), total)
+
+    begin("thinking and answering")
     rollout = run.think(batch, record_passes=True)
+    specs = interventions.list_interventions(rollout.latents.shape[1])
+    total = 4 + len(specs)
     answer = run.answer(batch, rollout).texts[0]
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
     if run.has_teacher and bool(batch.chain_mask.any()):
+        begin("comparing the latents with the chain")
         inspection = with_chain(inspection, run, batch, rollout)
     means, donor_rollout, donor_answer = None, None, None
     if others is not None:
-        first = np.arange(min(NUM_MEAN_QUESTIONS, len(others)))
-        means = interventions.compute_reference_means(run, [load_batch(run, others, first)])
+        num_questions = min(NUM_MEAN_QUESTIONS, len(others))
+        begin(f"thinking about {num_questions} other questions for mean")
+        means = interventions.compute_reference_means(run, [load_batch(run, others, np.arange(num_questions))])
+        begin("finding a question to swap with")
         donor_rollout, donor_answer = find_donor(run, answer, others)
     inputs = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor_rollout, means)
     has_inputs = {"mean": means is not None, "swap": donor_rollout is not None}
-    specs = [x for x in interventions.list_interventions(rollout.latents.shape[1]) if has_inputs.get(x.kind, True)]
     effects: list[ChangedAnswer] = []
-    for n, spec in enumerate(specs):
-        if progress is not None:
-            progress(f"{spec.kind} in {spec.target}", n, len(specs))
-        changed = run.answer(batch, interventions.run_intervention(run, batch, inputs, spec)).texts[0]
-        effects.append(ChangedAnswer(*spec, changed, donor_answer if spec.kind == "swap" else None))
+    for spec in specs:
+        if has_inputs.get(spec.kind, True):
+            begin(f"{spec.kind} in {spec.target}")
+            changed = run.answer(batch, interventions.run_intervention(run, batch, inputs, spec)).texts[0]
+            effects.append(ChangedAnswer(*spec, changed, donor_answer if spec.kind == "swap" else None))
     return replace(inspection, effects=tuple(effects))
 
 
