@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # one rank may validate or save for long
+ENDED_GROUPS = list[object]()  # process groups, kept until the process ends
 ERROR_TIMEOUT = timedelta(seconds=3)  # for the error of a peer that ended in the middle of a collective
 EXIT_GRACE_SECONDS = 1.0
 FAILED_KEY, EXITING_KEY = "failed", "exiting"
@@ -79,6 +80,8 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
         torch_store = PrefixStore(f"torch-{session}", store)
         dist.init_process_group(backend, store=torch_store, rank=rank, world_size=count, timeout=COLLECTIVE_TIMEOUT)
         yield ranks
+    # The destructor of a gloo group holds the GIL and waits for a thread that may still need it to drop a tensor.
+    ENDED_GROUPS.append(dist.group.WORLD)
     dist.destroy_process_group()
 
 
