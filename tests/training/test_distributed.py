@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from laconic.batches import ReasoningBatch
@@ -29,7 +30,13 @@ from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import sharded
 from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
-from laconic.training.distributed import check_distributed_config, error_from_json, error_to_json, init_ranks
+from laconic.training.distributed import (
+    ENDED_GROUPS,
+    check_distributed_config,
+    error_from_json,
+    error_to_json,
+    init_ranks,
+)
 from laconic.training.loop import train
 from laconic.training.ranks import Ranks
 from laconic.training.run import TrainingSetup
@@ -462,6 +469,17 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
             5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]
         )
     assert [one[f"{i}"] / (i + 1) for i in range(5)] == pytest.approx(alone, rel=RECOMPUTE)
+
+
+def test_init_ranks_keeps_the_group_that_ended(tmp_path: Path) -> None:
+    """Its destructor can wait for ever, as it holds the GIL that its own thread needs."""
+
+    def work() -> Any:
+        with init_ranks(toy_config(), CPU):
+            group = dist.group.WORLD
+        return [any(group is kept for kept in ENDED_GROUPS), dist.is_initialized()]
+
+    assert run_ranks_ok(tmp_path, work) == [[True, False]] * 2
 
 
 def test_ranks_check_config() -> None:

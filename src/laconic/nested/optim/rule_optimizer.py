@@ -1,6 +1,7 @@
 """The base of DGD and M3: groups with the rule of the optimizer, the others updated by AdamW (arXiv:1711.05101)."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, cast
@@ -17,7 +18,7 @@ SCHEDULER_KEYS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_moment
 RULE_SETTINGS = "rule_settings"  # key of a group for the optimizer's settings that the group's rule needs
 
 
-class RuleOptimizer(torch.optim.Optimizer):
+class RuleOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer whose groups have the key "rule": its own rule, or "adamw".
 
     Attributes:
@@ -46,9 +47,9 @@ class RuleOptimizer(torch.optim.Optimizer):
         """Return what a copy needs."""
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("adamw_settings", *self.settings)}}
 
+    @abstractmethod
     def _find_rule(self, name: str, p: Tensor) -> str:
         """Return the rule of a parameter whose group has none."""
-        raise NotImplementedError
 
     def _check_group(self, group: ParamGroup) -> None:
         """Raise `UsageError` for invalid settings of a group."""
@@ -64,13 +65,13 @@ class RuleOptimizer(torch.optim.Optimizer):
             options = ", ".join(sorted(self.defaults))
             raise UsageError(f"{name}: a group has {unknown}, which is not an option; use {options}")
 
+    @abstractmethod
     def _prepare_group(self, group: ParamGroup) -> None:
         """Check and prepare the parameters of a group that was added."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step_group(self, group: ParamGroup) -> None:
         """Update a group by the optimizer's own rule."""
-        raise NotImplementedError
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group, or two if its parameters have two rules and it names none.
