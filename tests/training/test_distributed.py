@@ -477,7 +477,7 @@ def test_init_ranks_keeps_the_group_that_ended(tmp_path: Path) -> None:
     def work() -> Any:
         with init_ranks(toy_config(), CPU):
             group = dist.group.WORLD
-        return [any(group is kept for kept in ENDED_GROUPS), dist.is_initialized()]
+        return [any(group is ended for ended in ENDED_GROUPS), dist.is_initialized()]
 
     assert run_ranks_ok(tmp_path, work) == [[True, False]] * 2
 
