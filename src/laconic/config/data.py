@@ -21,8 +21,10 @@ ROW_FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".txt")  # of dat
 
 
 def as_tuple(value: Any) -> Any:
-    """Accept a single name for a list of one, and a list for the tuple that strict mode asks for."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    """Return a single name as a tuple of one, and a list as the tuple that strict mode requires."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 DatasetNames = Annotated[
@@ -155,7 +157,8 @@ class FactRecallConfig(ConfigModel):
     def check_facts(self) -> "FactRecallConfig":
         if self.segments_per_window is not None:
             check_segments_per_window(self.segments_per_window)
-        largest, width = self.num_facts[-1], 2 if self.two_token_facts else 1
+        largest = self.num_facts[-1]
+        width = 2 if self.two_token_facts else 1
         if largest > self.num_keys:
             raise ValueError(f"num_facts {largest}: there are only {self.num_keys} distinct keys; lower it")
         if self.segment_tokens % width or largest * width > self.segment_tokens * self.num_segments:

@@ -25,7 +25,7 @@ from laconic.config.recipe import (
     Recipe,
     required_tables,
 )
-from laconic.config.recipe_keys import accepts, find_field, find_name_table, known_keys
+from laconic.config.recipe_keys import accepts_type, find_field, find_name_table, known_keys
 from laconic.errors import InputError, UsageError
 from laconic.storage.strict_json import abbreviate
 
@@ -129,7 +129,7 @@ def apply_override(draft: RecipeDraft, key: str, text: str) -> None:
         draft.errors.append(f"{key}={text}: no such key; {hint}")
         return
     value = parse_value(key, text)
-    if isinstance(value, str) and value.startswith("[") and accepts(key, tuple[str, ...]):
+    if isinstance(value, str) and value.startswith("[") and accepts_type(key, tuple[str, ...]):
         hint = 'write lists as ["a", "b"] (in a shell, quote the whole argument)'
         draft.errors.append(f"{key}={text}: not a TOML list; {hint}")
         return
@@ -160,14 +160,17 @@ def drop_replaced_keys(draft: RecipeDraft) -> None:
     """Remove a key of the file if an override sets another key of its group in `EXCLUSIVE_KEYS`."""
     for keys in EXCLUSIVE_KEYS:
         table_name = keys[0].partition(".")[0]
-        table, overridden = draft.content.get(table_name), [key for key in keys if draft.overrides.get(key)]
+        table = draft.content.get(table_name)
+        overridden = [key for key in keys if draft.overrides.get(key)]
         if not isinstance(table, dict) or len(overridden) != 1:
             continue
         if table_name == "data" and table.get("source") != "text":
             continue
-        old = [key for key in keys if key != overridden[0] and table.pop(key.partition(".")[2], None) is not None]
-        draft.notes.extend(f"{overridden[0]} replaces {key}" for key in old)
-        if old and overridden[0] in ("model.name", "model.init_from_run"):
+        replaced = [key for key in keys if key != overridden[0] and key.partition(".")[2] in table]
+        for key in replaced:
+            del table[key.partition(".")[2]]
+            draft.notes.append(f"{overridden[0]} replaces {key}")
+        if replaced and overridden[0] in ("model.name", "model.init_from_run"):
             for key in ("tokenizer", *NEW_DECODER_KEYS):
                 if f"model.{key}" not in draft.overrides:
                     table.pop(key, None)
@@ -179,7 +182,8 @@ def parse_value(key: str, text: str) -> Any:
         content = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    is_text = accepts(key, str, tuple[str, ...]) and not isinstance(content["x"], str | list)  # as a folder named 7
+    # a number or date for a key that takes text, such as the name of a folder, is that text
+    is_text = accepts_type(key, str, tuple[str, ...]) and not isinstance(content["x"], str | list)
     return text if is_text or len(content) > 1 else content["x"]
 
 
@@ -271,7 +275,9 @@ def closest_key(key: str, keys: Sequence[str]) -> str | None:
     names = {other.rpartition(".")[2]: other for other in sorted(keys, key=lambda other: other.startswith("train."))}
     close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
     same = difflib.get_close_matches(name, names, n=1, cutoff=1.0 if table else 0.75)
-    return close[0] if close else names[same[0]] if same else None
+    if close:
+        return close[0]
+    return names[same[0]] if same else None
 
 
 def describe_field(key: str) -> str:

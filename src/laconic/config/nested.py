@@ -244,8 +244,10 @@ class InnerLoopConfig(ConfigModel):
 
     @model_validator(mode="after")
     def check_truncation(self) -> "InnerLoopConfig":
-        if ((n := self.truncate_after) is None) == (self.outer_gradient == "truncated"):
-            raise ValueError(f'truncate_after {n}: set it for outer_gradient "truncated", and only for it')
+        if (self.truncate_after is None) == (self.outer_gradient == "truncated"):
+            raise ValueError(
+                f'truncate_after {self.truncate_after}: set it for outer_gradient "truncated", and only for it'
+            )
         return self
 
 

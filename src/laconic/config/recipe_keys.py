@@ -70,17 +70,20 @@ def find_field(key: str) -> FieldInfo | None:
     return fields_by_key().get(find_name_table(key) or key)
 
 
-def accepts(key: str, *types: Any) -> bool:
+def accepts_type(key: str, *annotations: Any) -> bool:
     """Return whether the field of a key may hold one of some types, such as `str` or `tuple[str, ...]`."""
     info = fields_by_key().get(key)
-    return info is not None and any(part in types for part in union_members(info.annotation))
+    return info is not None and any(part in annotations for part in union_members(info.annotation))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested tables as one mapping with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
@@ -90,6 +93,7 @@ def explicit_values(recipe: Recipe) -> dict[str, Any]:
     Defaults are left out, since a later version may have more keys, and files of rows, since they may move.
     """
     values = flatten(recipe.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
-    names = [name for name in values.pop("data.name", ()) if not is_row_file(name)]
-    values |= {"data.name": names} if names else {}
+    data_sets = [name for name in values.pop("data.name", ()) if not is_row_file(name)]
+    if data_sets:
+        values["data.name"] = data_sets
     return {k: v for k, v in values.items() if k not in RESUMABLE_KEYS and not k.startswith("deviations.")}

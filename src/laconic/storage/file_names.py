@@ -7,8 +7,8 @@ from laconic.errors import InputError, UnsafeFileError
 MAX_NAME_LENGTH = 1000
 
 
-def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
-    """Return `root / name`, after a check that neither the name nor a link leads out of the folder.
+def resolve_inside(root: Path, name: str, *, allow_links: bool = True) -> Path:
+    """Return `root / name` after checking that neither the name nor a link leads out of the folder.
 
     Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository, and
     with `allow_links` those to a file of the same name, as in a folder of links to a checkpoint on another disk.
@@ -16,18 +16,19 @@ def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
     Raises:
         UnsafeFileError: If the name or a link leads out of `root`, or to something that is not a regular file.
     """
-    for rule in (PurePosixPath(name), PureWindowsPath(name)):
-        if not is_printable(name) or rule.drive or rule.root or ".." in rule.parts or not rule.parts:
+    for relative in (PurePosixPath(name), PureWindowsPath(name)):
+        is_inside = bool(relative.parts) and ".." not in relative.parts and not (relative.drive or relative.root)
+        if not is_inside or not is_printable(name):
             raise UnsafeFileError(f"{name[:80]!r} is not the name of a file inside {root}; not opened")
     try:
-        home, path = root.resolve(), (root / name).resolve()
-        is_special = path.exists() and not path.is_file()
-        is_same_name = allow_links and _leads_to_same_name(root / name, path)
+        folder, target = root.resolve(), (root / name).resolve()
+        is_special = target.exists() and not target.is_file()
+        is_same_name = allow_links and _leads_to_same_name(root / name, target)
     except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long
         raise UnsafeFileError(f"{root / name} cannot be resolved ({error}); not opened") from None
-    if not (path.is_relative_to(home) or is_same_name or path.parent == _hub_blobs_folder(home)):
+    if not (target.is_relative_to(folder) or is_same_name or target.parent == _hub_blobs_folder(folder)):
         raise UnsafeFileError(
-            f"{root / name} leads out of its folder, to {path}, and was not opened; copy that file into the folder"
+            f"{root / name} leads out of its folder, to {target}, and was not opened; copy that file into the folder"
         )
     if is_special:
         raise UnsafeFileError(f"{root / name} is not a regular file; not opened")
@@ -35,7 +36,7 @@ def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise InputError if there is no such file, or a folder; an empty path is the current one."""
+    """Raise `InputError` if a path does not exist or is a folder; an empty path is the current folder."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file")
     if not path.is_file():
@@ -51,14 +52,14 @@ def _leads_to_same_name(file: Path, target: Path) -> bool:
     """Return whether a link leads to a file of its own name, or to one of a hub snapshot, which is a link to a blob."""
     if not file.is_symlink():
         return False
-    first = file.parent / file.readlink()
-    is_in_snapshot = first.name == file.name and target.parent == _hub_blobs_folder(first.parent.resolve())
+    linked = file.parent / file.readlink()
+    is_in_snapshot = linked.name == file.name and target.parent == _hub_blobs_folder(linked.parent.resolve())
     return target.name == file.name or is_in_snapshot
 
 
-def _hub_blobs_folder(home: Path) -> Path | None:
-    """Return the blobs folder of a hub snapshot, models--ORG--NAME/snapshots/COMMIT, or None."""
-    snapshot = next((p for p in (home, *home.parents) if p.parent.name == "snapshots"), None)
+def _hub_blobs_folder(folder: Path) -> Path | None:
+    """Return the blobs folder of the hub snapshot (models--ORG--NAME/snapshots/COMMIT) around a folder, or None."""
+    snapshot = next((p for p in (folder, *folder.parents) if p.parent.name == "snapshots"), None)
     if snapshot is None or not snapshot.parent.parent.name.startswith("models--"):
         return None
     return snapshot.parent.parent / "blobs"

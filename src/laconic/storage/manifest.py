@@ -174,8 +174,10 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
     with translate_os_errors(folder):
         manifest = read_manifest(folder)
         if manifest.kind != kind or step not in (None, manifest.step):
-            actual, expected = f"{manifest.kind} {manifest.step}", kind if step is None else f"{kind} {step}"
-            raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} is of {actual}, expected {expected}")
+            expected = kind if step is None else f"{kind} {step}"
+            raise CorruptArtifactError(
+                f"{folder}: {MANIFEST_FILE} is of {manifest.kind} {manifest.step}, expected {expected}"
+            )
         present = set(_list_files(folder))
         missing, extra = set(manifest.files) - present, present - {*manifest.files, MANIFEST_FILE}
         if missing or extra:

@@ -1,4 +1,4 @@
-"""What is at the path of a file to write, and temporary folders beside it.
+"""Resolve the path of a file to write, and create temporary folders beside it.
 
 A temporary folder is locked while its writer lives; after a kill, the next writer deletes it.
 """
@@ -16,11 +16,11 @@ try:
 except ImportError:  # Windows: what killed writers leave stays
     fcntl = None
 
-MAX_TEMPORARY_BYTES = 150  # bytes of a target's name that its temporary file's name repeats
+MAX_NAME_BYTES = 150  # of a target's name at the start of its temporary name, since file systems allow 255 in all
 
 
 def is_device_or_pipe(path: Path) -> bool:
-    """Return whether a path is neither a regular file nor a folder, but exists; a link counts as what it leads to."""
+    """Return whether a path, or the target of a link, exists and is neither a regular file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -31,7 +31,7 @@ def follow_link(path: Path) -> Path:
 
 @contextmanager
 def create_temporary_folder(target: Path) -> Generator[Path]:
-    """Create a folder beside a target and delete it at the end; it is locked as long as this process runs."""
+    """Create a locked folder beside a target; at the end it must be empty or renamed, after an error it is deleted."""
     remove_abandoned(target)
     folder, handle = _create_locked_folder(target)
     try:
@@ -73,15 +73,14 @@ def _create_locked_folder(target: Path) -> tuple[Path, int | None]:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Delete the temporary folders that killed writers of a target left beside it: those that nobody locks.
+    """Delete the temporary folders that killed writers of a target left beside it, that is, those without a lock.
 
     Where the system or the file system has no such locks, they stay.
     """
     if fcntl is None:
         return
-    prefix = make_temporary_path(target).name[: -len(uuid.uuid4().hex)]
-    for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
-        with suppress(OSError):
+    for folder in target.parent.glob(f"{glob.escape(_temporary_prefix(target))}*"):
+        with suppress(OSError):  # its writer holds the lock, or another writer deletes it now
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,5 +91,9 @@ def remove_abandoned(target: Path) -> None:
 
 def make_temporary_path(path: Path) -> Path:
     """Return a free name beside a path that contains its name, so that users can tell what a killed process left."""
-    name = path.name.encode()[:MAX_TEMPORARY_BYTES].decode(errors="ignore")
-    return path.with_name(f".tmp-{name}-{uuid.uuid4().hex}")
+    return path.with_name(_temporary_prefix(path) + uuid.uuid4().hex)
+
+
+def _temporary_prefix(path: Path) -> str:
+    name = path.name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+    return f".tmp-{name}-"
