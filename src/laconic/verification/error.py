@@ -56,7 +56,8 @@ class ErrorAccumulator:
         squared = float(difference.dot(difference))
         largest = float(difference.abs().max()) if len(difference) else 0.0
         if not math.isfinite(squared):
-            difference, squared, largest = difference.nan_to_num(math.inf, math.inf, math.inf), math.inf, math.inf
+            squared = largest = math.inf
+            difference = difference.nan_to_num(math.inf, math.inf, math.inf)
             a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
         self.is_bitwise_equal &= squared == 0
         self.squared_error += squared

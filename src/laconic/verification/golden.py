@@ -196,7 +196,8 @@ def check_compatible(bundle: GoldenBundle, decoder: Decoder) -> str:
     theirs, ours = bundle.metadata.fingerprint, decoder.fingerprint
     note = "" if theirs == ours else f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…"
     for name in SHAPE_FIELDS:
-        value, expected = str(getattr(decoder.config, name)), bundle.metadata.config.get(name)
+        value = str(getattr(decoder.config, name))
+        expected = bundle.metadata.config.get(name)
         if value != expected:
             raise NotRunError(note or f"{name} is {value}, the bundle's {expected}: not run")
     return note

@@ -141,7 +141,8 @@ class HookRecorder:
         out, probs = eager_attention_of(module)(module, q, k, v, mask, **kwargs)
         scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(2, 3)) * scale
         layer_scale = getattr(module, "scaling", scale)
-        q_rot, seen = q if layer_scale == scale else q / layer_scale, (scores + mask).masked_fill(is_masked, -math.inf)
+        q_rot = q if layer_scale == scale else q / layer_scale
+        seen = (scores + mask).masked_fill(is_masked, -math.inf)
         self.current.activations |= {
             "q_rot": q_rot, "k_rot": k[:, :, self.S :], "k_cache": k, "v_cache": v, "scores": scores,
             "scores_seen": seen, "probs": probs, "context": out.flatten(2),

@@ -38,7 +38,12 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 class ParityInputs(NamedTuple):
-    """The cases of a decoder, and why no model of the family can have other inputs, or this model cannot."""
+    """The cases of a decoder.
+
+    Attributes:
+        inapplicable: Inputs that no model of the family can have, with the reason.
+        unavailable: Other inputs that this model cannot have, with the reason.
+    """
 
     cases: list[ParityCase]
     inapplicable: dict[str, str]
@@ -85,14 +90,16 @@ def left_padded_mask(lengths: list[int], T: int) -> Tensor:
 def has_nontrivial_norms(decoder: Decoder) -> bool:
     """Return whether norm weights and biases are far enough from 1 and 0 that leaving them out would show."""
     for name, p in decoder.named_parameters():
-        is_norm = p.ndim == 1 and not name.endswith("bias")
-        spread = (p.detach().float() - float(is_norm)).square().mean().sqrt() if p.ndim == 1 else torch.ones(())
-        if spread < (1e-2 if is_norm else 1e-3):
+        if p.ndim != 1:
+            continue
+        neutral, least_rms = (0.0, 1e-3) if name.endswith("bias") else (1.0, 1e-2)
+        if (p.detach().float() - neutral).square().mean().sqrt() < least_rms:
             return False
     return True
 
 
 def build_inputs(decoder: Decoder) -> ParityInputs:
+    """Build the cases that cover the required inputs, and find the reasons for inputs that remain without a case."""
     config, builder = decoder.config, InputBuilder(decoder)
     cases = [*single_pass_cases(builder), *position_cases(builder), *incremental_cases(builder)]
     inapplicable: dict[str, str] = {}
@@ -121,10 +128,12 @@ def build_inputs(decoder: Decoder) -> ParityInputs:
         unavailable["I1"] = f"a sliding window of {max(windows):,} exceeds {MAX_CASE_TOKENS:,} tokens"
     if windows and min(windows) < 6:
         unavailable["I9"] = f"with a sliding window of {min(windows)} the reference counts padding"
+    # every case has the model's properties; one of them reports these inputs
     cases = [replace(case, covered_inputs=(case.name, *properties)) if case.name == "I8" else case for case in cases]
     covered = {name for case in cases for name in case.covered_inputs}
     missing = [name for name in REQUIRED_INPUTS if name not in inapplicable and name not in covered]
-    unavailable = {name: unavailable.get(name, "could not be built") for name in missing} | unavailable
+    for name in missing:
+        unavailable.setdefault(name, "could not be built")
     device = decoder.token_embedding.weight.device
     usable = [case.to(device) for case in cases if case.name not in unavailable]
     return ParityInputs(usable, inapplicable, unavailable)
@@ -134,15 +143,17 @@ def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:
     windows = attention_windows(builder.config)
     D, T = builder.config.hidden_size, builder.clamp_length(16)
     n = min(T, min(windows, default=T), 12)
-    middle = torch.ones(2, n, dtype=torch.bool)
-    middle[0, n // 2 : n // 2 + 2] = middle[1, n - 2 :] = middle[1, 1] = False
-    long = builder.clamp_length(max(160, *(W + 8 for W in windows), 0))
+    has_gaps = torch.ones(2, n, dtype=torch.bool)
+    has_gaps[0, n // 2 : n // 2 + 2] = False
+    has_gaps[1, n - 2 :] = False
+    has_gaps[1, 1] = False
+    long = builder.clamp_length(max([160, *(W + 8 for W in windows)]))
     return [
         ParityCase("I1", builder.random_ids(1, min(long, MAX_CASE_TOKENS))),
         ParityCase("I5", vectors=builder.random_normal(2, T, D) * 0.01),
         ParityCase("I7", builder.random_ids(2, T), query_scale=8.0),
         ParityCase("I8", builder.random_ids(3, T), valid=left_padded_mask([T, T * 2 // 3, 3], T)),
-        ParityCase("I9", builder.random_ids(2, n), valid=middle),
+        ParityCase("I9", builder.random_ids(2, n), valid=has_gaps),
         ParityCase("I12", builder.random_ids(2, T), warmup_tokens=5, piece_sizes=(T - 3, 3), extra_tokens=2),
         ParityCase("I16", builder.random_ids(2, T), bias=builder.random_normal(2, T, T) * 2),
         ParityCase("I17", builder.random_ids(8, 1)),

@@ -93,7 +93,8 @@ class ErrorRatios:
 
     def check_predictions(self, result: StageResult) -> StageResult:
         """Compare KL and top-1 at the logits with the reference's, allowing for the counting error of few tokens."""
-        (kl, top1), (their_kl, their_top1) = self.own_predictions.kl_and_top1, self.reference_predictions.kl_and_top1
+        kl, top1 = self.own_predictions.kl_and_top1
+        their_kl, their_top1 = self.reference_predictions.kl_and_top1
         wrong = (1 - top1) + (1 - their_top1)
         counting_error = 2 * math.sqrt(wrong / max(self.own_predictions.count, 1))
         passes = kl <= max(MAX_KL_RATIO * their_kl, 1e-9) and top1 >= their_top1 - max(TOP1_MARGIN, counting_error)

@@ -149,7 +149,8 @@ class CaseComparison:
         `default_backend` has activations of the decoder's default attention backend, by key.
         """
         past = self.past.get(reference.layer)
-        local, wide = self.own_stages.compute(reference, past), self.float64_stages.compute(reference, past)
+        local = self.own_stages.compute(reference, past)
+        wide = self.float64_stages.compute(reference, past)
         for stage in stages_at_layer(self.decoder, reference.layer):
             name = stage.name
             x, y = actual.activations.get(name), reference.activations.get(name)
@@ -221,12 +222,12 @@ class CaseComparison:
 def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
     """Return `context` of every layer and the logits as the default attention backend computes them."""
     stages: dict[str, Tensor] = {}
-    cache, embeddings, n = None, case.embed(decoder), len(case.pieces())
-    for piece, (S, T) in enumerate(case.pieces()):
+    cache, embeddings, pieces = None, case.embed(decoder), case.pieces()
+    for piece, (S, T) in enumerate(pieces):
         arguments: dict[str, Any] = forward_arguments(case, S, T)
         output = decoder(embeddings[:, S : S + T], cache, **arguments, capture=("context", "logits"))
         cache = output.cache
-        stages |= {name if n == 1 else f"{name}/{piece}": t for name, t in output.activations.items()}
+        stages |= {name if len(pieces) == 1 else f"{name}/{piece}": t for name, t in output.activations.items()}
     return stages
 
 

@@ -60,9 +60,15 @@ class ParityReport:
     def for_decoder(cls, decoder: Decoder, *, model: str, dtype: str, command: str) -> "ParityReport":
         stages = (*MODEL_ACTIVATIONS[:1], *layer_activations(decoder.config), *MODEL_ACTIVATIONS[1:])
         return cls(
-            model, "none", dtype, decoder.attn_implementation, command, decoder.config.family, decoder.fingerprint,
-            tuple(stage.name for stage in stages),
-        )  # fmt: skip
+            model,
+            reference="none",
+            dtype=dtype,
+            backend=decoder.attn_implementation,
+            command=command,
+            family=decoder.config.family,
+            fingerprint=decoder.fingerprint,
+            stage_order=tuple(stage.name for stage in stages),
+        )
 
     @property
     def is_ok(self) -> bool:
@@ -81,12 +87,14 @@ class ParityReport:
         return [status.name for status in self.inputs if status.status == "not in bundle"]
 
     def summary(self) -> str:
-        """Return the first divergence, what did not run, or that there is none, and what is not in the bundle."""
+        """Describe the outcome and list the inputs that are not in the bundle."""
         missing = self.missing_from_bundle
         return self.describe_outcome() + (f" Not in the bundle: {', '.join(missing)}." if missing else "")
 
     def describe_outcome(self) -> str:
-        if (first := self.first_divergence) is not None:
+        """Return the first divergence, else that there is none, else what did not run."""
+        first = self.first_divergence
+        if first is not None:
             layer = "" if first.layer is None else f" of layer {first.layer}"
             error = "ratio of errors" if first.kind == "ratio" else f"{first.kind} error"
             text = (
@@ -125,7 +133,8 @@ class ParityReport:
             layer = "" if worst is None or worst.layer is None else f" ({worst.layer})"
             cells = (format_worst(first), format_worst(compared) + layer, format_worst(last))
             error = max((r.error for r in results if r.kind == "propagated"), default=math.nan)
-            propagated, verdict = "–" if math.isnan(error) else f"{error:.1e}", worst_verdict(results)
+            propagated = "–" if math.isnan(error) else f"{error:.1e}"
+            verdict = worst_verdict(results)
             table.add_row(results[0].stage, *cells, propagated, styles.get(verdict, f"[yellow]{verdict}[/]"))
         return table
 
@@ -149,7 +158,7 @@ class ParityReport:
 
 def stage_to_json(results: list[StageResult]) -> dict[str, Any]:
     """Return the number of comparisons of a stage, how many are equal to the bit, and the worst of each kind."""
-    worst = {r.kind: result_to_json(r) for r in sorted(results, key=severity)}
+    worst = {r.kind: result_to_json(r) for r in sorted(results, key=severity)}  # of each kind the last one stays
     equal = sum(r.bitwise for r in results)
     counts = {"comparisons": len(results), "equal_to_the_bit": equal}
     return {"stage": results[0].stage, "verdict": worst_verdict(results), **counts, "worst": worst}
@@ -172,7 +181,9 @@ def worst_verdict(results: list[StageResult]) -> str:
 def format_number(x: float) -> str:
     if math.isnan(x):
         return "–"
-    return "inf" if math.isinf(x) else f"{x:.2f}" if x < 100 else f"{x:.1e}"
+    if math.isinf(x):
+        return "inf"
+    return f"{x:.2f}" if x < 100 else f"{x:.1e}"
 
 
 def format_worst(results: list[StageResult]) -> str:
@@ -184,7 +195,7 @@ def format_worst(results: list[StageResult]) -> str:
 
 def result_to_json(result: StageResult) -> dict[str, Any]:
     row = asdict(result) | {"error_in_floors": result.error_in_floors, "index": list(result.index)}
-    return {
-        name: (None if math.isnan(v) else "inf" if math.isinf(v) else v) if isinstance(v, float) else v
-        for name, v in row.items()
-    }
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):  # JSON has neither NaN nor infinity
+            row[name] = None if math.isnan(value) else "inf"
+    return row

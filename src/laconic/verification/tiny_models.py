@@ -62,7 +62,10 @@ def build_tiny_decoder(family: str, variant: str = "") -> Decoder:
             noise = (integers.sum(0) - 4094).float() / 1182.0  # approximately normal
             is_norm_weight = p.ndim == 1 and not name.endswith("bias")
             is_embedding = len(p) >= decoder.config.vocab_size  # of tokens or positions
-            scale = 0.3 if p.ndim == 1 else 0.5 if is_embedding else 0.15
+            if p.ndim == 1:
+                scale = 0.3
+            else:
+                scale = 0.5 if is_embedding else 0.15
             p.copy_(scale * noise + float(is_norm_weight))
     decoder.name_or_path = f"{TINY_PREFIX}{family}"
     return decoder
