@@ -38,7 +38,8 @@ class ChunkSizer:
     def record(self, seconds: float, num_decoding: int, num_positions: int) -> None:
         """Update the averages with the time of a step."""
         if not num_positions:
-            self.decode_seconds += AVERAGE_WEIGHT * (seconds - self.decode_seconds) if self.decode_seconds else seconds
+            before = self.decode_seconds or seconds
+            self.decode_seconds = before + AVERAGE_WEIGHT * (seconds - before)
             return
         if num_decoding:
             self.decode_seconds = min(self.decode_seconds, seconds)  # rows may have left since it was measured
@@ -47,7 +48,8 @@ class ChunkSizer:
         prompt_seconds = seconds - (self.decode_seconds if num_decoding else 0)
         per_position = max(prompt_seconds, MIN_CHUNK_SECONDS) / num_positions
         before = self.position_seconds or per_position
-        self.position_seconds, self.last_size = before + AVERAGE_WEIGHT * (per_position - before), num_positions
+        self.position_seconds = before + AVERAGE_WEIGHT * (per_position - before)
+        self.last_size = num_positions
 
 
 def share_positions(remaining: Sequence[int], size: int) -> list[int]:

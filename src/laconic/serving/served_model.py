@@ -87,7 +87,8 @@ class ServedModel:
         end = find_first_new_position(decoder, prompt, state)
         sequence.prompt = torch.tensor(request.token_ids, device=self.device)
         sequence.is_read_at_once = not has_fixed_frequencies(decoder.config.rope, end)
-        sequence.sampler, eos = build_sampler(decoder, prompt, config), resolve_eos(decoder, config)
+        sequence.sampler = build_sampler(decoder, prompt, config)
+        eos = resolve_eos(decoder, config)
         sequence.output = SequenceState(0, self.tokenizer.decode, request.token_ids, eos, config)
         return state, update_flags
 
@@ -124,7 +125,8 @@ def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -
 
     If the method returns no prompts, answer at once.
     """
-    method, question, decoding = model.method, sequence.request.question, model.build_decoding(sequence.request.config)
+    method, question = model.method, sequence.request.question
+    decoding = model.build_decoding(sequence.request.config)
     assert question is not None
     if isinstance(method, PromptsAnswersStepwise):
         stepwise: StepwisePrompt = method.prompt_answer_stepwise(question, decoding)

@@ -70,7 +70,8 @@ class ServedThoughts(nn.Module):
             self.config = ThoughtsConfig.model_validate_json(json.dumps(config))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place, reason = ".".join([CONFIG_KEY, *map(str, first["loc"])]), first["msg"].removeprefix("Value error, ")
+            place = ".".join([CONFIG_KEY, *map(str, first["loc"])])
+            reason = first["msg"].removeprefix("Value error, ")
             raise InputError(f"config.json: {place}: {reason}; {ADVICE}") from None
         suppressed = sorted({*self.config.control_ids, *self.config.suppress_token_ids})
         if suppressed[-1] >= vocab_size:

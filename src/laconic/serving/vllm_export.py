@@ -60,14 +60,16 @@ def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | 
         BusyError: If the folder is not empty.
         DiskError: If the disk is full.
     """
-    decoder, tokenizer, family = run.merged_decoder(), run.parts.tokenizer, run.parts.decoder.config.family
+    decoder, tokenizer = run.merged_decoder(), run.parts.tokenizer
+    family = decoder.config.family
     if run.recipe.method not in ANSWERING_METHODS:
         raise UsageError(f"--to vllm: not available for method {run.recipe.method}; export it without --to")
     if run.recipe.reads_documents:
         raise UsageError("--to vllm: its questions follow summary vectors of documents; use laconic generate --memory")
     if family not in VLLM_CLASSES:
         raise UsageError(f"family {family}: the vLLM plug-in has {', '.join(VLLM_CLASSES)}; use laconic serve")
-    method, data, encoder = run.recipe.method, run.recipe.data, ReasoningEncoder(tokenizer, run.recipe.data)
+    method, data = run.recipe.method, run.recipe.data
+    encoder = ReasoningEncoder(tokenizer, data)
     if method in WITHOUT_PROMPT and encoder.eos_token_id in answer_prefix_ids(tokenizer, data):
         raise UsageError(
             f'method {method} with data.format "{data.format}": an answer contains eos tokens, but vLLM stops at the '
@@ -108,14 +110,17 @@ def build_thoughts_config(run: LoadedRun, ids: ControlIds, eos_token_id: int) ->
         raise UsageError(
             '--to vllm: latents.length_policy "stop_head" has prompts of one length only; use laconic serve'
         )
-    names, pad = ("schedule", "num_iterations", "projection", "projection_width"), config.pad_token_id
+    pad = config.pad_token_id
     M = method.num_answer_latents if isinstance(method, Coconut) else latents.num_latents
     return ThoughtsConfig.model_validate(
         {
             "method": run.recipe.method,
             "step": run.step,
             "num_latents": M,
-            **{name: latents.settings[name] for name in names},
+            **{
+                name: latents.settings[name]
+                for name in ("schedule", "num_iterations", "projection", "projection_width")
+            },
             **{f"{name}_token_id": id for name, id in ids._asdict().items()},
             "suppress_token_ids": () if pad in (None, eos_token_id) or pad >= config.vocab_size else (pad,),
         }
@@ -154,8 +159,11 @@ def build_chat_template(run: LoadedRun, encoder: ReasoningEncoder, thoughts: str
     backend, method = tokenizer.backend, run.recipe.method
     eos = token_text(backend, encoder.eos_token_id)
     prompt = answer_prefix_ids(tokenizer, data) if method not in WITHOUT_PROMPT else []
-    is_eos = prompt == [encoder.eos_token_id]
-    reply = thoughts + (eos if is_eos else encoder.answer_prompt if prompt else "")
+    reply = thoughts
+    if prompt == [encoder.eos_token_id]:
+        reply += eos
+    elif prompt:
+        reply += encoder.answer_prompt
     refusal = REFUSAL if thoughts else ""
     if data.format == "chat":
         if tokenizer.chat_template is None:
@@ -164,8 +172,13 @@ def build_chat_template(run: LoadedRun, encoder: ReasoningEncoder, thoughts: str
         return f"{refusal}{source}{{% if add_generation_prompt %}}{{{{ {quote(reply)} }}}}{{% endif %}}"
     question, num_prefix = encoder.encode_question("1")
     prefix = "".join(token_text(backend, id) for id in question.ids[:num_prefix])
-    before, after = {"icot": (" ", f" {eos}"), "coconut": ("", "\n")}.get(data.format, ("", ""))
-    after += eos if data.format == "codi" and data.separator == "eos" else ""
+    before = after = ""  # around the question
+    if data.format == "icot":
+        before, after = " ", f" {eos}"
+    elif data.format == "coconut":
+        after = "\n"
+    elif data.format == "codi" and data.separator == "eos":
+        after = eos
     return (
         "{%- if messages | length != 1 or messages[0]['role'] != 'user' -%}"
         "{{- raise_exception('give one user message, the question') -}}{%- endif -%}"

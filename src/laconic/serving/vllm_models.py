@@ -18,12 +18,12 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from laconic.serving.served_thoughts import CONFIG_KEY, ServedThoughts
 from laconic.serving.vllm_plugin import check_engine
 
-PREFIX = "thoughts."  # begins the names of the projection's weights
+PREFIX = "thoughts."  # of the names of the projection's weights
 THOUGHTS_FILE = "laconic/thoughts.safetensors"  # the file that export_run writes them to
 
 
 class ThinkingModel:
-    """What the classes below add to a model of vLLM: the latent rollout, and a mask on logits."""
+    """Mixin for a model of vLLM that adds the latent rollout and masks logits."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         check_engine(vllm_config)
@@ -31,11 +31,11 @@ class ThinkingModel:
         thoughts_config = getattr(config.hf_config, CONFIG_KEY, None)
         thoughts = ServedThoughts(thoughts_config, config.get_hidden_size(), config.get_vocab_size())
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # pyright: ignore[reportCallIssue]
-        self.thoughts = thoughts
+        self.thoughts = thoughts  # after nn.Module's __init__, which a submodule needs
         source = DefaultModelLoader.Source(
             config.model, config.revision, prefix=PREFIX, allow_patterns_overrides=[THOUGHTS_FILE]
         )
-        self.secondary_weights = [source]
+        self.secondary_weights = [source]  # vLLM's loader reads this attribute
 
     def forward(
         self,

@@ -86,13 +86,14 @@ class ApiAnswer(ABC, Generic[Body]):
     async def collect(self, group: SequenceGroup) -> Json:
         async for _ in group.parts():
             pass
-        choices = [self.build_choice(index, whole) for index, whole in enumerate(group.wholes)]
+        choices = [self.build_choice(index, whole) for index, whole in enumerate(group.answers)]
         return self.build(self.kind, choices) | {"usage": self.count_usage(group)}
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Json]:
         options = self.body.stream_options or StreamOptions()
         async for index, part in group.parts():
-            if (choice := self.build_chunk(index, part)) is not None:
+            choice = self.build_chunk(index, part)
+            if choice is not None:
                 usage = self.count_usage(group) if options.continuous_usage_stats else None
                 yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
         if options.include_usage:
@@ -104,10 +105,11 @@ class ApiAnswer(ABC, Generic[Body]):
     def count_usage(self, group: SequenceGroup) -> Json:
         """Return the token counts so far, each prompt counted once; latents for models that think."""
         prompt = sum(request.num_prompt_tokens for request in group.requests[:: self.n])
-        completion = sum(whole.num_tokens for whole in group.wholes)
+        completion = sum(whole.num_tokens for whole in group.answers)
         usage: Json = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        finishes = [whole.finish for whole in group.wholes if whole.finish is not None]
-        passes, positions = (sum(x.latent_passes for x in finishes), sum(x.latent_positions for x in finishes))
+        finishes = [whole.finish for whole in group.answers if whole.finish is not None]
+        passes = sum(finish.latent_passes for finish in finishes)
+        positions = sum(finish.latent_positions for finish in finishes)
         if passes or positions:
             usage["completion_tokens_details"] = {"latent_passes": passes, "latent_positions": positions}
         return usage
@@ -199,6 +201,8 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
         return choice if choice["text"] or has_tokens or choice["finish_reason"] else None
 
     def count_usage(self, group: SequenceGroup) -> Json:
-        """Return the token counts, without the token that nobody asked for."""
+        """Return the token counts, without the token that the engine generates in addition to a scored prompt."""
         usage = super().count_usage(group)
-        return usage | ({"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]} if self.is_score_only else {})
+        if self.is_score_only:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage

@@ -51,8 +51,10 @@ class RequestGuard:
             await self.handle(scope, receive, send, deadline)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
-        headers, options, start = Headers(scope=scope), self.options, time.perf_counter()
-        given_id, status, is_complete = headers.get("x-request-id", ""), 0, False
+        start = time.perf_counter()
+        headers, options = Headers(scope=scope), self.options
+        status, is_complete = 0, False
+        given_id = headers.get("x-request-id", "")
         request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
         # files of memories and states come by PUT, everything else is JSON
         max_bytes = options.max_memory_bytes if scope["method"] == "PUT" else options.max_body_bytes
@@ -97,7 +99,8 @@ class RequestGuard:
             return
         if self.options.api_key is None:
             origin = headers.get("origin", "http://localhost")  # web pages send it, programs do not
-            host, is_allowed = headers.get("host", "localhost"), {"*", origin} & {*self.options.allowed_origins}
+            host = headers.get("host", "localhost")
+            is_allowed = not {"*", origin}.isdisjoint(self.options.allowed_origins)
             if not is_local_host(host):
                 advice = "start the server with --api-key, or let the proxy in front of it send 'Host: localhost'"
                 raise ApiError(403, f"host {host[:80]!r} is not this machine; {advice}")

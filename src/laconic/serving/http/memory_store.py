@@ -210,7 +210,7 @@ class MemoryStore:
         except LaconicError as error:
             message = f"memory: {error}"
             for entry in entries:
-                if not entry.path.exists():  # by now
+                if not entry.path.exists():  # deleted while it was read
                     raise build_deleted_error(entry) from None
                 message = hide_path(message, entry.path, entry.card.id)
             raise ApiError(409 if isinstance(error, CorruptArtifactError) else 400, message, "memory") from None
@@ -225,7 +225,8 @@ class MemoryStore:
 
     def check_digest(self, entry: StoredMemory) -> None:
         """Raise CorruptArtifactError for a file that another program has replaced; a client may have uploaded it."""
-        digest, current = self.describe(entry.card.id, entry.path).digest, self.entries.get(entry.card.id, entry)
+        digest = self.describe(entry.card.id, entry.path).digest
+        current = self.entries.get(entry.card.id, entry)
         if digest not in (entry.digest, current.digest):
             raise CorruptArtifactError(
                 f"the file of {entry.card.id} was replaced by another; upload it, or restart the server"

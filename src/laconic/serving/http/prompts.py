@@ -50,7 +50,8 @@ def prepare_text(served: ApiModel, prompt: str | Sequence[int], prefix: Prefix) 
 
 def prepare_chat(served: ApiModel, body: ChatRequest, prefix: Prefix) -> EngineRequest:
     """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format."""
-    messages, is_chat_memory = read_messages(served, body.messages), isinstance(prefix, ChatPrefix) and prefix.opening
+    messages = read_messages(served, body.messages)
+    is_chat_memory = isinstance(prefix, ChatPrefix) and prefix.opening
     if body.chat_template_kwargs and (is_chat_memory or isinstance(served.model, Reasoner)):
         message = "chat_template_kwargs: the template of a run or memory is fixed; remove chat_template_kwargs"
         raise ApiError(400, message, "chat_template_kwargs")

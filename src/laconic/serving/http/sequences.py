@@ -1,4 +1,4 @@
-"""Sequences of one request in the engine, and their events in the server's event loop."""
+"""Submit the sequences of a request to the engine, and collect their events in the server's event loop."""
 
 import asyncio
 import time
@@ -23,17 +23,19 @@ from laconic.serving.requests import (
 
 @dataclass
 class AnswerPart:
-    """What an event, or all events so far, of a sequence add to its answer."""
+    """The part of a sequence's answer that one event adds, or that all events so far have added."""
 
     text: str = ""
-    tokens: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # now known to belong to the text
+    tokens: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # without those that may still be removed
     prompt: PromptEvent | None = None
     finish: FinishEvent | None = None
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the sequence ended, in OpenAI's words."""
-        return None if self.finish is None else "length" if self.finish.reason == "length" else "stop"
+        """OpenAI's name of the reason why the sequence ended; None while it runs."""
+        if self.finish is None:
+            return None
+        return "length" if self.finish.reason == "length" else "stop"
 
 
 @dataclass
@@ -52,9 +54,15 @@ class WholeAnswer(AnswerPart):
             return part
         if isinstance(event, FinishEvent):
             part.finish = self.finish = event
-            certain = {"stop": [], "eos": self.waiting[:-1]}.get(event.reason, self.waiting)
+            certain = self.waiting
+            if event.reason == "stop":
+                certain = []  # the others are those of the stop string
+            elif event.reason == "eos":
+                certain = self.waiting[:-1]
         else:
-            part.text, self.text, self.num_tokens = event.text, self.text + event.text, self.num_tokens + 1
+            part.text = event.text
+            self.text += event.text
+            self.num_tokens += 1
             self.waiting.append(event)
             certain = [token for token in self.waiting if token.offset < len(self.text)]
         self.waiting = self.waiting[len(certain) :]
@@ -71,13 +79,13 @@ class SequenceGroup:
         self.loop, self.start = asyncio.get_running_loop(), time.monotonic()
         self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
         self.requests: Sequence[EngineRequest] = ()
-        self.wholes: list[WholeAnswer] = []
-        self.ids: dict[int, int] = {}  # ids in the engine of the sequences that still run, by index
-        self.timeout_error: ApiError | None = None  # once the deadline is over
+        self.answers: list[WholeAnswer] = []
+        self.ids: dict[int, int] = {}  # engine ids of the sequences that still run, by index in `requests`
+        self.timeout_error: ApiError | None = None  # set at the deadline
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Hand sequences to the engine; after an error, `close` cancels those that it has taken."""
-        self.requests, self.wholes = requests, [WholeAnswer() for _ in requests]
+        self.requests, self.answers = requests, [WholeAnswer() for _ in requests]
         for index, request in enumerate(requests):
             self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
 
@@ -99,12 +107,12 @@ class SequenceGroup:
             if isinstance(event, Exception):
                 raise event
             self.record(index, event)
-            if isinstance(event, FinishEvent) and event.reason == "cancelled":
+            if isinstance(event, FinishEvent) and event.reason == "cancelled":  # at the deadline or shutdown
                 event = replace(event, reason="length")
-                if not self.wholes[index].num_tokens:
+                if not self.answers[index].num_tokens:
                     is_incomplete = True
                     continue
-            yield index, self.wholes[index].add(event)
+            yield index, self.answers[index].add(event)
         if is_incomplete:
             raise self.timeout_error or build_shutdown_error()
 
@@ -122,12 +130,13 @@ class SequenceGroup:
     def record(self, index: int, event: EngineEvent) -> None:
         """Count tokens, passes and times."""
         if isinstance(event, TokenEvent):
-            now, whole = time.monotonic(), self.wholes[index]
-            if whole.last_token_time is None:
+            now = time.monotonic()
+            answer = self.answers[index]
+            if answer.last_token_time is None:
                 self.metrics.time_to_first_token.observe(now - self.start)
             else:
-                self.metrics.inter_token.observe(now - whole.last_token_time)
-            whole.last_token_time = now
+                self.metrics.inter_token.observe(now - answer.last_token_time)
+            answer.last_token_time = now
             self.metrics.generated_tokens.inc()
         elif isinstance(event, FinishEvent):
             self.metrics.prompt_tokens.inc(self.requests[index].num_prompt_tokens)

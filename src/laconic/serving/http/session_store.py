@@ -25,13 +25,13 @@ class Session:
     """One session. Its state is immutable, so that a reader keeps the state from before a write."""
 
     id: str
-    state: FastWeightState | None = None  # after all texts
+    state: FastWeightState | None = None  # after all texts; None before the first
     documents: tuple[ReadDocument, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
-    is_writing: bool = False  # whether a request changes the session now
+    is_writing: bool = False  # whether a request is changing the session
 
     def to_card(self) -> dict[str, Any]:
-        """Return what requests may know about the session, with the number of tokens that it has read."""
+        """Return the session as JSON of the API, with the number of tokens that it has read."""
         tokens = 0 if self.state is None else int(self.state.position.sum())
         return {"id": self.id, "object": "session", "created": self.created, "tokens": tokens}
 
@@ -51,7 +51,7 @@ class SessionStore:
 
     def create(self, source: Session | None = None) -> Session:
         """Create a session that has learned nothing, or what another one has. Raises ApiError (400) at the limit."""
-        _ = self.model
+        _ = self.model  # refuses models that do not learn
         if len(self.sessions) >= self.served.options.max_sessions:
             message = f"the server has {len(self.sessions)} sessions, its limit; delete one first"
             raise ApiError(400, message, code="too_many_sessions")
@@ -63,7 +63,7 @@ class SessionStore:
 
     def get(self, id: str) -> Session:
         """Return a session. Raises ApiError: 404 if there is none, 400 if the model does not learn."""
-        _ = self.model
+        _ = self.model  # refuses models that do not learn
         if id not in self.sessions:
             message = f"session {id[:80]!r} does not exist; POST /v1/sessions creates one"
             raise ApiError(404, message, "session", "not_found")
@@ -74,7 +74,8 @@ class SessionStore:
         """Hold a session for writing. Raises ApiError: 409 if another request does, 404 if there is no session."""
         session = self.get(id)
         if session.is_writing:
-            raise ApiError(409, f"session {id} is changed by another request; wait for it", "session", "session_busy")
+            message = f"session {id} is being changed by another request; wait for it"
+            raise ApiError(409, message, "session", "session_busy")
         session.is_writing = True
         try:
             yield session
@@ -105,5 +106,5 @@ class SessionStore:
             raise ApiError(400, f"the file holds the states of {rows:,} texts; a session has one", "state")
         if not state.position.any():
             return None, ()
-        # copies, since loaded tensors hold their file open, which is temporary
+        # copies, since loaded tensors hold open their file, which is deleted after the request
         return map_tensors(state, torch.clone), tuple(documents[0] if documents else ())

@@ -67,7 +67,8 @@ def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         check_characters(served, len(body.prompt), "prompt")
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages, has_reply = read_messages(served, body.messages or ()), body.add_generation_prompt is not False
+    messages = read_messages(served, body.messages or ())
+    has_reply = body.add_generation_prompt is not False
     if isinstance(served.model, Reasoner):
         if not has_reply or body.add_special_tokens or body.chat_template_kwargs:
             raise ApiError(400, f"messages: {served.name} answers questions; remove the options of templates")
