@@ -54,7 +54,8 @@ class FactRecallDataset(SyntheticDataset):
 
     def place_facts(self, index: IntArray, counts: IntArray, keys: IntArray, values: IntArray) -> IntArray:
         """Return fillers with facts at random slots, [n, segments * length]; no fact crosses a segment border."""
-        config, width = self.config, 2 if self.config.two_token_facts else 1
+        config = self.config
+        width = 2 if config.two_token_facts else 1
         num_tokens = config.num_segments * config.segment_tokens
         ids = TOKEN_IDS["x0"] + self.randint(config.num_fillers, index, FILLER_KEY, num_tokens)
         slots = self.uniform(index, POSITION_KEY, num_tokens // width).argsort(1)[:, : keys.shape[1]] * width

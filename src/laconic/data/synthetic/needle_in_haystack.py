@@ -134,7 +134,8 @@ class NeedleDataset:
         answer: list[int] = []
         scored: list[bool] = []
         for i, fact in enumerate(targets):
-            comma, value = self.encode(",") if i else [], self.encode(f" {fact.value}")
+            comma = self.encode(",") if i else []
+            value = self.encode(f" {fact.value}")
             answer += comma + value
             scored += [False] * len(comma) + [True] * len(value)
         sentences = [(fact.depth, self.encode(fact.to_sentence())) for fact in facts]
