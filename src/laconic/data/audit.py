@@ -104,16 +104,17 @@ def audit_examples(
         except InputError as error:
             problems.append(RowProblem(0, "without a number", f"row {example.id}: {error}"))
     counts, too_long, num_unknown = list[tuple[int, ...]](), list[str](), 0
-    for row in () if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
+    for row in [] if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
         counts.append(count_part_tokens(row))
         num_unknown += row.num_unknown
-        too_long += [row.id] if max_tokens is not None and len(row) > max_tokens else []
+        if max_tokens is not None and len(row) > max_tokens:
+            too_long.append(row.id)
     answer, share = most_common_answer(rows) if rows else ("", 0.0)
     return RowsAudit(
         sha256=file.sha256,
         rows=len(rows),
         problems=[problem._asdict() for problem in problems],
-        notes=[*file.notes, *([HISTORY_NOTE] if any(map(has_history, rows)) else [])],
+        notes=[*file.notes, HISTORY_NOTE] if any(map(has_history, rows)) else list(file.notes),
         rows_without_chain=sum(not example.steps for example in rows),
         answer_type=config.answer_type,
         unclear_answers=[] if is_text else [row.id for row in rows if not CODI.is_valid_gold(row.answer)],
@@ -162,13 +163,14 @@ def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
 
 def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str]]:
     """Return pairs of ids (the first row, a later row) with the same question, up to case, spaces and punctuation."""
-    questions, first = [identify_question(e, with_document=False) for e in examples], dict[str, str]()
-    counts = Counter(questions)  # the documents of other questions need not be compared
-    pairs = [
-        (first.setdefault(q if counts[q] == 1 else identify_question(e), e.id), e.id)
-        for q, e in zip(questions, examples, strict=True)
-    ]
-    return [(a, b) for a, b in pairs if a != b]
+    questions = [identify_question(example, with_document=False) for example in examples]
+    counts, first_ids, pairs = Counter(questions), dict[str, str](), list[tuple[str, str]]()
+    for question, example in zip(questions, examples, strict=True):
+        if counts[question] > 1:  # only then compare documents, which are long
+            first = first_ids.setdefault(identify_question(example), example.id)
+            if first != example.id:
+                pairs.append((first, example.id))
+    return pairs
 
 
 def compute_quantiles(counts: Sequence[int]) -> dict[str, int]:

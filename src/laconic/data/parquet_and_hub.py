@@ -39,7 +39,8 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     num_read, num_bytes = 0, path.stat().st_size
     try:
         with ParquetFile(path) as file:
-            if (num_rows := file.metadata.num_rows) > num_bytes:
+            num_rows = file.metadata.num_rows
+            if num_rows > num_bytes:
                 repeated = f"{num_rows:,} rows in {num_bytes:,} bytes, so most are equal; remove duplicates"
                 raise InputError(f"{path.name}: {repeated}")
             for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
@@ -64,13 +65,18 @@ def to_rows(table: Any, schema: Any) -> list[dict[str, Any]]:
     rows, label_names = decode_json_columns(table.to_pylist(), schema), read_label_names(schema)
     for field in schema:
         names = label_names.get(field.name) if pyarrow.types.is_integer(field.type) else None
-        is_float, is_short = pyarrow.types.is_floating(field.type), field.type == pyarrow.float32()
-        for row in rows if names or is_float else ():
+        if not names and not pyarrow.types.is_floating(field.type):
+            continue
+        for row in rows:
             x = row[field.name]
-            if names and x is not None:
+            if x is None:
+                continue
+            if names:
                 row[field.name] = names[x] if 0 <= x < len(names) else None
-            elif is_float and x is not None:
-                row[field.name] = None if math.isnan(x) else float(str(np.float32(x))) if is_short else float(x)
+            elif math.isnan(x):
+                row[field.name] = None
+            else:
+                row[field.name] = float(str(np.float32(x)) if field.type == pyarrow.float32() else x)
     return rows
 
 

@@ -20,7 +20,7 @@ MAX_REPORTED = 20  # problems listed one by one; the rest are counted by kind
 EXCERPT_LENGTH = 80
 ROWS_PER_SKIP = 1000  # `on_invalid_row = "skip"` may drop one row in this many
 ONE_OBJECT = "write one JSON object per line"
-OTHER_FILES = "other files"  # kind of a problem after which no other line is read
+WRONG_FILE_TYPE = "other files"  # kind of a problem after which no line is read
 # Lone surrogates, NUL and bidirectional control characters.
 FORBIDDEN_CHARACTERS = re.compile("[\0\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 # Any of them, any escaped surrogate, and text that only looks like an escape: most lines have none.
@@ -36,9 +36,9 @@ IsLast = Callable[[T], bool]  # whether a converted row is the last one to read
 
 
 class RowError(Exception):
-    """A row that cannot be used: kind of problem (those after the first 20 are counted by it), problem and remedy.
+    """A row that cannot be used, with the problem, the remedy and the field that is wrong.
 
-    `field` is the field that is wrong.
+    After the first 20 problems, only the number of each `kind` is reported.
     """
 
     def __init__(self, kind: str, problem: str, remedy: str = "", *, field: str | None = None) -> None:
@@ -125,11 +125,12 @@ def parse_lines(lines: Iterable[bytes], notes: Counter[str], parse: RowParser) -
                     notes["blank lines, which are skipped"] += 1
             except RowError as error:
                 yield RowProblem(number, error.kind, error.describe())
-                if error.kind == OTHER_FILES:
+                if error.kind == WRONG_FILE_TYPE:
                     return
         # Of a line over the limit, only the first part is reported.
         is_continuation = not line.endswith(b"\n")
-        number += not is_continuation
+        if not is_continuation:
+            number += 1
     if is_continuation:
         notes["no line end after the last row"] += 1
 
@@ -157,7 +158,7 @@ def convert_rows(
 def convert_each(
     name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T]
 ) -> Iterator[T | RowProblem]:
-    """Yield what each row becomes, or its problem."""
+    """Yield the converted rows, and the problems of the others."""
     for item in rows:
         if isinstance(item, RowProblem):
             yield item
@@ -209,14 +210,15 @@ def find_compression(start: bytes) -> str | None:
 
 
 def check_file_type(line: bytes) -> None:
-    if (program := find_compression(line)) is not None:
-        raise RowError(OTHER_FILES, f"compressed with {program}", "unpack it")
+    program = find_compression(line)
+    if program is not None:
+        raise RowError(WRONG_FILE_TYPE, f"compressed with {program}", "unpack it")
     if line.startswith(b"PAR1"):
-        raise RowError(OTHER_FILES, "Parquet by its first bytes", "give the file a name that ends in .parquet")
+        raise RowError(WRONG_FILE_TYPE, "Parquet by its first bytes", "give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise RowError(OTHER_FILES, "UTF-16 by its first bytes", "save the file as UTF-8")
+        raise RowError(WRONG_FILE_TYPE, "UTF-16 by its first bytes", "save the file as UTF-8")
     if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        raise RowError(OTHER_FILES, "the file is one JSON array", f"{ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl")
+        raise RowError(WRONG_FILE_TYPE, "the file is one JSON array", f"{ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl")
 
 
 def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> dict[str, Any]:
@@ -242,10 +244,13 @@ def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> d
 
 def check_characters(row: dict[str, Any], forbidden: re.Pattern[str]) -> None:
     for key, value in row.items():
-        character = next((match[0] for text in iter_texts([key, value]) if (match := forbidden.search(text))), None)
-        if character is not None:
-            is_half, is_nul = LONE_SURROGATES.match(character), character == "\0"
-            kind = "lone surrogates" if is_half else "NUL characters" if is_nul else "bidirectional control characters"
+        match = next(filter(None, map(forbidden.search, iter_texts([key, value]))), None)
+        if match is not None:
+            kind = "bidirectional control characters"
+            if match[0] == "\0":
+                kind = "NUL characters"
+            elif LONE_SURROGATES.match(match[0]):
+                kind = "lone surrogates"
             raise RowError(kind, f"has {kind}", "remove them, or write the intended characters", field=key)
 
 

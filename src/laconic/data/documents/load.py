@@ -73,17 +73,17 @@ class DocumentRowConverter:
     """Converts rows to documents of one section; the first row decides which field names the document."""
 
     def __init__(self, config: TextConfig, max_documents: int | None = None) -> None:
-        self.config, self.document_field, self.is_first = config, config.document_field, True
-        self.max_documents, self.names, self.has_splits = max_documents, set[str](), False
+        self.config, self.max_documents = config, max_documents
+        self.document_field, self.is_first = config.document_field, True
+        self.names, self.has_splits = set[str](), False
 
     def convert(self, row: dict[str, Any], name: str) -> Document | None:
         """Return the document of a row, or None if its text is blank. Raises `RowError`."""
         if self.is_first and self.document_field is None and "book" in row:
             self.document_field = "book"
         self.is_first = False
-        accepted = f"expected a field {self.config.text_field}"
-        accepted += f" and {self.document_field}" if self.document_field else ""
-        accepted += "; data.text.text_field names another"
+        names = " and ".join(filter(None, (self.config.text_field, self.document_field)))
+        accepted = f"expected a field {names}; data.text.text_field names another"
         section = row.get(self.config.text_field)
         if isinstance(section, str) and not section.strip():
             return None
@@ -116,11 +116,13 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
         converter = DocumentRowConverter(config, max_documents)
         rows, notes = read_rows(file, converter.convert, converter.is_last, parse_document)
         num_blank = rows.count(None)
-        notes += [f"{file.name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
+        if num_blank:
+            notes.append(f"{file.name}: {num_blank:,} rows with a blank text are skipped")
         return group_by_book(rows, file.name, max_documents), notes
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
-        if (program := find_compression(stream.peek(8))) is not None:
+        program = find_compression(stream.peek(8))
+        if program is not None:
             raise InputError(f"{file.name}: compressed with {program}; unpack it")
         text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
     return [Document(file.stem, (text,))], []
@@ -239,11 +241,12 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
         keys.setdefault(document.sections, document.key)
     k = count_held_out(len(keys), config.text.held_out_fraction)
     order = sorted(keys, key=lambda sections: hashlib.sha256(keys[sections].encode()).digest())
-    held_out: Mapping[tuple[str, ...], SplitName] = {
-        sections: HELD_OUT_PARTS[i >= k] for i, sections in enumerate(order[: 2 * k])
-    }
+    valid, test = set(order[:k]), set(order[k : 2 * k])
     for document in documents:
-        parts[held_out.get(document.sections, "train")].append(document)
+        if document.sections in valid:
+            parts["valid"].append(document)
+        else:
+            parts["test" if document.sections in test else "train"].append(document)
     return parts
 
 

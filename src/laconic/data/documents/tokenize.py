@@ -59,7 +59,8 @@ def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, progress: Progres
     Windows are tokenized without offsets, which is faster; only the overlap of two windows is tokenized again with
     offsets.
     """
-    backend, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
+    backend = disable_special_tokens(tokenizer)
+    done, total = 0, sum(map(len, texts))
     windows_per_text: list[list[list[int]]] = []
     for group in group_windows(split_text(texts)):
         if progress:
@@ -67,7 +68,8 @@ def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, progress: Progres
         with translate_tokenizer_errors():
             encodings = backend.encode_batch_fast([window for _, window in group], add_special_tokens=False)
         for (is_first, window), encoding in zip(group, encodings, strict=True):
-            windows_per_text += [[]] if is_first else []
+            if is_first:
+                windows_per_text.append([])
             windows_per_text[-1].append(encoding.ids)
             done += min(len(window), WINDOW_CHARS)
     return [join_token_windows(text, windows, backend) for text, windows in zip(texts, windows_per_text, strict=True)]
@@ -108,7 +110,8 @@ def join_token_windows(text: str, windows: Sequence[Sequence[int]], backend: tok
     cuts = [join for join in joins if join is not None]
     if len(cuts) < len(joins):
         return np.fromiter(chain.from_iterable(iter_token_ids([text], backend)), dtype=np.int32)
-    starts, ends = [0, *(start for _, start in cuts)], [*(end for end, _ in cuts), len(windows[-1])]
+    starts = [0, *(start for _, start in cuts)]
+    ends = [*(end for end, _ in cuts), len(windows[-1])]
     parts = (window[start:end] for window, start, end in zip(windows, starts, ends, strict=True))
     return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
 
@@ -142,7 +145,10 @@ def iter_token_chunks(texts: Iterable[str], tokenizer: Tokenizer, chunk_tokens: 
 def iter_token_ids(
     texts: Iterable[str], backend: tokenizers.Tokenizer, window_chars: int = WINDOW_CHARS
 ) -> Iterator[list[int]]:
-    """Yield the ids of the joined texts in parts, with about two windows of text in memory at a time."""
+    """Yield the ids of the joined texts in parts, with about two windows of text in memory at a time.
+
+    A window is cut in its last eighth; the next window begins enough tokens before, so that it agrees around the cut.
+    """
     blocks = iter_blocks(texts, window_chars)
     window, first = tokenize_window(next(blocks, ""), backend), 0
     for block in blocks:
@@ -215,8 +221,12 @@ def find_cut(window: TokenizedWindow, first: int, end: int) -> int | None:
     while last > first and window.offsets[last][0] > end:
         last -= 1
     candidates = range(last, max(first, AGREEING_TOKENS), -1)
-    between_words = (k for k in candidates if window.is_boundary(k) and window.is_between_words(k))
-    return next(between_words, next((k for k in candidates if window.is_boundary(k)), None))
+    boundary = None
+    for k in filter(window.is_boundary, candidates):
+        if window.is_between_words(k):
+            return k
+        boundary = k if boundary is None else boundary
+    return boundary
 
 
 def hash_token_arrays(description: Mapping[str, Any], arrays: Iterable[TokenArray]) -> str:
@@ -233,17 +243,20 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     Raises:
         InputError: With the offset of the first byte that is not UTF-8 text, or if there is nothing but white space.
     """
-    decoder, offset, is_blank = codecs.getincrementaldecoder("utf-8-sig")(), 0, True
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    offset, is_blank = 0, True
     for block in chain(blocks, [b""]):  # the empty block is the last
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             position = offset + len(block) - len(error.object) + error.start  # in the file: the object lacks its mark
-            is_start = not offset  # of the file, which names its format
-            kind = next((kind for start, kind in OTHER_FORMATS.items() if is_start and block.startswith(start)), None)
-            problem = f"byte {position:,} is not UTF-8" if kind is None else f"is {kind}"
+            problem = f"byte {position:,} is not UTF-8"
+            for magic, file_type in OTHER_FORMATS.items():
+                if not offset and block.startswith(magic):
+                    problem = f"is {file_type}"
             raise InputError(f"{name}: {problem}; give a complete text file in UTF-8") from None
-        if (nul := block.find(b"\0")) >= 0:
+        nul = block.find(b"\0")
+        if nul >= 0:
             raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")
         offset += len(block)
         is_blank = is_blank and not text.strip()

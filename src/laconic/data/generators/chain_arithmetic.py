@@ -12,6 +12,7 @@ from itertools import count, permutations
 STEP_PATTERN = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 TOKEN_PATTERN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()]|\s+|.")
 VALUE_PATTERN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
+# Numbers that chains take from common knowledge, such as days of a week: variants of a question keep them.
 CONSTANTS = frozenset(map(Fraction, (2, 3, 4, 7, 12, 24, 30, 52, 60, 100, 365, 1000)))
 OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -43,7 +44,7 @@ class ChainParser:
 
     @cached_property
     def derived_values(self) -> set[Fraction]:
-        """Sums, differences, products and quotients of two numbers of the question."""
+        """Sums, differences, products and quotients of two numbers of the question, which need not have a step."""
         pairs = list(permutations(self.question_numbers, 2))
         return {c for a, b in pairs for c in (a + b, a - b, a * b)} | {a / b for a, b in pairs if b}
 
@@ -54,8 +55,10 @@ class ChainParser:
     def parse_step(self, step: str) -> bool:
         """Parse a step; return False if it is not arithmetic, is wrong, or has an ambiguous operand."""
         match = STEP_PATTERN.fullmatch(step)
-        parts = None if match is None or VALUE_PATTERN.fullmatch(match[2]) is None else self.parse_expression(match[1])
-        if match is None or parts is None:
+        if match is None or VALUE_PATTERN.fullmatch(match[2]) is None:
+            return False
+        parts = self.parse_expression(match[1])
+        if parts is None:
             return False
         operands = tuple(ref for _, ref in parts if ref is not None)
         try:
@@ -76,20 +79,21 @@ class ChainParser:
         """Split an expression into operands and operators; None if it has other text or an ambiguous operand."""
         parts: list[ExpressionPart] = []
         for text in TOKEN_PATTERN.findall(expression):
-            is_number = text[-1].isdigit()
-            ref = self.resolve_operand(Fraction(text)) if is_number else None
-            if (is_number and ref is None) or not (is_number or text in "+-*/()" or text.isspace()):
+            ref = None
+            if text[-1].isdigit():
+                ref = self.resolve_operand(Fraction(text))
+                if ref is None:
+                    return None
+            elif text not in "+-*/()" and not text.isspace():
                 return None
             parts.append((text, ref))
         return parts
 
     def resolve_operand(self, value: Fraction) -> OperandRef | None:
         """Return what an operand refers to; None if that is ambiguous."""
-        number, result = self.question_numbers.get(value), self.latest_result.get(value)
-        if number is not None and result is not None:
-            return None
-        if number is not None or result is not None:
-            return number if result is None else result
+        indices = [index[value] for index in (self.question_numbers, self.latest_result) if value in index]
+        if indices:
+            return indices[0] if len(indices) == 1 else None
         return value if value in CONSTANTS and value not in self.derived_values else None
 
     def build_steps(self, replaced_numbers: set[int]) -> Iterator[ChainStep]:
@@ -109,9 +113,9 @@ class ChainParser:
 
 def parse_formula(parts: Sequence[ExpressionPart]) -> ast.expr:
     """Parse an expression, whose i-th operand is named x{i}. Raises SyntaxError."""
-    names = map("x{}".format, count())
-    texts = (next(names) if ref is not None else " " if text.isspace() else text for text, ref in parts)
-    return ast.parse("".join(texts).strip(), mode="eval").body
+    names = (f"x{i}" for i in count())
+    source = "".join(text if ref is None else next(names) for text, ref in parts)
+    return ast.parse(" ".join(source.split()), mode="eval").body  # on one line
 
 
 def evaluate_formula(formula: ast.expr, operands: Sequence[OperandRef], values: Sequence[Fraction]) -> Fraction:

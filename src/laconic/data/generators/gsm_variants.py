@@ -79,7 +79,7 @@ class QuestionTemplate:
 
 
 def build_templates(examples: Iterable[ReasoningExample]) -> list[QuestionTemplate]:
-    return [template for example in examples if (template := build_template(example)) is not None]
+    return [template for template in map(build_template, examples) if template is not None]
 
 
 def build_template(example: ReasoningExample) -> QuestionTemplate | None:
@@ -89,7 +89,7 @@ def build_template(example: ReasoningExample) -> QuestionTemplate | None:
     if len(set(numbers)) < len(numbers):
         return None
     chain = ChainParser(numbers)
-    if not all(map(chain.parse_step, example.steps)) or not chain.used_numbers:
+    if not all(chain.parse_step(step) for step in example.steps) or not chain.used_numbers:
         return None
     if VALUE_PATTERN.fullmatch(example.answer) is None or chain.results[-1] != Fraction(example.answer):
         return None
@@ -144,15 +144,17 @@ def iter_variants(template: QuestionTemplate, seed: int, max_value: int | None =
     original = tuple(int(template.numbers[slot.index]) for slot in template.slots)
     seen, misses = {original}, 0
     for draw, numbers in iter_draws(template, seed):
-        variant = (
-            None if numbers in seen else build_variant(template, numbers, f"{template.id}-s{seed}-{draw}", max_value)
-        )
-        misses = 0 if variant else misses + 1
-        seen.add(numbers)
-        if variant:
+        variant = None
+        if numbers not in seen:
+            variant = build_variant(template, numbers, f"{template.id}-s{seed}-{draw}", max_value)
+            seen.add(numbers)
+        if variant is not None:
+            misses = 0
             yield variant
-        if misses >= MAX_MISSES:
-            return
+        else:
+            misses += 1
+            if misses >= MAX_MISSES:
+                return
 
 
 def iter_draws(template: QuestionTemplate, seed: int) -> Iterator[tuple[int, tuple[int, ...]]]:

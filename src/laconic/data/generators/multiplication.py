@@ -20,14 +20,17 @@ def reverse_digits(number: int, width: int) -> str:
 
 
 def format_partial_products(a: int, b: int, n: int) -> str:
-    """Return the partial products of n + 1 digits after their zeros, and from the second on the sum so far."""
-    text, total = "", 0
+    """Return the partial products, each with its zeros, and between them the sum so far in parentheses."""
+    terms, total = list[str](), 0
     for place in range(n):
-        part, width = a * int(str(b)[::-1][place]) * 10**place, n + 1 + place
-        total += part
-        text += f"{' + ' if place else ''}{reverse_digits(part, width)}"
-        text += f" ( {reverse_digits(total, width)} )" if 0 < place < n - 1 else ""
-    return text
+        product = a * (b // 10**place % 10) * 10**place
+        total += product
+        width = n + 1 + place
+        term = reverse_digits(product, width)
+        if 0 < place < n - 1:  # the first sum is the product itself, the last one the answer
+            term += f" ( {reverse_digits(total, width)} )"
+        terms.append(term)
+    return " + ".join(terms)
 
 
 def build_row(a: int, b: int, n: int, id: str) -> dict[str, Any]:

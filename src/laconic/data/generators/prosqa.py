@@ -42,7 +42,8 @@ def iter_problems(seed: int) -> Iterator[dict[str, Any]]:
 
 def generate_problem(seed: int, number: int) -> dict[str, Any]:
     """Return a problem with the fields of ProsQA, from the first random graph that allows a question."""
-    return next(row for attempt in count() if (row := try_problem(seed, number, attempt)))
+    attempts = (try_problem(seed, number, attempt) for attempt in count())
+    return next(row for row in attempts if row is not None)
 
 
 def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
@@ -56,7 +57,9 @@ def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
     symbols = assign_symbols(names, max(b for _, b in edges) + 1, seed, number)
     path = shortest_path(edges, root, target, draw)
     facts = [format_fact(symbols, *edges[i]) for i in random_order(len(edges), seed, FACT, number)]
-    choices = [symbols[target], symbols[other]][:: 1 if next(draw) < 0.5 else -1]
+    choices = [symbols[target], symbols[other]]
+    if next(draw) >= 0.5:
+        choices.reverse()
     return {
         "id": f"prosqa-made-{seed}-{number:06d}",
         "question": f"{' '.join(facts)} Is {symbols[root]} a {choices[0]} or {choices[1]}?",
@@ -87,7 +90,8 @@ def random_order(n: int, *key: int) -> list[int]:
 def generate_graph(draw: Iterator[float]) -> tuple[set[int], Edges]:
     """Return the nodes that are names, and the edges, ordered by the node they lead to."""
     num_nodes = MIN_NODES + weighted_choice(NODE_COUNT_WEIGHTS, next(draw))
-    sides, depths, names, edges = [1, 2], [0, 0], {0, 1}, list[tuple[int, int]]()
+    names, edges = {0, 1}, list[tuple[int, int]]()
+    sides, depths = [1, 2], [0, 0]  # of each node: bits of the first two names that reach it, and steps to a name
     for node in range(2, num_nodes):
         parents: list[int] = []
         if next(draw) * node < NEW_NAME_RATE:

@@ -68,16 +68,6 @@ def parse_gold_float(gold: str) -> float | None:
     return None if number is None or not math.isfinite(float(number)) else float(number)
 
 
-def is_equal_float(prediction: str, gold: str) -> bool:
-    """Return whether a prediction equals the gold number; always False for a gold answer that is not a number."""
-    return float(prediction) == parse_gold_float(gold)
-
-
-def collapse_double_spaces(question: str) -> str:
-    """Return a question as CODI's code puts it: stripped, with double spaces replaced."""
-    return question.strip().replace("  ", " ")
-
-
 def extract_after_hash(text: str) -> str | None:
     """Return the text after the last `#`, without commas; None if there is no `#` (Coconut)."""
     _, separator, answer = text.rpartition("#")
@@ -165,10 +155,10 @@ CODI = AnswerProtocol(
     name="codi",
     rule="the last number of the answer, as in CODI's code",
     extract=extract_last_number,
-    is_correct=is_equal_float,
+    is_correct=lambda prediction, gold: float(prediction) == parse_gold_float(gold),
     is_valid_gold=lambda answer: parse_gold_float(answer) is not None,
     expected_answer="a number",
-    format_question=collapse_double_spaces,
+    format_question=lambda question: question.strip().replace("  ", " "),  # as in CODI's code
 )
 COCONUT = AnswerProtocol(
     name="coconut",

@@ -83,7 +83,8 @@ def add_chain(row: Row, thinking: str, place: str) -> Row:
     other = next((field for field in CHAIN_FIELDS if row.get(field)), None)
     if other is not None and thinking.strip():
         raise RowError("two chains", f"a chain, and another one is {place}", "keep one of them", field=other)
-    return row if other is not None else row | {"steps": [line for x in thinking.splitlines() if (line := x.strip())]}
+    lines = filter(None, map(str.strip, thinking.splitlines()))
+    return row if other is not None else row | {"steps": list(lines)}
 
 
 def with_chain_field(row: Row) -> Row:
@@ -139,7 +140,7 @@ def convert_conversations(row: Row) -> Row:
     turns, messages = row.get("conversations", row.get("conversation")), list[dict[str, Any]]()
     for turn in turns if isinstance(turns, list) else [turns]:
         fields = turn if isinstance(turn, dict) else {}
-        message = {"role": get_role(fields), "content": fields.get("value")}
+        message = {"role": SHAREGPT_ROLES.get(str(fields.get("from"))), "content": fields.get("value")}
         messages.append(fields if fields.get("role") else message)
         if messages[-1]["role"] is None:
             raise chat_row_error("conversations", "turns from human, gpt, system or tool, with a value")
@@ -150,10 +151,6 @@ def convert_conversations(row: Row) -> Row:
         messages.pop()  # has no answer
     rest = {key: value for key, value in row.items() if key not in CONVERSATION_FIELDS}
     return convert_messages(rest | {"messages": messages})
-
-
-def get_role(turn: Mapping[str, Any]) -> str | None:
-    return turn.get("role") or SHAREGPT_ROLES.get(str(turn.get("from")))
 
 
 def has_history(example: ReasoningExample) -> bool:

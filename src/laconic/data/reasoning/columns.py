@@ -33,10 +33,6 @@ MATH_TEXT = re.compile(r"\s*\$+([^$]*)\$+[\s.]*")
 INSTRUCTION_INPUTS = ("input", "context")  # of Alpaca and Dolly; read after the instruction
 
 
-def keep_row(row: Row) -> Row | None:
-    return row
-
-
 def convert_gsm8k(row: Row) -> Row | None:
     """Convert GSM8K: the answer is a solution with equations in << >>, then #### and the number."""
     solution, number = split_gsm8k_answer(row["answer"])
@@ -170,7 +166,7 @@ def convert_instruction(row: Row) -> Row | None:
 
 
 COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
-    "standard": keep_row,
+    "standard": lambda row: row,
     "gsm8k": convert_gsm8k,
     "gsm8k-prose": convert_gsm8k_prose,
     "zen": convert_zen_e,

@@ -47,7 +47,8 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         return read_examples(name, config, max_rows)
     base, split = split_name(name)
     split = split or part
-    is_hub_name = base.count("/") == 1 and len(parts := Path(base).parts) == 2 and parts[0] not in ("/", "..", "~")
+    parts = Path(base).parts
+    is_hub_name = base.count("/") == 1 and len(parts) == 2 and parts[0] not in ("/", "..", "~")
     if find_dataset(name) is None and is_hub_name:
         info = DatasetInfo(base, "", "", {}, base, parse_hub_name(name).config)
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
@@ -251,9 +252,10 @@ def add_mark(
     The value is the first of `values` for questions that are in the data set `reference`, else the second.
     """
     questions = {identify_question(example) for example in load_examples(reference, "test", config).examples}
-    examples = [
-        replace(e, metadata={**e.metadata, mark: values[identify_question(e) not in questions]}) for e in file.examples
-    ]
+    examples: list[ReasoningExample] = []
+    for example in file.examples:
+        value = values[0] if identify_question(example) in questions else values[1]
+        examples.append(replace(example, metadata={**example.metadata, mark: value}))
     return replace(file, examples=tuple(examples))
 
 

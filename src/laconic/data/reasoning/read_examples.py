@@ -49,14 +49,10 @@ ACCEPTED_FIELDS = (
     "expected messages, or prompt and completion, or instruction and output, or question, answer (text or number) and "
     "steps (a list of strings), or cot or rationale (a string), and optionally document (a string)"
 )
-UNREAD_CHAINS = (
-    *("generated_solution", "deepseek_reasoning", "complex_cot", "chain_of_thought", "explanation", "reasoning"),
-    *("thinking", "solution"),
-)  # usual names of chains
-UNREAD_TEXTS = (
-    *("input", "context", "system", "system_prompt", "history", "passage", "article", "paragraphs", "body", "story"),
-    *("query", "options", "choices"),
-)  # usual names of fields that belong to a question
+# Usual names of fields that hold a chain or belong to a question; they are not read, but noted.
+CHAINS = "generated_solution deepseek_reasoning complex_cot chain_of_thought explanation reasoning thinking solution"
+TEXTS = "input context system system_prompt history passage article paragraphs body story query options choices"
+UNREAD_CHAINS, UNREAD_TEXTS = CHAINS.split(), TEXTS.split()
 UNCLEAR_CHAINS = (
     'steps: data.format "pccot" joins them without a separator, as in 3+4=77+1=8; write <<3+4=7>>, end a step with ; '
     'or a line end, or set data.format = "codi" (spaces) or "chat" (lines)'

@@ -100,15 +100,17 @@ def concat_batches(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
     for name in (f.name for f in fields(first) if isinstance(getattr(first, f.name), torch.Tensor)):
         parts: list[torch.Tensor] = [getattr(batch, name) for batch in batches]
         if parts[0].ndim == 2:
-            width, fill = max(part.shape[1] for part in parts), IGNORE_INDEX if name.endswith("targets") else 0
-            sides = [(width - part.shape[1], 0)[:: 1 if name.startswith("question") else -1] for part in parts]
-            parts = [F.pad(part, side, value=fill) for part, side in zip(parts, sides, strict=True)]
+            fill = IGNORE_INDEX if name.endswith("targets") else 0
+            width = max(part.shape[1] for part in parts)
+            gaps = [width - part.shape[1] for part in parts]
+            padding = [(gap, 0) if name.startswith("question") else (0, gap) for gap in gaps]
+            parts = [F.pad(part, pad, value=fill) for part, pad in zip(parts, padding, strict=True)]
         tensors[name] = torch.cat(parts)
     return replace(first, **tensors, ids=tuple(id for batch in batches for id in batch.ids))
 
 
 def build_digits_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str = WORD_PATTERN) -> Tokenizer:
-    """Build the tokenizer: digits, + - * = ; << >> < > :, ans, and special tokens; it adds bos."""
+    """Build the tokenizer: digits, `+ - * = ; << >> < > :`, `ans` and special tokens; it adds bos."""
     word_ids = {word: i for i, word in enumerate(vocabulary)}
     backend = tokenizers.Tokenizer(models.WordLevel(word_ids, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
@@ -249,8 +251,10 @@ class DigitsDataset:
         """Return bos, the digits and operators, =, and : if the chain is to be terse."""
         k = problems.operators.shape[1]
         ids = np.full((len(problems.digits), 2 * k + 3 + terse), TOKEN_IDS[":"])
-        ids[:, 0], ids[:, 2 * k + 2] = TOKEN_IDS["<bos>"], TOKEN_IDS["="]
-        ids[:, 1 : 2 * k + 2 : 2], ids[:, 2 : 2 * k + 2 : 2] = problems.digits, problems.operators + TOKEN_IDS["+"]
+        ids[:, 0] = TOKEN_IDS["<bos>"]
+        ids[:, 1 : 2 * k + 2 : 2] = problems.digits
+        ids[:, 2 : 2 * k + 2 : 2] = problems.operators + TOKEN_IDS["+"]
+        ids[:, 2 * k + 2] = TOKEN_IDS["="]
         return ids
 
     def chain_ids(self, problems: DigitProblems, num_steps: int, terse: bool) -> DigitChains:
@@ -261,9 +265,10 @@ class DigitsDataset:
             "b": problems.digits[:, 1:],
             "r": problems.results,
         }
+        equation = ["a", "op", "b", "=", "r", *self.config.step_end]
         layouts = {
             "results": ["r"],
-            "equations": (equation := ["a", "op", "b", "=", "r", *self.config.step_end]),
+            "equations": equation,
             "lookups": equation,
             "brackets": ["<<", "a", "op", "b", "=", "r", ">>"],
             "bracket_tokens": ["<", "<", "r", ">", ">"],

@@ -31,10 +31,12 @@ def generate_string(language: FormalLanguage, draws: Sequence[float]) -> str:
         return symbols + "ab"[symbols.count("b") % 2]
     if language == "shuffle2":
         return generate_brackets(draws)
-    word = {"aa": "a", "abab": "ab"}.get(language)
-    if word is not None:
-        return word * (n // len(word))
-    return "".join(symbol * (n // LENGTH_PERIODS[language]) for symbol in "abc"[: LENGTH_PERIODS[language]])
+    if language == "aa":
+        return "a" * n
+    if language == "abab":
+        return "ab" * (n // 2)
+    num_symbols = LENGTH_PERIODS[language]  # of anbn and anbncn
+    return "".join(symbol * (n // num_symbols) for symbol in "abc"[:num_symbols])
 
 
 def generate_brackets(draws: Sequence[float]) -> str:
@@ -64,7 +66,8 @@ def next_symbol_sets(language: FormalLanguage, string: str) -> list[str]:
     if language == "aa":
         return ["a" if t % 2 else "a." for t in range(n + 1)]
     if language == "abab":
-        return [("a.", "b", "a", "b")[t % 4] for t in range(n + 1)]
+        cycle = ("a.", "b", "a", "b")
+        return [cycle[t % 4] for t in range(n + 1)]
     if language == "anbn":
         return ["a", *["ab"] * k, *["b"] * (k - 1), END_MARK]
     if language == "anbncn":
