@@ -79,7 +79,7 @@ def check_data_file(file: Path) -> None:
 def read_rows(
     path: str | Path, convert: RowConverter[T], is_last: IsLast[T] | None = None, parse: RowParser | None = None
 ) -> tuple[list[T], list[str]]:
-    """Read the rows of a JSONL or Parquet (`.parquet`) file, up to the one that `is_last`, with notes for the user.
+    """Read a JSONL or Parquet (`.parquet`) file up to the first row for which `is_last` is true; return rows and notes.
 
     `convert` is called with each row and its name (`file:line`), `parse` with each line of JSONL.
 
@@ -138,7 +138,7 @@ def parse_lines(lines: Iterable[bytes], notes: Counter[str], parse: RowParser) -
 def convert_rows(
     name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T], is_last: IsLast[T] | None = None
 ) -> list[T]:
-    """Convert rows, up to the one that `is_last`, and raise `InputError` with all problems if there are any."""
+    """Convert rows up to the first for which `is_last` is true; raise `InputError` with all problems, if any."""
     converted: list[T] = []
     problems: list[RowProblem] = []
     for result in convert_each(name, rows, convert):

@@ -65,7 +65,8 @@ class SummaryLength:
         if self.stop_rule not in (None, *STOP_HEAD_RULES):
             raise UsageError(f"stop_rule {self.stop_rule!r} is unknown; use one of {', '.join(STOP_HEAD_RULES)}")
         for name in ("num_vectors", "total_vectors", "seed"):
-            if not isinstance(value := getattr(self, name), SupportsIndex | None):
+            value = getattr(self, name)
+            if not isinstance(value, SupportsIndex | None):
                 raise UsageError(f"{name} {value!r}: give an integer")
         if self.total_vectors is not None and self.total_vectors < 1:
             raise UsageError(f"total_vectors {self.total_vectors}: give 1 or more")
@@ -115,15 +116,15 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         return after
 
     def extra_positions(self, before: SummaryMemory, after: SummaryMemory) -> Int[Tensor, " B"]:
-        """Return how many positions beside the text's own the decoder read to compress a segment, per row."""
+        """Return how many positions other than the text's the decoder read to compress a segment, per row."""
         reading, N = self.method.config, after.vectors_per_segment[:, -1]
-        none, loop = torch.zeros_like(N), reading.summary == "autoregressive"
         before_text = self.method.segment_model.prefix_length + before.num_vectors
-        behind = (
-            N if loop else none + (self.stop_rule.num_vectors or reading.fixed_length) * (reading.summary == "parallel")
-        )
-        trigger = int(loop and reading.trigger_placement == "insert")
-        positions = before_text + behind + trigger
+        after_text, trigger = torch.zeros_like(N), 0
+        if reading.summary == "autoregressive":
+            after_text, trigger = N, int(reading.trigger_placement == "insert")
+        elif reading.summary == "parallel":
+            after_text = after_text + (self.stop_rule.num_vectors or reading.fixed_length)
+        positions = before_text + after_text + trigger
         if reading.memory_policy == "budgeted" and reading.max_memory_vectors is not None:
             condensed = (before.num_vectors > 0) & (before.num_vectors + N > reading.max_memory_vectors)
             positions = positions + condensed * (before_text + reading.fixed_length + trigger)

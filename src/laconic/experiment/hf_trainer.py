@@ -14,9 +14,8 @@ from laconic.latent.icot import Icot
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
 
-TENSOR_FIELDS = frozenset(field.name for field in fields(ReasoningBatch)) - {
-    *("ids", "epoch", "step", "loss_denominators")
-}
+OTHER_FIELDS = ("ids", "epoch", "step", "loss_denominators")
+TENSOR_FIELDS = sorted({field.name for field in fields(ReasoningBatch)} - set(OTHER_FIELDS))
 
 
 class TrainerModel(nn.Module):
@@ -41,7 +40,7 @@ class TrainerModel(nn.Module):
         thoughts = [module for module in method.modules() if isinstance(module, LatentThoughts)]
         if any(module.length_policy != "fixed" for module in thoughts):
             raise UsageError(
-                'length_policy: other than "fixed" follows the steps of laconic\'s own loop; use laconic train'
+                'a length_policy other than "fixed" depends on the steps of laconic\'s own loop; use laconic train'
             )
         self.method = method
 
@@ -92,8 +91,8 @@ class RowCollator:
         self.data = data
 
     def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the batch of some rows by name of its tensors. Raises `UsageError` if the rows are documents."""
+        """Return the tensors of a batch by name. Raises `UsageError` if the rows are documents."""
         batch = self.data.batch([int(row) for row in rows], 0, 0)
         if not isinstance(batch, ReasoningBatch):
-            raise UsageError("the data are documents, whose windows need laconic's own loop; use laconic train")
-        return {name: getattr(batch, name) for name in sorted(TENSOR_FIELDS)}
+            raise UsageError("windows of documents need laconic's own loop; use laconic train")
+        return {name: getattr(batch, name) for name in TENSOR_FIELDS}

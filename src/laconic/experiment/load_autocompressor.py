@@ -21,27 +21,30 @@ from laconic.models.checkpoints.checkpoint_files import index_tensors
 from laconic.models.decoder import Decoder
 from laconic.storage.strict_json import read_foreign_json
 
-SUMMARY_EMBEDDING, SUMMARY_LENGTH_KEY, ACCUMULATE_KEY = "embed_summary.weight", "summary_length", "accumulate_summary"
+SUMMARY_EMBEDDING = "embed_summary.weight"
+SUMMARY_LENGTH_KEY, ACCUMULATE_KEY = "summary_length", "accumulate_summary"  # of config.json
 TRAINED_SEGMENT_TOKENS = 1536  # mean segment length in the paper's training
 
 
-def is_published(path: str | Path) -> bool:
-    """Return whether a folder's config.json has a number of summary tokens."""
+def is_published_compressor(path: str | Path) -> bool:
+    """Return whether a folder is a published AutoCompressor, whose config.json has a number of summary tokens."""
     config = Path(path) / "config.json"
     return config.is_file() and bool(read_foreign_json(config).get(SUMMARY_LENGTH_KEY))
 
 
 def is_compressor(path: str | Path) -> bool:
-    """Return whether a path names a run of autocompressor, or a published AutoCompressor."""
+    """Return whether a path is a run of method autocompressor or a published AutoCompressor."""
     method = read_run_method(path)
-    return is_published(path) if method is None else method == "autocompressor"
+    return is_published_compressor(path) if method is None else method == "autocompressor"
 
 
-def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | None = None) -> TextCompressor:
+def load_published_compressor(
+    path: str | Path, device: torch.device, dtype: torch.dtype | None = None
+) -> TextCompressor:
     """Load a published AutoCompressor (parallel summaries, no bos) with its tokenizer and a segment length for it."""
     folder = Path(path)
     config, tensors = read_foreign_json(folder / "config.json"), index_tensors(folder)
-    accumulates, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]
+    kappa, accumulates = config[SUMMARY_LENGTH_KEY], config.get(ACCUMULATE_KEY)
     if type(accumulates) is not bool:
         raise InputError(f"{folder}/config.json has no {ACCUMULATE_KEY}; add it: true, or false for RMT")
     if SUMMARY_EMBEDDING not in tensors:
@@ -69,5 +72,5 @@ def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | 
     context = decoder.config.max_position_embeddings
     if resolve_position_scheme(compression, decoder.config) != "zero":  # the memory takes positions too
         context //= 2
-    segment_tokens, writer = min(TRAINED_SEGMENT_TOKENS, context), compute_writer_fingerprint(method)
-    return TextCompressor(method, tokenizer, segment_tokens, decoder.fingerprint, writer)
+    segment_tokens = min(TRAINED_SEGMENT_TOKENS, context)
+    return TextCompressor(method, tokenizer, segment_tokens, decoder.fingerprint, compute_writer_fingerprint(method))

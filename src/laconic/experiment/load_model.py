@@ -13,7 +13,7 @@ from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
 from laconic.experiment.from_recipe.build_nested import model_class, read_saved_config
-from laconic.experiment.load_autocompressor import is_published, load_published
+from laconic.experiment.load_autocompressor import is_published_compressor, load_published_compressor
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, RunStep, find_run, is_export, is_run_dir, load_run
 from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE, read_base_model
@@ -127,13 +127,13 @@ def load_checkpoint(
     with name_folder_in_errors(folder):
         float_dtype = weights.resolve_dtype(dtype, folder)
         shape = read_saved_config(folder) if (folder / "config.json").is_file() else None
-        if quantize and (shape is not None or is_published(folder)):
+        if quantize and (shape is not None or is_published_compressor(folder)):
             raise UsageError(f"quantize: {path_or_name} is not a plain model; remove quantize")
         if shape is not None:
             nested = model_class(shape).from_pretrained(folder, float_dtype, device)
             return NestedTextModel(nested, load_tokenizer(folder))
-        if is_published(folder):
-            return load_published(folder, device, float_dtype)
+        if is_published_compressor(folder):
+            return load_published_compressor(folder, device, float_dtype)
     decoder, tokenizer = load_plain_model(folder, device, float_dtype, quantize=quantize)
     decoder.name_or_path = str(path_or_name)
     return LanguageModel(decoder, tokenizer)

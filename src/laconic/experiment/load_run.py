@@ -276,7 +276,7 @@ def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | 
 
 
 def load_initial_model(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer, SummaryParameters | None]:
-    """Return what training starts with, and the summary parameters of the run `model.init_from_run`, if it has any."""
+    """Return the decoder and tokenizer to start with, and any summary parameters of `model.init_from_run`."""
     model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
     if model.init_from_run is not None:
         folder = Path(model.init_from_run)

@@ -17,11 +17,13 @@ from laconic.errors import BusyError, InputError, UsageError
 from laconic.storage.atomic import load_artifact, save_artifact
 from laconic.storage.tensor_tree import named_tensors
 
+CHANGED_TEXT = "--resume: the text differs from the one that was begun; give the same text, or remove --resume"
+
 Value = TypeVar("Value")  # the result, one row per text
 
 
 class TokenStream:
-    """A text that arrives in chunks, as token segments; it is read once, and only one segment is in memory."""
+    """A text that arrives in chunks, as segments of token ids; only one segment is in memory at a time."""
 
     def __init__(
         self,
@@ -31,7 +33,8 @@ class TokenStream:
         segment_tokens: int,
         prefix_ids: Sequence[int] = (),
     ) -> None:
-        self.name, self.digest, self.tokenizer = name, sha256(), tokenizer
+        self.name, self.tokenizer = name, tokenizer
+        self.digest = sha256()  # of the text
         self.prefix_ids = prefix_ids  # before the first token of the text
         self.segments: list[int] = []  # lengths of those returned so far
         self.bytes = 0  # of their text, approximately: a character may be split
@@ -65,33 +68,35 @@ def pad_segments(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedI
 
 
 class ResumableReading(ABC, Generic[Value]):
-    """Job that processes groups of texts in parallel, one segment at a time, with save and resume.
-
-    `done` has the rows of the finished groups, `current` those of the group in progress, of which `next_piece` segments
-    were read; `names` are those of its texts. A resumed job continues at `group_started`, a group and its segments.
-    """
+    """Job that processes groups of texts in parallel, one segment at a time, with save and resume."""
 
     kind: ClassVar[str]  # artifact kind of the partial file
     counters: ClassVar[tuple[str, ...]] = ("group", "next_piece", "tokens")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.done: Value | None = None
-        self.current: Value | None = None
-        self.texts: list[TokenStream] = []
-        self.names: list[str] = []
-        self.digest, self.group, self.next_piece, self.tokens = sha256(), 0, 0, 0  # digest of all ids
-        self.group_started, self.expected_digest, self.previous_tokens = (0, 0), "", 0
+        self.done: Value | None = None  # rows of the finished groups
+        self.texts: list[TokenStream] = []  # texts of the finished groups
+        self.current: Value | None = None  # rows of the group in progress
+        self.names: list[str] = []  # of the texts of the group in progress
+        self.group, self.next_piece = 0, 0  # the group in progress, and how many of its segments were read
+        self.tokens = 0
+        self.digest = sha256()  # of all ids
+        # a resumed job: the group and number of segments at which it continues, and the digest and tokens until there
+        self.resume_at, self.expected_digest, self.previous_tokens = (0, 0), "", 0
 
     @property
     def note(self) -> str:
-        """What to show beside the progress, if anything."""
+        """Text that is shown beside the progress."""
         return ""
 
     def count_bytes(self, dtype: torch.dtype | None) -> int:
         """Return the bytes of all rows so far, with floating-point numbers in `dtype`; None: as they are."""
-        tensors = (x for _, x in named_tensors((self.current, self.done)))
-        return sum(x.numel() * (dtype if dtype and x.is_floating_point() else x.dtype).itemsize for x in tensors)
+        total = 0
+        for _, x in named_tensors((self.current, self.done)):
+            stored = dtype if dtype is not None and x.is_floating_point() else x.dtype
+            total += x.numel() * stored.itemsize
+        return total
 
     @abstractmethod
     def advance(self, piece: PaddedIds) -> Value:
@@ -111,22 +116,25 @@ class ResumableReading(ABC, Generic[Value]):
 
     def run(self, groups: Iterable[Sequence[TokenStream]]) -> Iterator[Value]:
         """Yield the current value after each segment; at the end all rows are in `done`."""
-        at = (0, 0)
-        for self.group, group in enumerate(groups):
-            self.next_piece, self.names = 0, [text.name for text in group]
+        position = (0, 0)
+        for group_number, group in enumerate(groups):
+            self.group, self.next_piece = group_number, 0
+            self.names = [text.name for text in group]
             while any(ids := [text.next_segment() for text in group]):
                 self.next_piece += 1
                 self.digest.update(repr(ids).encode())
-                at = (self.group, self.next_piece)
-                if at <= self.group_started:
-                    self.check_same_text(at < self.group_started or self.digest.hexdigest() == self.expected_digest)
-                else:
+                position = (self.group, self.next_piece)
+                if position == self.resume_at and self.digest.hexdigest() != self.expected_digest:
+                    raise InputError(CHANGED_TEXT)
+                if position > self.resume_at:
                     self.current = self.advance(pad_segments(ids, self.device))
                     yield self.current
             self.texts += group
-            if at >= self.group_started and self.current is not None:
-                self.done, self.current = self.append_rows(self.done, self.current), None
-        self.check_same_text(at >= self.group_started)
+            if position >= self.resume_at and self.current is not None:
+                self.done = self.append_rows(self.done, self.current)
+                self.current = None
+        if position < self.resume_at:
+            raise InputError(CHANGED_TEXT)
 
     def finish(self, groups: Iterable[Sequence[TokenStream]]) -> Value:
         """Run to the end and return all rows. Raises `UsageError` if there are none."""
@@ -135,12 +143,6 @@ class ResumableReading(ABC, Generic[Value]):
         if self.done is None:
             raise UsageError("no text is given; give one to read")
         return self.done
-
-    def check_same_text(self, same: bool) -> None:
-        if not same:
-            raise InputError(
-                "--resume: the text differs from the one that was begun; give the same text, or remove --resume"
-            )
 
     def save(self, path: Path, key: Mapping[str, Any]) -> None:
         """Write the partial results to a file; `key` holds every setting that the result depends on."""
@@ -161,15 +163,13 @@ class ResumableReading(ABC, Generic[Value]):
         """
         tensors, metadata = load_artifact(path, self.kind)
         theirs: Mapping[str, Any] = metadata["key"]
-        changed = next((name for name in sorted({*key, *theirs}) if key.get(name) != theirs.get(name)), None)
-        if changed is not None:
-            raise BusyError(
-                f"{path} was started with {changed} {theirs.get(changed)}, not {key.get(changed)}; "
-                "use that, or remove the file"
-            )
+        for name in sorted({*key, *theirs}):
+            if key.get(name) != theirs.get(name):
+                both = f"{name} {theirs.get(name)}, not {key.get(name)}"
+                raise BusyError(f"{path} was started with {both}; use that, or remove the file")
         for part, spec in metadata["specs"].items():
             setattr(self, part, self.from_tensors(spec, tensors, f"{part}."))
         for name in self.counters:
             setattr(self, name, metadata[name])
-        self.group_started, self.previous_tokens = (self.group, self.next_piece), self.tokens
-        self.expected_digest = metadata["digest"]
+        self.resume_at = (self.group, self.next_piece)
+        self.expected_digest, self.previous_tokens = metadata["digest"], self.tokens

@@ -42,7 +42,7 @@ def init_run(
 
 
 def check_resume(run: RunDirectory, recipe: Recipe, resume: object = "auto") -> list[str]:
-    """Return what `init_run` returns, and raise its errors; nothing is written."""
+    """Return the notes of `init_run`, and raise its errors, without writing anything."""
     path, steps = run.path / RECIPE_FILE, run.step_numbers()
     if steps and resume == "never":
         raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")

@@ -9,15 +9,21 @@ from torch import Tensor
 from laconic.console import pluralize
 from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position
 from laconic.models.config import DecoderConfig
-from laconic.nested import state as values
 from laconic.nested.cms.level import frobenius_norm
-from laconic.nested.state import FastWeightState, MLPMemoryState
+from laconic.nested.state import FastWeightState, MLPMemoryState, num_bytes
 
 Key = TypeVar("Key")
 
 
 def group_layers(parts: Iterable[tuple[Key, Tensor, Tensor]]) -> list[tuple[Key, int, float, float]]:
-    """Group (key, counts, ‖·‖_F² of rows): layers of a key, their mean count, and the mean norm over all of them."""
+    """Group layers by key.
+
+    Args:
+        parts: For each layer a key, and for each row a count and ‖·‖_F².
+
+    Returns:
+        For each key the number of its layers, the mean count, and the norm over all layers, a mean over rows.
+    """
     groups = dict[Key, list[tuple[float, Tensor]]]()
     for key, counts, squares in parts:
         groups.setdefault(key, []).append((float(counts.double().mean()), squares.cpu()))
@@ -29,10 +35,7 @@ def group_layers(parts: Iterable[tuple[Key, Tensor, Tensor]]) -> list[tuple[Key,
 
 
 def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Return the CMS levels by chunk size, fastest first; `chunks` has the chunk sizes of every layer.
-
-    Updates are those of one layer (mean over rows); the norm is ‖Δθ‖_F over all layers.
-    """
+    """Return the CMS levels by chunk size, fastest first; `chunks` has the chunk sizes of every layer."""
     parts = (
         (chunk, level.num_updates, torch.stack([frobenius_norm(x).double() ** 2 for x in level.change.values()]).sum(0))
         for layer, sizes in zip(state.layers, chunks, strict=True)
@@ -80,7 +83,7 @@ def describe_state_cost(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the cost of a state that has read `num_tokens` now as JSON and lines; `dtype` is that of a KV cache."""
     num_texts, num_state_tokens = len(state.position), int(state.position.sum())  # read now and before
-    state_bytes = values.num_bytes(state)
+    state_bytes = num_bytes(state)
     cache_bytes = num_state_tokens * kv_bytes_per_position(config, dtype)
     data = {
         "num_texts": num_texts,
@@ -108,7 +111,7 @@ def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict
         "kind": "state",
         "rows": len(state.position),
         "positions": state.position.tolist(),
-        "state_bytes": values.num_bytes(state),
+        "state_bytes": num_bytes(state),
         "levels": level_reports(state, chunks) if chunks else [],
         "memories": memory_reports(state),
         "tokenizer": source.get("tokenizer"),

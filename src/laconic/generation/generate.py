@@ -18,14 +18,7 @@ from laconic.generation.backends import (
     clone_outside_inference,
     final_state,
 )
-from laconic.generation.config import (
-    GREEDY,
-    GenerationConfig,
-    check_config,
-    check_range,
-    check_type,
-    list_integers,
-)
+from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_range, check_type, list_integers
 from laconic.generation.prompt import (
     InputIds,
     Prompt,
@@ -147,10 +140,7 @@ def build_sampler(decoder: Decoder, prompt: Prompt, config: GenerationConfig) ->
 
 
 def resolve_update_flags(
-    decoder: Decoder,
-    state: KVCache | RecurrentState | None,
-    first_positions: Tensor | None,
-    config: GenerationConfig,
+    decoder: Decoder, state: KVCache | RecurrentState | None, first_positions: Tensor | None, config: GenerationConfig
 ) -> tuple[bool, bool]:
     """Return whether prompt and output update fast weights; by default only for models without attention."""
     is_stateful = isinstance(decoder, StatefulLM)

@@ -1,4 +1,4 @@
-"""What the engine runs for each kind of loaded model, and how it starts a sequence: a text, or a question."""
+"""Models as the engine runs them: prepare a loaded model of each kind, and start sequences of texts or questions."""
 
 import copy
 from collections.abc import Callable

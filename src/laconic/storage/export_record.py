@@ -54,15 +54,13 @@ class ExportRecord:
         """Check one recorded file; raise CorruptArtifactError if it is missing or was changed."""
         is_missing = not (self.folder / name).is_file()
         if is_missing or not self.is_unchanged(name):
-            state = "missing" if is_missing else "changed"
-            raise CorruptArtifactError(
-                f"{self.folder}: {name} is {state} since the export; {self.describe_remedy(name)}"
-            )
+            problem = "is missing" if is_missing else "has changed since the export"
+            raise CorruptArtifactError(f"{self.folder}: {name} {problem}; {self.describe_remedy(name)}")
 
     def describe_remedy(self, name: str) -> str:
         path = self.folder / EXPORT_FOLDER / EXPORT_FILE
         deletion = f'delete {name} from "files" in {path}' if self.is_run else f"delete {path}"
-        return f"export it again or use an intact copy, or, if you changed it, as save_pretrained does, {deletion}"
+        return f"export it again or use an intact copy; if you changed it, or save_pretrained did, {deletion}"
 
 
 def write_export_record(folder: Path, metadata: Mapping[str, Any] | None = None) -> None:
@@ -114,7 +112,7 @@ def warn_of_changed_vocabulary(folder: Path, names: Iterable[str]) -> None:
         for name in names:
             if name in VOCABULARY_FILES and not record.is_unchanged(name):
                 remedy = record.describe_remedy(name)
-                warnings.warn(f"{folder / name} is changed since the export; {remedy}", stacklevel=3)
+                warnings.warn(f"{folder / name} has changed since the export; {remedy}", stacklevel=3)
 
 
 @contextmanager

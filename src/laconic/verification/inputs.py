@@ -38,16 +38,11 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 class ParityInputs(NamedTuple):
-    """The cases of a decoder.
-
-    Attributes:
-        inapplicable: Inputs that no model of the family can have, with the reason.
-        unavailable: Other inputs that this model cannot have, with the reason.
-    """
+    """The cases of a decoder, and the reasons for inputs without a case."""
 
     cases: list[ParityCase]
-    inapplicable: dict[str, str]
-    unavailable: dict[str, str]
+    inapplicable: dict[str, str]  # no model of the family can have the input
+    unavailable: dict[str, str]  # only this model cannot
 
 
 class InputBuilder:

@@ -127,7 +127,7 @@ class StreamCancelledError(Exception):
 
 
 def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]) -> Iterator[LayerActivations]:
-    """Yield what `run` passes to its callback; `run` is suspended in a thread until the next item is requested."""
+    """Yield the items that `run` passes to its callback; `run` waits in a thread until the next one is requested."""
     items: queue.Queue[LayerActivations | BaseException | None] = queue.Queue()
     requests: queue.Queue[bool] = queue.Queue()  # True for the next item, False to stop
 

@@ -21,9 +21,7 @@ TASKS = (
     TaskInfo("USER/NAME[:CONFIG]:SPLIT", LATENT, "a data set on the Hugging Face hub"),
     TaskInfo("excerpt", COMPRESSION, "documents whose end is copied from an earlier part"),
     TaskInfo(
-        "FILE.jsonl",
-        COMPRESSION,
-        "context QA (context, question, answer) or in-context classification (text, label)",
+        "FILE.jsonl", COMPRESSION, "context QA (context, question, answer) or in-context classification (text, label)"
     ),
     TaskInfo(
         "memories",

@@ -90,7 +90,7 @@ class ChainParser:
         return parts
 
     def resolve_operand(self, value: Fraction) -> OperandRef | None:
-        """Return what an operand refers to; None if that is ambiguous."""
+        """Return the number of the question, result or constant that an operand is; None if that is ambiguous."""
         indices = [index[value] for index in (self.question_numbers, self.latest_result) if value in index]
         if indices:
             return indices[0] if len(indices) == 1 else None

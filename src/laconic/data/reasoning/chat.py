@@ -69,7 +69,7 @@ def split_thinking(row: Row) -> Row:
 
 
 def extract_thinking(text: str) -> str:
-    """Return what stands between the marks of thinking at the beginning of a chain, or the whole chain."""
+    """Return the text between the marks of thinking at the beginning of a chain, or the whole chain."""
     match = find_thinking(text)
     return text if match is None else match[match.lastgroup or 0]
 
@@ -108,7 +108,7 @@ def parse_tools(value: Any) -> list[Row]:
 
 
 def parse_if_text(value: Any) -> Any:
-    """Return what a JSON text holds, None for an empty text, and any other value as it is."""
+    """Return the value of a JSON text, None for an empty text, and any other value as it is."""
     if not isinstance(value, str):
         return value
     try:

@@ -139,7 +139,7 @@ def iter_boxes(text: str) -> Iterator[tuple[int, int, int, int]]:
 
 
 def find_boxed(solution: str) -> str | None:
-    """Return what is inside the last `\\boxed{}` of a solution that is closed and not empty; None if there is none."""
+    """Return the content of the last `\\boxed{}` of a solution that is closed and not empty; None if there is none."""
     boxes = sorted(iter_boxes(solution), reverse=True)
     return next((content for _, _, a, b in boxes if (content := solution[a:b].strip())), None)
 

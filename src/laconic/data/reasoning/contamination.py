@@ -37,7 +37,7 @@ def normalise_question(question: str) -> str:
 
 
 def identify_question(example: ReasoningExample, with_document: bool = True) -> str:
-    """Return what makes a row the same as another: its normalised question, and the document that it is about.
+    """Return the key that equal rows share: the normalised question, and the document that it is about.
 
     The question of a conversation is all of its messages but the system's: many end with "continue". Without documents,
     which most recipes do not read, rows with the same question are the same.

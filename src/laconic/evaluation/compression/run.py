@@ -109,13 +109,7 @@ def spread_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def build_conditions(
-    run: LoadedRun,
-    source: TrainingData,
-    C: int,
-    T: int,
-    *,
-    all_lengths: bool,
-    untrained: AutoCompressor | None = None,
+    run: LoadedRun, source: TrainingData, C: int, T: int, *, all_lengths: bool, untrained: AutoCompressor | None = None
 ) -> list[ContextCondition]:
     """Return the conditions under which a run reads a tail of T tokens after a context of C.
 
@@ -212,11 +206,7 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
     limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
     jobs = [
         build_job(
-            f"{name}-{n}",
-            replace(tails, context_tokens=n, excerpt_tokens=excerpt),
-            n,
-            excerpt or S,
-            all_lengths=n == S,
+            f"{name}-{n}", replace(tails, context_tokens=n, excerpt_tokens=excerpt), n, excerpt or S, all_lengths=n == S
         )
         for n in contexts
         if n >= (excerpt or 1) and (limit is None or -(-n // S) < limit)

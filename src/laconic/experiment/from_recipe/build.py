@@ -76,7 +76,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
 
     def build_training_setup(self, device: torch.device, ranks: Ranks | None = None) -> TrainingSetup:
-        """Return what the training loop needs to train on this device, alone or with other processes."""
+        """Return the inputs of the training loop on this device, alone or with other processes."""
         return TrainingSetup(
             self.method,
             self.training_data,

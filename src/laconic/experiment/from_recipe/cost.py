@@ -1,4 +1,4 @@
-"""Cost and savings of a compression, in tokens, positions and bytes."""
+"""Report what a compression costs and saves, in tokens, positions and bytes."""
 
 from typing import Any
 
@@ -13,27 +13,28 @@ from laconic.models.decoder import Decoder
 def describe_cost(
     memory: SummaryMemory, config: DecoderConfig, dtype: torch.dtype, positions_spent: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what a memory costs, as JSON and as lines; `dtype` is that of the KV cache.
+    """Return the cost of a memory, as JSON and as lines of text; `dtype` is that of the KV cache.
 
-    Compression has read `positions_spent`, and each use reads fewer positions; after `break_even_uses` more was saved
-    than spent (None: never).
+    `positions_spent` is the number of positions that the compression read. Each use of the memory reads fewer positions
+    than the text has; from the use number `break_even_uses` on, more is saved than spent (None: never).
     """
-    spans = memory.segment_tokens
-    read = memory.vectors_per_segment[spans > 0]
-    tokens, vectors, segments = int(spans.sum()), int(memory.valid.sum()), len(read)
-    saved, position = tokens - vectors, kv_bytes_per_position(config, dtype)
+    lengths = memory.segment_tokens
+    per_segment = memory.vectors_per_segment[lengths > 0]
+    tokens, vectors, segments = int(lengths.sum()), int(memory.valid.sum()), len(per_segment)
+    saved = tokens - vectors
+    position_bytes = kv_bytes_per_position(config, dtype)
     data = {
         "num_texts": memory.B,
         "num_tokens": tokens,
         "num_segments": segments,
         "num_vectors": vectors,
         "mean_vectors": vectors / max(segments, 1),
-        "min_vectors": int(read.min()) if segments else 0,
-        "max_vectors": int(read.max()) if segments else 0,
+        "min_vectors": int(per_segment.min()) if segments else 0,
+        "max_vectors": int(per_segment.max()) if segments else 0,
         "tokens_per_vector": tokens / vectors if vectors else None,
         "file_bytes": memory.num_bytes,
-        "text_cache_bytes": tokens * position,
-        "vector_cache_bytes": vectors * position,
+        "text_cache_bytes": tokens * position_bytes,
+        "vector_cache_bytes": vectors * position_bytes,
         "positions_spent": positions_spent,
         "positions_saved_per_use": saved,
         "break_even_uses": positions_spent // saved + 1 if saved > 0 else None,
@@ -46,8 +47,8 @@ def describe_cost(
         + (f" of {memory.B:,} texts" if memory.B > 1 else ""),
         f"vectors    {vectors:,}: {data['mean_vectors']:.2f} per segment, {data['min_vectors']} to "
         f"{data['max_vectors']}{ratio}",
-        f"bytes      {format_bytes(memory.num_bytes)} of vectors; cache {format_bytes(vectors * position)} in place of "
-        f"{format_bytes(tokens * position)}",
+        f"bytes      {format_bytes(memory.num_bytes)} of vectors; cache {format_bytes(data['vector_cache_bytes'])} in "
+        f"place of {format_bytes(data['text_cache_bytes'])}",
         f"positions  {positions_spent:,} read to compress; a prompt reads {saved:,} fewer; {pays}",
     ]
 

@@ -67,10 +67,12 @@ def build_builtin_method(
     parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None
 ) -> nn.Module:
     """Build the method of a recipe without documents."""
-    decoder, seed, total_steps = parts.decoder, recipe.seed, recipe.train.num_updates(steps_per_epoch)
-    config, stop_training = recipe.latents, None
-    if config is not None and config.length_policy == "stop_head":
-        stop_training = StopTraining(math.ceil(config.head_only_after * total_steps), config.length_cost)
+    decoder, seed = parts.decoder, recipe.seed
+    total_steps = recipe.train.num_updates(steps_per_epoch)
+    stop_training = None
+    if recipe.latents is not None and recipe.latents.length_policy == "stop_head":
+        head_only_from = math.ceil(recipe.latents.head_only_after * total_steps)
+        stop_training = StopTraining(head_only_from, recipe.latents.length_cost)
     match recipe.method:
         case "cot":
             return Cot(decoder)
@@ -85,8 +87,8 @@ def build_builtin_method(
                 seed=seed,
             )
         case "coconut":
-            options = require(parts.latents), require(recipe.coconut)
-            return Coconut(decoder, *options, steps_per_epoch=steps_per_epoch, seed=seed)
+            latents, config = require(parts.latents), require(recipe.coconut)
+            return Coconut(decoder, latents, config, steps_per_epoch=steps_per_epoch, seed=seed)
         case "codi":
             return Codi(decoder, require(parts.latents), require(recipe.distillation))
         case "pccot":
@@ -150,9 +152,12 @@ def encode_questions(tokenizer: Tokenizer, data: DataConfig, questions: Sequence
     """Encode questions in the format of rows. Raises `InputError` for one that has no tokens."""
     encoder, rows = ReasoningEncoder(tokenizer, data), list[EncodedExample]()
     for number, question in enumerate(questions, 1):
-        is_text = isinstance(question, str)
-        text, metadata = (question, {}) if is_text else (question[-1]["content"], {"messages": question})
-        rows.append(encoder.encode_example(ReasoningExample(f"question {number}", text, (), "0", metadata)))
+        if isinstance(question, str):
+            text, metadata = question, {}
+        else:
+            text, metadata = question[-1]["content"], {"messages": question}
+        placeholder = ReasoningExample(f"question {number}", text, steps=(), answer="0", metadata=metadata)
+        rows.append(encoder.encode_example(placeholder))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Levels on a plain checkpoint, whose MLPs learn while it reads without any training, and the states they leave."""
+"""Levels on a plain checkpoint, whose MLPs learn without training while it reads, and the state files they write."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ from laconic.nested import state_file
 from laconic.nested.state_file import HASH_PREFIX
 from laconic.storage import atomic
 
-UNTRAINED_INNER_LR = 0.1  # of the levels of a plain checkpoint
+SOURCE_LABELS = {"checkpoint": "plain checkpoint", "weights_dtype": "weights in", "tokenizer": "tokenizer"}
+UNTRAINED_INNER_LR = 0.1
 UNTRAINED_CHUNK_SIZES = (64,)
 UNTRAINED_UPDATE_RATIO = 1e-4  # pretrained weights tolerate no more: at 3e-4 SmolLM2 loses what it gains at 1e-4
 
@@ -32,14 +33,14 @@ def is_state_file(path: str | Path) -> bool:
 
 
 def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
-    """Return what a state's file says about its tokenizer, time and texts."""
+    """Return the metadata of a state file: checkpoint, tokenizer, dtype, levels, time and texts."""
     metadata = atomic.read_artifact_header(Path(path))[1]
     atomic.check_artifact_kind(Path(path), metadata, state_file.ARTIFACT_KIND)
     return metadata.get("source") or {}
 
 
 def read_untrained_levels(path: str | Path) -> CMSConfig | None:
-    """Return the levels on a plain checkpoint that wrote a state; None for the state of a trained model."""
+    """Return the levels that wrote a state on a plain checkpoint; None for the state of a trained model."""
     levels = read_writer_metadata(path).get("levels")
     if levels is None:
         return None
@@ -49,18 +50,20 @@ def read_untrained_levels(path: str | Path) -> CMSConfig | None:
         raise CorruptArtifactError(f"state: {path} has levels that this version does not know: {error}") from None
 
 
-def check_writer(path: str | Path, about: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def check_writer(path: str | Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise `CorruptArtifactError` for a state of a model with another checkpoint, tokenizer, dtype or other levels."""
-    for name in ("checkpoint", "weights_dtype", "tokenizer"):
-        pair = about.get(name, None if name == "checkpoint" else ours[name]), ours.get(name)
-        if pair[0] != pair[1]:
-            kind = {"checkpoint": "plain checkpoint", "weights_dtype": "weights in"}.get(name, name)
-            theirs, expected = (f"{kind} {str(x)[:HASH_PREFIX]}" if x else "a trained nested model" for x in pair)
+    for name, label in SOURCE_LABELS.items():
+        expected = ours.get(name)
+        # a trained model has no checkpoint; files of older versions may lack the others
+        actual = theirs.get(name, None if name == "checkpoint" else expected)
+        if actual != expected:
+            owner = f"{label} {str(actual)[:HASH_PREFIX]}" if actual else "a trained nested model"
+            model = f"{label} {str(expected)[:HASH_PREFIX]}" if expected else "a trained nested model"
             remedy = "use that model"
             if name == "weights_dtype":
-                remedy = f'load the model with dtype="{pair[0]}" (on the command line --dtype {pair[0]})'
-            raise CorruptArtifactError(f"state: {path} belongs to {theirs}, this is {expected}; {remedy}")
-    differences = atomic.diff_settings(ours.get("levels", {}), drop_former_options(about.get("levels", {})))
+                remedy = f'load the model with dtype="{actual}" (on the command line --dtype {actual})'
+            raise CorruptArtifactError(f"state: {path} belongs to {owner}, this is {model}; {remedy}")
+    differences = atomic.diff_settings(ours.get("levels", {}), drop_former_options(theirs.get("levels", {})))
     if differences:
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
 
@@ -71,5 +74,5 @@ def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
         return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}, default=list))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = f"{first['loc'][0]}={str(first['input'])[:40]}: " if first["loc"] else ""  # else several together
+        place = f"{first['loc'][0]}={str(first['input'])[:40]}: " if first["loc"] else ""  # none if options conflict
         raise UsageError(place + first["msg"].removeprefix("Input ").removeprefix("Value error, ")) from None

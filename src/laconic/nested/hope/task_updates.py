@@ -22,14 +22,7 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, accumulate_tokens, require_levels, tokens_to_boundary
-from laconic.nested.cms.level import (
-    CMSParams,
-    GradientMode,
-    LinearRecords,
-    clip_error,
-    detach_for_grad,
-    linear_errors,
-)
+from laconic.nested.cms.level import CMSParams, GradientMode, LinearRecords, clip_error, detach_for_grad, linear_errors
 from laconic.nested.hope.forward import ForwardOptions, LayerOutputs, Vectors, forward_pass
 from laconic.nested.recurrence.chunked_scan import to_ints
 from laconic.nested.state import (
@@ -224,11 +217,7 @@ def apply_errors(
 
 
 def flush_open_chunk(
-    model: Decoder,
-    state: FastWeightState,
-    ids: Ids | None,
-    attention_mask: Tensor | None,
-    gradient_mode: GradientMode,
+    model: Decoder, state: FastWeightState, ids: Ids | None, attention_mask: Tensor | None, gradient_mode: GradientMode
 ) -> FastWeightState:
     """Learn from the open chunk before tokens that are read without learning; a new chunk begins after them.
 

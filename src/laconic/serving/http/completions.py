@@ -81,7 +81,7 @@ class ApiAnswer(ABC, Generic[Body]):
 
     @abstractmethod
     def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
-        """Return what a part adds to a choice; None if that is nothing."""
+        """Return the choice of a chunk; None if a part adds nothing to it."""
 
     async def collect(self, group: SequenceGroup) -> Json:
         async for _ in group.parts():
@@ -186,7 +186,7 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
         return requests
 
     def build_choice(self, index: int, whole: AnswerPart) -> Json:
-        """Return a choice, or what a part of it adds."""
+        """Return a choice, whole or with one part alone."""
         text, tokens = ("", ()) if self.is_score_only else (whole.text, whole.tokens)
         logprobs = None
         if self.has_logprobs and (tokens or whole.prompt is not None):

@@ -79,7 +79,7 @@ def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message
 
 
 def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:
-    """Return what a run was trained to answer: a whole conversation, or the text of its only message."""
+    """Return the question as the run was trained on it: a whole conversation, or the text of its only message."""
     role, row_format = messages[-1]["role"], model.recipe.data.format
     if role != "user":
         message = f"messages: the last one has role {role}; end with the question, with role user"

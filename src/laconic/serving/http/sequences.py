@@ -11,14 +11,7 @@ from laconic.serving.engine import Engine
 from laconic.serving.http.api_error import ApiError, build_shutdown_error
 from laconic.serving.http.limits import Deadline
 from laconic.serving.http.metrics import ServerMetrics
-from laconic.serving.requests import (
-    EngineEvent,
-    EngineRequest,
-    FinishEvent,
-    PromptEvent,
-    TokenEvent,
-    TokenLogprob,
-)
+from laconic.serving.requests import EngineEvent, EngineRequest, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
 
 
 @dataclass
@@ -47,7 +40,7 @@ class WholeAnswer(AnswerPart):
     last_token_time: float | None = None
 
     def add(self, event: PromptEvent | TokenEvent | FinishEvent) -> AnswerPart:
-        """Add an event, and return what it adds."""
+        """Add an event, and return its part of the answer."""
         part = AnswerPart()
         if isinstance(event, PromptEvent):
             part.prompt = self.prompt = event
@@ -95,7 +88,7 @@ class SequenceGroup:
             self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, event))
 
     async def parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
-        """Yield what each event adds to the answer of the sequence with this index, until all have ended.
+        """Yield the index of a sequence and the next part of its answer, until all sequences have ended.
 
         At the deadline, a sequence without a token raises ApiError (408, 503) after the events of the others.
         """

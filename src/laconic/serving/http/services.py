@@ -1,4 +1,4 @@
-"""What the routes share: model, engine, stores, limits; strict bodies; waiting for clients and answering them."""
+"""Services that the routes share, strict request bodies, and answers that stop when the client disconnects."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Services:
-    """What the routes of one server share."""
+    """Model, engine and stores, which all routes of a server use."""
 
     served: ApiModel
     engine: Engine
@@ -50,7 +50,7 @@ class Services:
             raise ApiError(404, message, "model", "model_not_found")
 
     async def resolve_prefix(self, body: GenerationRequest) -> Prefix:
-        """Return what a request's prompt continues; the errors are those of the stores."""
+        """Return the memory or state that a request's prompt continues. Raises the errors of the stores."""
         if body.model is not None:
             self.check_model(body.model)
         if body.memories and body.session is not None:
