@@ -39,8 +39,11 @@ def targets(pair: Pair, scale: Scale, batch: int) -> tuple[float, float | None]:
         return 1.5, None
     if pair.num_parameters >= 110e6:
         return 1.0, None
-    few = pair.ours.config.vocab_size == scale.small_vocab
-    least = (1.25 if few else 1.5) if batch == 1 else (1.1 if few else 1.25)
+    has_small_vocab = pair.ours.config.vocab_size == scale.small_vocab
+    if batch == 1:
+        least = 1.25 if has_small_vocab else 1.5
+    else:
+        least = 1.1 if has_small_vocab else 1.25
     return least, GOAL if least < GOAL else None
 
 

@@ -70,7 +70,7 @@ def spans(num_tokens: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, num_tokens))
 
 
-def nats_of(decoder: laconic.Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
+def compute_nats(decoder: laconic.Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of every target."""
     return F.cross_entropy(decoder.logits(hidden)[0], targets[0], reduction="none")
 
@@ -83,27 +83,29 @@ def read_span(
         cache = None
     output = decoder(decoder.embed(ids[:, span]), cache)
     targets = ids[:, span.start + 1 : span.stop + 1]
-    return nats_of(decoder, output.hidden_states, targets), output.cache.detach()
+    return compute_nats(decoder, output.hidden_states, targets), output.cache.detach()
 
 
 @torch.no_grad()
-def stand_still(decoder: laconic.Decoder, ids: Tensor, window: int) -> Reading:
+def read_with_fixed_weights(decoder: laconic.Decoder, ids: Tensor, window: int) -> Reading:
     """Read with fixed weights."""
-    nats, cache, start = list[Tensor](), None, time.process_time()
+    nats, cache = list[Tensor](), None
+    start = time.process_time()
     for span in spans(ids.shape[1] - 1, min(PIECE, window)):
-        some, cache = read_span(decoder, ids, span, cache, window)
-        nats.append(some)
+        span_nats, cache = read_span(decoder, ids, span, cache, window)
+        nats.append(span_nats)
     return Reading(torch.cat(nats), time.process_time() - start)
 
 
 @torch.no_grad()
 def read_with_levels(model: Hope, ids: Tensor, window: int) -> Reading:
     """Read with levels that learn, as `laconic compress --learn` does."""
-    nats, state, start = list[Tensor](), model.initial_state(1), time.process_time()
+    nats, state = list[Tensor](), model.initial_state(1)
+    start = time.process_time()
     for span in spans(ids.shape[1] - 1, min(PIECE, window)):
         state = clear_attention_if_full(model, state, span.stop - span.start, window)
         output = model.read_tokens(ids[:, span], state)
-        nats.append(nats_of(model, output.hidden_states, ids[:, span.start + 1 : span.stop + 1]))
+        nats.append(compute_nats(model, output.hidden_states, ids[:, span.start + 1 : span.stop + 1]))
         state = cast(FastWeightState, output.cache)
     return Reading(torch.cat(nats), time.process_time() - start)
 
@@ -113,14 +115,15 @@ def evaluate_dynamically(
 ) -> Reading:
     """Read with a gradient step of the trainable weights after every chunk."""
     weights = [p for p in decoder.parameters() if p.requires_grad]
-    optimizer, nats, cache = build_optimizer(weights), list[Tensor](), None
+    optimizer = build_optimizer(weights)
+    nats, cache = list[Tensor](), None
     start = time.process_time()
     for span in spans(ids.shape[1] - 1, chunk):
-        some, cache = read_span(decoder, ids, span, cache, window)
-        some.mean().backward()
+        span_nats, cache = read_span(decoder, ids, span, cache, window)
+        span_nats.mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        nats.append(some.detach())
+        nats.append(span_nats.detach())
     return Reading(torch.cat(nats), time.process_time() - start)
 
 
@@ -143,11 +146,11 @@ def load_levels() -> Hope:
 
 
 def adapt_to_other_book(ids: Tensor, window: int, chunk: int, build_optimizer: OptimizerFactory) -> Reading:
-    """Train a LoRA adapter on as many tokens of another book, then read with fixed weights; seconds of both."""
+    """Train a LoRA adapter on as many tokens of another book, then read with fixed weights; count the time of both."""
     decoder = load_decoder("lora")
     other = load_book(laconic.load_tokenizer(MODEL), OTHER_BOOK, ids.shape[1] - 1)
     training = evaluate_dynamically(decoder, other, window, chunk, build_optimizer)
-    reading = stand_still(decoder, ids, window)
+    reading = read_with_fixed_weights(decoder, ids, window)
     return reading._replace(seconds=reading.seconds + training.seconds)
 
 
@@ -155,7 +158,7 @@ def build_methods(ids: Tensor, full: int, short: int) -> dict[str, Callable[[], 
     """Return the ways to read a book; `full` and `short` are windows of attention."""
 
     def still(window: int) -> Callable[[], Reading]:
-        return lambda: stand_still(load_decoder("none"), ids, window)
+        return lambda: read_with_fixed_weights(load_decoder("none"), ids, window)
 
     def dynamic(trainable: str, window: int, chunk: int, build: OptimizerFactory) -> Callable[[], Reading]:
         return lambda: evaluate_dynamically(load_decoder(trainable), ids, window, chunk, build)

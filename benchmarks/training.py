@@ -86,9 +86,9 @@ def training_rows(pair: Pair, scale: Scale) -> list[tuple[str, ...]]:
     mebibytes = {side: measure_peak(models[side], workloads[side]) / MEBI for side in workloads}
     folder = str(pair.ours.source_folder)
     resident_growth: dict[str, float] = {}
-    child_sides = (
-        [] if pair.ours.config.vocab_size != scale.small_vocab else list(workloads) if scale.peers_alone else ["ours"]
-    )
+    child_sides: list[str] = []
+    if pair.ours.config.vocab_size == scale.small_vocab:
+        child_sides = list(workloads) if scale.peers_alone else ["ours"]
     for side in child_sides:
         lines = run_python("-m", "benchmarks.training", side, folder, str(scale.batch), str(scale.length))
         resident_growth[side] = lines.json() / MEBI

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+MAX_TOKENS = 256  # of an answer that ends at eos
 FLAGS = {"enforce_eager": True, "enable_chunked_prefill": False, "enable_prefix_caching": False}
 
 
@@ -35,22 +36,26 @@ def start_engine(folder: Path, max_length: int, num_clients: int) -> Any:
 
 
 def measure_rate(llm: Any, questions: list[str], num_clients: int, num_tokens: int | None) -> Rate:
-    """Answer all questions with `num_clients` requests in flight."""
+    """Answer all questions with `num_clients` requests in flight, of `num_tokens` each; None: until eos."""
     sampling = llm.get_default_sampling_params()
-    sampling.max_tokens, sampling.ignore_eos = num_tokens or 256, num_tokens is not None
+    sampling.max_tokens = num_tokens or MAX_TOKENS
+    sampling.ignore_eos = num_tokens is not None
     tokenizer, engine = llm.get_tokenizer(), llm.llm_engine
     chats = [[{"role": "user", "content": question}] for question in questions]
     prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
-    waiting, started, seconds, tokens = list(enumerate(prompts)), {}, [], 0
+    waiting = list(enumerate(prompts))
+    start_times: dict[str, float] = {}  # by request
+    seconds, tokens = [], 0
     begin = time.perf_counter()
-    while waiting or started:
-        while waiting and len(started) < num_clients:
+    while waiting or start_times:
+        while waiting and len(start_times) < num_clients:
             number, ids = waiting.pop(0)
-            started[str(number)] = time.perf_counter()
+            start_times[str(number)] = time.perf_counter()
             engine.add_request(str(number), {"prompt_token_ids": ids}, sampling)
         for output in engine.step():
             if output.finished:
-                seconds.append(time.perf_counter() - started.pop(output.request_id.split("-")[0]))
+                number = output.request_id.split("-")[0]  # vLLM appends a suffix to our number
+                seconds.append(time.perf_counter() - start_times.pop(number))
                 tokens += len(output.outputs[0].token_ids)
     return Rate(len(questions) / (time.perf_counter() - begin), median(seconds), tokens / len(questions))
 
@@ -62,7 +67,7 @@ def main() -> None:
     parser.add_argument("chain", type=Path, metavar="SERVED_CHAIN")
     parser.add_argument("--questions", type=Path, required=True, help="text file with a question per line")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--rounds", type=int, default=3, help="the fastest of as many rounds counts")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, of which the fastest counts")
     parser.add_argument("--latent-tokens", type=int, help="length of an answer after latents; default until eos")
     parser.add_argument("--chain-tokens", type=int, help="length of a chain with its answer; default until eos")
     parser.add_argument("--max-length", type=int, default=512, help="context of the engine")
@@ -71,10 +76,10 @@ def main() -> None:
     print("| run | clients | answers/s | seconds per answer | tokens |\n|---|---|---|---|---|")
     for folder, num_tokens in ((arguments.latent, arguments.latent_tokens), (arguments.chain, arguments.chain_tokens)):
         llm = start_engine(folder, arguments.max_length, max(arguments.clients))
-        measure_rate(llm, questions[:2], 1, 2)
+        measure_rate(llm, questions[:2], num_clients=1, num_tokens=2)  # warm up
         for num_clients in arguments.clients:
             rates = [measure_rate(llm, questions, num_clients, num_tokens) for _ in range(arguments.rounds)]
-            best = max(rates)
+            best = max(rates, key=lambda rate: rate.answers)
             print(
                 f"| {folder.name} | {num_clients} | {best.answers:.2f} | {best.latency:.2f} | {best.tokens:.0f} |",
                 flush=True,

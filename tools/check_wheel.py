@@ -98,7 +98,7 @@ def check_server(laconic: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Check the wheel in a temporary folder, or in the one that is given."""
+    """Check the wheel in a temporary folder, or in the folder that the command line names."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,9 @@ def help_text(command: str) -> str:
             parse_command([*command.split(), "--help"])
     finally:
         for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
     lines = (line.rstrip() for line in output.getvalue().strip().splitlines())
     return "\n".join(textwrap.fill(line, HELP_COLUMNS) if len(line) > HELP_COLUMNS else line for line in lines)
 

@@ -66,8 +66,10 @@ def split_lines(markdown: str) -> Iterator[tuple[str, bool]]:
     for line in markdown.split("\n"):
         match = FENCE.match(line)
         yield line, not (fence or match)
-        if match:
-            fence = "" if fence and match[1].startswith(fence) else fence or match[1]
+        if match and not fence:
+            fence = match[1]
+        elif match and match[1].startswith(fence):
+            fence = ""
 
 
 def read_section(name: str, heading: str) -> str:
@@ -80,9 +82,9 @@ def rewrite_links(markdown: str, name: str, uri: str) -> str:
     """Point links to files of the repository at their pages in the site.
 
     Args:
-        markdown: a page.
-        name: its path in the repository.
-        uri: its path in the site.
+        markdown: Text of a page.
+        name: Path of the page in the repository.
+        uri: Path of the page in the site.
     """
 
     def target(match: re.Match[str]) -> str:
@@ -127,13 +129,14 @@ def render_formula(latex: str) -> str:
     """Return a formula as MathML, which browsers render without scripts or fonts from elsewhere.
 
     Raises:
-        ValueError: The converter does not know a command of the formula.
+        ValueError: If the converter does not know a command of the formula.
     """
     from latex2mathml.converter import convert  # pyright: ignore[reportMissingImports]
 
     for command, text in UNKNOWN_COMMANDS.items():
         latex = latex.replace(command, text)
     formula = convert(" ".join(latex.split()), display="block")
-    if unknown := re.search(r"\\[A-Za-z]+", formula):
+    unknown = re.search(r"\\[A-Za-z]+", formula)
+    if unknown is not None:
         raise ValueError(f"latex2mathml does not know {unknown[0]} in {latex}; add it to UNKNOWN_COMMANDS")
     return f'<div class="formula">{formula}</div>'

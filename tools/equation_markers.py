@@ -100,13 +100,14 @@ class MarkedTest:
 def literal_table(path: Path, name: str) -> dict[str, ast.expr]:
     """Return the text keys and the expressions of a dictionary literal at the top of a file."""
     for node in parse_file(path).body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            value = getattr(node, "value", None)
-            pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
-            return {key.value: at for key, at in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+            table = node.value
+            items = zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ()
+            texts = [(key.value, value) for key, value in items if isinstance(key, ast.Constant)]
+            return {key: value for key, value in texts if isinstance(key, str)}
     return {}
 
 

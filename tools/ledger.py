@@ -173,7 +173,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested tables with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 

@@ -38,7 +38,7 @@ def stop_training(base: Path, folder: Path, seed: int) -> Path:
     command = ForkedCommand(train, folder)
     while not (folder / f"run/steps/step-{STOP_STEP:06d}").exists():
         command.wait_for_write(command.child.last + 1)
-    command.send(signal.SIGTERM)
+    command.send_signal(signal.SIGTERM)
     command.wait()
     assert STOP_STEP <= newest_step(folder) < STEPS, "stopped by the signal"
     return folder

@@ -20,14 +20,14 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass
 class Counts:
-    """What happened in the trials of one row.
+    """Outcomes of the trials of one row.
 
     Attributes:
-        name: The command or file that was tried.
+        name: Command or file under test.
         command: Command that repeats a trial, without its number.
         attempted: Number of kills, damaged files, signals, …
-        survived: After which the command went on, or refused in one line, and ended as if nothing had happened.
-        lost: After which committed work was gone; None if the probe cannot lose any.
+        survived: Trials after which the command went on, or refused in one line, and ended as if nothing had happened.
+        lost: Trials after which committed work was gone; None if the probe cannot lose any.
         detected: Damage that was reported.
         harmless: Damage that was not reported and changed nothing.
         silent: Damage that was not reported and changed the result.

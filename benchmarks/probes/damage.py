@@ -30,7 +30,8 @@ class Artifact:
         read: The command, run in the copy by a child process.
         get_result: Returns what the command computed from the files.
         other: A folder of equal layout with the files of another model or text, to exchange files with.
-        refusals: Exit codes of a reader that refuses the file; a peer may print a traceback.
+        refusals: Exit codes of a reader that refuses the file; a reader with other codes than ours is a peer, which may
+            print a traceback.
     """
 
     name: str
@@ -46,21 +47,21 @@ class Artifact:
         return sorted(path for pattern in self.victims for path in folder.glob(pattern) if path.is_file())
 
 
-def damage_file(artifact: Artifact, folder: Path, chance: random.Random) -> tuple[Path, str]:
-    """Damage one file of a copy; return the file and how."""
-    path = chance.choice([path for path in artifact.list_victims(folder) if path.stat().st_size])
-    data, kind = bytearray(path.read_bytes()), chance.random()
+def damage_file(artifact: Artifact, folder: Path, rng: random.Random) -> tuple[Path, str]:
+    """Damage one file of a copy; return the file and a description of the damage."""
+    path = rng.choice([path for path in artifact.list_victims(folder) if path.stat().st_size])
+    data, draw = bytearray(path.read_bytes()), rng.random()
     name = path.relative_to(folder)
     other = None if artifact.other is None else artifact.other / name
-    if other is not None and other.is_file() and kind < 0.15:
+    if other is not None and other.is_file() and draw < 0.15:
         path.write_bytes(other.read_bytes())
         return path, f"{name} of another"
-    if kind < 0.4:
-        end = chance.randrange(len(data))
+    if draw < 0.4:
+        end = rng.randrange(len(data))
         path.write_bytes(data[:end])
         return path, f"{name} cut at {end}"
-    position = chance.randrange(min(len(data), HEADER_BYTES) if chance.random() < 0.5 else len(data))
-    bit = chance.randrange(8)
+    position = rng.randrange(min(len(data), HEADER_BYTES) if rng.random() < 0.5 else len(data))
+    bit = rng.randrange(8)
     data[position] ^= 1 << bit
     path.write_bytes(data)
     return path, f"{name}, byte {position}, bit {bit}"
@@ -74,13 +75,16 @@ def judge(
     A refusal is one line and a documented exit code; a warning that names the file or its step counts as detected too,
     whatever the reader then returns.
     """
-    known = {NUMBERS.sub("#", line) for line in reference.err.splitlines()}
-    new = [line for line in ending.err.splitlines() if NUMBERS.sub("#", line) not in known]
     if ending.code:
-        is_orderly = refusals != REFUSALS or "Traceback" not in ending.err
+        is_peer = refusals != REFUSALS
+        is_orderly = is_peer or "Traceback" not in ending.err
         return "detected" if ending.code in refusals and is_orderly else "broken"
-    names = [path.name, *([path.parent.name] if COMMIT.fullmatch(path.parent.name) else [])]
-    if any(name in line for name in names for line in new):
+    usual_lines = {NUMBERS.sub("#", line) for line in reference.err.splitlines()}
+    new_lines = [line for line in ending.err.splitlines() if NUMBERS.sub("#", line) not in usual_lines]
+    names = [path.name]
+    if COMMIT.fullmatch(path.parent.name):
+        names.append(path.parent.name)
+    if any(name in line for name in names for line in new_lines):
         return "detected"
     return "harmless" if result == expected else "silent"
 
@@ -108,17 +112,17 @@ def spoil_repeatedly(artifact: Artifact, base: Path, num_trials: int, trial: int
     reference, expected = read_copy(artifact, copy_artifact(artifact, folder))
     check(reference)
     for number in range(num_trials) if trial is None else [trial]:
-        chance = random.Random(f"{artifact.name} {number}")
-        path, kind = damage_file(artifact, copy_artifact(artifact, folder), chance)
+        rng = random.Random(f"{artifact.name} {number}")
+        path, damage = damage_file(artifact, copy_artifact(artifact, folder), rng)
         ending, result = read_copy(artifact, folder)
         outcome = judge(reference, expected, ending, result, path, artifact.refusals)
         counts.attempted += 1
         counts.survived += outcome in ("detected", "harmless")
         if outcome == "broken":
-            counts.fail(number, f"{kind}: {describe(ending)}")
+            counts.fail(number, f"{damage}: {describe(ending)}")
         else:
             setattr(counts, outcome, getattr(counts, outcome) + 1)
             if outcome == "silent":
-                counts.fail(number, f"{kind}: not reported, and the result differs")
+                counts.fail(number, f"{damage}: not reported, and the result differs")
         counts.show_progress(num_trials)
     return counts

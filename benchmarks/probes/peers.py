@@ -74,7 +74,7 @@ def build_weights(number: int) -> dict[str, Tensor]:
 
 
 def overwrite_with_torch() -> int:
-    """Save to the same file again and again, each time a larger number; begin after the one that is there."""
+    """Save ever larger numbers to the same file; begin after the number that it holds."""
     first = int(torch.load(WEIGHTS, weights_only=True)["number"]) + 1 if Path(WEIGHTS).exists() else 0
     for number in range(first, OVERWRITES):
         torch.save(build_weights(number), WEIGHTS)
@@ -96,7 +96,7 @@ def stop_trainer(folder: Path) -> Path:
     command = ForkedCommand(train_with_trainer, folder)
     while newest_checkpoint(folder) < TRAINER_STOP:
         time.sleep(0.001)
-    command.send(signal.SIGKILL)
+    command.send_signal(signal.SIGKILL)
     command.wait()
     newest = newest_checkpoint(folder)
     for path in (folder / "out").glob("checkpoint-*"):  # what it was writing when it was killed

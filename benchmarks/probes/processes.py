@@ -104,7 +104,7 @@ class WriteCounter:
 
 
 class ForkedCommand:
-    """A command in a forked process, whose current directory is `folder`; its output goes to files beside it."""
+    """A command in a forked process with the current directory `folder`; its output goes to files beside the folder."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ForkedCommand:
         with suppress(AssertionError):
             self.child.wait_for(number)
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
         with suppress(ProcessLookupError):
             self.child.signal(number)
@@ -179,11 +179,11 @@ def run_forked(action: Action, folder: Path, prepare: Callable[[], object] | Non
 
 def choose_moment(trial: random.Random, num_writes: int, seconds: float) -> Moment:
     """Choose when to kill a process: usually at or shortly after a write, one time in five at any time."""
-    kind = trial.random()
-    if kind < 0.2:
+    draw = trial.random()
+    if draw < 0.2:
         return Moment(-1, trial.uniform(0, seconds))
     number = trial.randrange(max(1, num_writes))
-    return Moment(number, 0.0 if kind < 0.6 else trial.uniform(1e-6, DELAY))
+    return Moment(number, 0.0 if draw < 0.6 else trial.uniform(1e-6, DELAY))
 
 
 def run_until(action: Action, folder: Path, moment: Moment) -> tuple[Ending, list[int]]:
@@ -194,5 +194,5 @@ def run_until(action: Action, folder: Path, moment: Moment) -> tuple[Ending, lis
         if moment.write >= 0:
             command.wait_for_write(moment.write)
         time.sleep(moment.delay)
-        command.send(signal.SIGKILL)
+        command.send_signal(signal.SIGKILL)
     return command.wait(), command.commits

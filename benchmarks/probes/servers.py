@@ -61,7 +61,7 @@ class ForkedServer:
 
     def stop(self, number: int) -> int:
         """End it by a signal and return its exit code."""
-        self.command.send(number)
+        self.command.send_signal(number)
         self.has_ended = True
         return self.command.wait().code
 
@@ -130,7 +130,7 @@ def kill_server(clients: MemoryClients, folder: Path, trial: int) -> str:
         if moment.delay:
             server.command.wait_for_write(moment.write)
             time.sleep(moment.delay)
-            server.command.send(signal.SIGKILL)
+            server.command.send_signal(signal.SIGKILL)
         for task in tasks:
             task.result()
         code = server.stop(signal.SIGKILL)

@@ -23,7 +23,7 @@ def interrupt_once(work: Work, reference: Reference, folder: Path, trial: int) -
     command.wait_for_write(chance.randrange(max(1, reference.ending.num_writes)))
     time.sleep(chance.uniform(0, 0.01))
     for _ in range(1 + is_twice):
-        command.send(number)
+        command.send_signal(number)
         time.sleep(chance.uniform(0, 0.01))
     ending = command.wait()
     name = f"{number.name}{' twice' * is_twice}"

@@ -65,7 +65,7 @@ class Work:
     exit_codes: tuple[int, ...] = ()
 
     def prepare_folder(self, folder: Path) -> Path:
-        """Create the folder anew."""
+        """Replace the folder by an empty one and set it up."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.setup(folder)

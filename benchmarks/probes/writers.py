@@ -20,15 +20,18 @@ def race(work: Work, base: Path, num_trials: int, trial: int | None, command: st
     counts = Counts(work.name, command, detected=0, harmless=0, silent=0)
     reference = Reference(work, base / "reference")
     for number in range(num_trials) if trial is None else [trial]:
-        chance, folder = random.Random(f"{work.name} {number}"), base / f"race-{number}"
+        rng = random.Random(f"{work.name} {number}")
+        folder = base / f"race-{number}"
         writers = [ForkedCommand(work.begin or work.run, work.prepare_folder(folder))]
-        time.sleep(chance.uniform(0, reference.ending.seconds / 2))
+        time.sleep(rng.uniform(0, reference.ending.seconds / 2))
         writers.append(ForkedCommand(work.begin or work.run, folder, log=f"{folder.name}-second"))
         endings = [writer.wait() for writer in writers]
         is_refused = any(ending.code == BUSY for ending in endings)
         bad = [describe(ending) for ending in endings if ending.code not in (0, BUSY) or "Traceback" in ending.err]
         problem = "; ".join(bad) or finish(work, reference, folder)
-        outcome = "detected" if is_refused else "silent" if problem and not bad else "harmless"
+        outcome = "silent" if problem and not bad else "harmless"
+        if is_refused:
+            outcome = "detected"
         counts.attempted += 1
         counts.survived += not problem
         if not bad:
