@@ -165,7 +165,7 @@ def test_exit_status_of_every_error(
 
 
 @pytest.mark.medium
-def test_closed_pipe_exits_quietly(story: Path) -> None:
+def test_generate_exits_quietly_if_its_pipe_closes(story: Path) -> None:
     command = f"{sys.executable} -m laconic.cli.main generate {story} Once --max-tokens 400"
     shell = f'{command} | head -c 5; echo " ${{PIPESTATUS[0]}}"'
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -269,7 +269,7 @@ def test_recipes_keys_explains_every_key(run_cli: RunCli) -> None:
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-def test_version_is_printed(run_cli: RunCli) -> None:
+def test_version_is_that_of_the_package_and_citation(run_cli: RunCli) -> None:
     from laconic import __version__
 
     assert run_cli("--version").out == f"{__version__}\n"

@@ -72,7 +72,7 @@ def test_check_dataset_names_accepts_train_splits() -> None:
     check_dataset_names(build_config(name="gsm8k-nl", valid="gsm8k-aug:validation"))
 
 
-def test_check_known_files_by_sha256() -> None:
+def test_check_known_files_refuses_held_out_splits() -> None:
     with pytest.raises(InputError, match=r"^data\.name a\.jsonl is gsm8k:test: cannot train on test rows"):
         check_known_files(build_config(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
     with pytest.raises(InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows must not select"):
@@ -82,7 +82,7 @@ def test_check_known_files_by_sha256() -> None:
     )
 
 
-def test_check_marks() -> None:
+def test_check_marks_refuses_held_out_rows_unless_overlap_is_allowed() -> None:
     rows = [
         ReasoningExample("a", "?", (), "1", {"icot_split": "valid"}),
         ReasoningExample("b", "!", (), "1", {"icot_split": "train"}),
@@ -97,7 +97,7 @@ def test_check_marks() -> None:
         check_marks("x", [ReasoningExample("a", "?", (), "1", {"in_multiarith": True})], allow_overlap=False)
 
 
-def test_check_overlap() -> None:
+def test_check_overlap_refuses_or_counts_held_out_questions() -> None:
     train = [ReasoningExample("t1", "2 and\n2?", (), "4"), ReasoningExample("t2", "3 and 3?", (), "6")]
     held_out = [ReasoningExample("h1", "2  and 2? ", (), "4")]
     with pytest.raises(InputError, match=r"held out \(t1 = h1\); .*data.allow_contamination"):
@@ -106,7 +106,7 @@ def test_check_overlap() -> None:
     assert check_overlap(train[1:], held_out) == 0
 
 
-def test_merge_deduplicated() -> None:
+def test_merge_deduplicated_drops_questions_of_earlier_sets() -> None:
     one = [
         ReasoningExample("a", "Two and two?", (), "4"),
         ReasoningExample("b", "Two, and two?", (), "4"),
@@ -146,13 +146,11 @@ def test_load_training_examples_ignores_punctuation_in_overlap(shared: Path, tmp
     other.write_text('{"question": "two and two", "answer": "4"}\n')
     with pytest.raises(InputError, match=r"1 training questions are also held out \(rows\.jsonl:1 = held"):
         load_training_examples(build_config(name=str(path), test=str(other)))
-    assert (
-        len(load_training_examples(build_config(name=str(path), test=str(other), allow_contamination=True)).examples)
-        == 1
-    )
+    allowed = build_config(name=str(path), test=str(other), allow_contamination=True)
+    assert len(load_training_examples(allowed).examples) == 1
 
 
-def test_the_same_question_about_another_document_is_another_row() -> None:
+def test_check_overlap_and_merge_compare_the_document_too() -> None:
     about = [ReasoningExample(str(i), "How many?", (), "3", {}, f"Ann has {i} pears.") for i in range(3)]
     assert check_overlap(about[:2], about[2:]) == 0
     again = replace(about[0], id="again", document="ann has 0 pears")
@@ -180,7 +178,7 @@ def test_load_training_examples_compares_documents_if_they_are_read(
         load_training_examples(config)
 
 
-def test_conversations_are_the_same_if_all_their_messages_are() -> None:
+def test_check_overlap_and_merge_compare_all_messages_but_the_system_message() -> None:
     def talk(id: str, *texts: str, system: str = "") -> ReasoningExample:
         roles = ["system", *("user", "assistant") * len(texts)]
         messages = [{"role": role, "content": text} for role, text in zip(roles, (system, *texts), strict=False)]
@@ -196,6 +194,7 @@ def test_conversations_are_the_same_if_all_their_messages_are() -> None:
         check_overlap([talk("again", "Continue?", system="Be brief.")], [talk("alone", "continue")])
 
 
-def test_merge_deduplicated_without_documents() -> None:
-    one, two = ([ReasoningExample(name, "How many?", (), "3", {}, f"Text {name}.")] for name in ("a", "b"))
-    assert [len(merge_deduplicated("ab", (one, two), read)[0]) for read in (True, False)] == [2, 1]
+def test_merge_deduplicated_ignores_documents_that_are_not_read() -> None:
+    sets = [[ReasoningExample(name, "How many?", (), "3", {}, f"Text {name}.")] for name in ("a", "b")]
+    assert len(merge_deduplicated("ab", sets, with_documents=True)[0]) == 2
+    assert len(merge_deduplicated("ab", sets, with_documents=False)[0]) == 1

@@ -41,7 +41,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.fixture(autouse=True)
-def optional() -> None:
+def require_peft() -> None:
     needs("peft")
 
 
@@ -92,7 +92,7 @@ def test_load_adapter_refuses_a_link_out_of_its_folder(adapter: Path, tmp_path: 
         read_adapter_config(adapter)
 
 
-def test_patterns_choose_the_modules_that_peft_chooses() -> None:
+def test_add_adapter_patterns_choose_the_modules_that_peft_chooses() -> None:
     from peft import LoraConfig, get_peft_model
 
     patterns: dict[str, Any] = {

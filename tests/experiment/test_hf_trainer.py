@@ -142,9 +142,9 @@ def test_trainer_model_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Coconut go through stages"):
         TrainerModel(coconut.method)
     sampled = build(tmp_path, TINY_RECIPE, "latents.length_policy=nested_dropout")
-    with pytest.raises(UsageError, match=r'length_policy: other than "fixed" follows the steps'):
+    with pytest.raises(UsageError, match=r'a length_policy other than "fixed" depends on the steps'):
         TrainerModel(sampled.method)
     (tmp_path / "books.jsonl").write_text('{"text": "' + "A sentence of a book. " * 20 + '"}\n' * 1)
     documents = build(tmp_path, TINY_DOCUMENT_RECIPE)
-    with pytest.raises(UsageError, match="the data are documents"):
+    with pytest.raises(UsageError, match="windows of documents"):
         RowCollator(documents.training_data)([0])

@@ -17,7 +17,7 @@ from laconic.cli.main import main
 from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UnsafeFileError
-from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
+from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published_compressor
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.generation.config import GenerationConfig
 from tests import tolerances
@@ -173,7 +173,7 @@ def test_load_invalid_published_model(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsafeFileError, match=r"pytorch_model.bin is a pickle"):
         laconic.load(path)
     edit_config(path, summary_length=0)  # as in the authors' models with full attention
-    assert not is_published(path)
+    assert not is_published_compressor(path)
 
 
 @pytest.mark.parametrize("folder", ["opt"], indirect=True)

@@ -101,7 +101,7 @@ def test_export_with_a_recipe_of_another_run(run: Path) -> None:
     changed = recipe.read_text().replace("jacobi_iterations = 1", "jacobi_iterations = 2")
     assert changed != recipe.read_text()
     recipe.write_text(changed)
-    with pytest.raises(CorruptArtifactError, match=r"recipe\.toml is changed"):
+    with pytest.raises(CorruptArtifactError, match=r"recipe\.toml has changed"):
         laconic.load(run)
 
 
@@ -165,8 +165,8 @@ def test_export_loads_what_transformers_saves_into_it_once_the_record_is_deleted
     theirs.save_pretrained(model)
     with pytest.raises(CorruptArtifactError) as error:
         laconic.load(model)
-    assert "config.json is changed since the export" in str(error.value)
-    assert str(error.value).endswith(f"as save_pretrained does, delete {model / RECORD}")
+    assert "config.json has changed since the export" in str(error.value)
+    assert str(error.value).endswith(f"if you changed it, or save_pretrained did, delete {model / RECORD}")
     (model / RECORD).unlink()
     loaded: Any = laconic.load(model)
     assert torch.equal(loaded.decoder.lm_head.weight, theirs.lm_head.weight)
@@ -182,7 +182,7 @@ def test_export_warns_of_a_changed_vocabulary(model: Path) -> None:
     tokenizer.chat_template = "{{ messages[0].content }}"
     tokenizer(["a", "bc"], padding=True)
     tokenizer.save_pretrained(model)
-    with pytest.warns(UserWarning, match=r"tokenizer\.json is changed since the export"):
+    with pytest.warns(UserWarning, match=r"tokenizer\.json has changed since the export"):
         assert answer(model) == expected
     (model / RECORD).unlink()
     with warnings.catch_warnings():
