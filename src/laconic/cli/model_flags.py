@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import UseAppendAction
 
-from laconic.cli.arguments import (
-    Device,
-    OptionalDtype,
-    OptionalFloat,
-    OptionalInt,
-    OptionalQuantization,
-    OptionalStr,
-)
+from laconic.cli.arguments import Device, OptionalDtype, OptionalFloat, OptionalInt, OptionalQuantization, OptionalStr
 from laconic.console import log_note
 
 if TYPE_CHECKING:

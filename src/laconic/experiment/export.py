@@ -44,11 +44,7 @@ class ServerFiles:
 
 
 def export_run(
-    run: LoadedRun,
-    folder: str | Path,
-    *,
-    dtype: torch.dtype | None = None,
-    server: ServerFiles | None = None,
+    run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | None = None, server: ServerFiles | None = None
 ) -> Decoder:
     """Write a run as a folder that `laconic.load` opens anywhere, and transformers as a plain decoder.
 
@@ -114,11 +110,7 @@ def export_run(
 
 
 def export_model(
-    decoder: Decoder,
-    folder: str | Path,
-    tokenizer: Tokenizer | None = None,
-    *,
-    dtype: torch.dtype | None = None,
+    decoder: Decoder, folder: str | Path, tokenizer: Tokenizer | None = None, *, dtype: torch.dtype | None = None
 ) -> None:
     """Write a decoder as a folder, new or empty, that `laconic.load` and transformers open.
 

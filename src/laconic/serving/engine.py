@@ -51,12 +51,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model: ServableModel,
-        *,
-        max_batch_size: int = 16,
-        max_queue: int = 64,
-        prefill_chunk_size: int = 512,
+        self, model: ServableModel, *, max_batch_size: int = 16, max_queue: int = 64, prefill_chunk_size: int = 512
     ) -> None:
         self.max_batch_size, self.max_queue = max_batch_size, max_queue
         self.served = ServedModel(model)

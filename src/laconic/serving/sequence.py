@@ -13,14 +13,7 @@ from laconic.generation.result import StopReason
 from laconic.generation.sampling import Sampler
 from laconic.latent.stepwise_rollout import RolloutRead, RolloutReads, StepwiseCounts
 from laconic.serving.ragged import CacheRow
-from laconic.serving.requests import (
-    EngineEvent,
-    EngineRequest,
-    FinishEvent,
-    PromptEvent,
-    TokenEvent,
-    TokenLogprob,
-)
+from laconic.serving.requests import EngineEvent, EngineRequest, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
 from laconic.serving.row_by_row import StateRow
 
 LOGPROB_ROWS = 64  # prompt positions whose logits are computed at once

@@ -21,9 +21,7 @@ from laconic.verification.low_precision import ErrorRatios
 from laconic.verification.parity import CaseComparison
 from laconic.verification.report import InputStatus, ParityReport
 from laconic.verification.tiny_models import TINY_PREFIX, build_tiny_decoder, tiny_configs
-from laconic.verification.traces import (
-    ParityCase,
-)
+from laconic.verification.traces import ParityCase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GOLDEN_REFERENCE = "golden"

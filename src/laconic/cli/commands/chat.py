@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import (
-    OptionalStr,
-    check_minimum,
-    check_utf8,
-)
+from laconic.cli.arguments import OptionalStr, check_minimum, check_utf8
 from laconic.cli.files import check_memories, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.model_flags import ModelFlags, SamplingFlags

@@ -22,13 +22,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import (
-    check_file,
-    check_memories,
-    check_replaceable,
-    check_text_format,
-    print_json,
-)
+from laconic.cli.files import check_file, check_memories, check_replaceable, check_text_format, print_json
 from laconic.console import log_message, pluralize, progress, status
 from laconic.errors import BusyError, InputError, UsageError, translate_os_errors
 from laconic.storage.temporary import is_device_or_pipe

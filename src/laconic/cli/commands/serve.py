@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import (
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalStr,
-    refuse_flags,
-)
+from laconic.cli.arguments import OptionalFloat, OptionalInt, OptionalPath, OptionalStr, refuse_flags
 from laconic.cli.files import check_memories
 from laconic.cli.model_flags import ModelFlags
 from laconic.errors import UsageError

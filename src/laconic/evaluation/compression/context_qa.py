@@ -108,11 +108,7 @@ def substring_match(prediction: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in prediction.lower() for answer in answers) / len(answers)
 
 
-METRICS: dict[str, AnswerMetric] = {
-    "match": answer_match,
-    "F1": f1_score,
-    "substring match": substring_match,
-}
+METRICS: dict[str, AnswerMetric] = {"match": answer_match, "F1": f1_score, "substring match": substring_match}
 
 
 class MetricResult(NamedTuple):

@@ -9,12 +9,7 @@ from laconic.errors import UsageError
 from laconic.evaluation.checkpoints import read_prompt
 from laconic.evaluation.memories.contexts import KV_METHODS
 from laconic.evaluation.memories.evaluate import TASK, build_memory_jobs
-from laconic.evaluation.memories.report import (
-    LEGEND,
-    build_comparison_table,
-    compare_results,
-    plot_comparison,
-)
+from laconic.evaluation.memories.report import LEGEND, build_comparison_table, compare_results, plot_comparison
 from laconic.evaluation.report.page import PageSection, render_list
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results

@@ -112,10 +112,7 @@ def budget_warnings(run: LoadedRun, questions: QuestionSet, condition: EvalCondi
 
 
 def answer_function(
-    run: LoadedRun,
-    decoding: AnswerDecoding,
-    condition: EvalCondition = AS_TRAINED,
-    on_finish: OnFinish | None = None,
+    run: LoadedRun, decoding: AnswerDecoding, condition: EvalCondition = AS_TRAINED, on_finish: OnFinish | None = None
 ) -> AnswerFunction:
     """Return a function that answers a batch of questions under a condition, and calls `on_finish` for each answer."""
     device = run.parts.decoder.token_embedding.weight.device

@@ -17,10 +17,7 @@ from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import DIGIT, AnswerProtocol, check_gold, default_protocol, pccot_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
-from laconic.data.synthetic.digit_documents import (
-    DigitDocumentsDataset,
-    build_digit_documents_tokenizer,
-)
+from laconic.data.synthetic.digit_documents import DigitDocumentsDataset, build_digit_documents_tokenizer
 from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer
 from laconic.data.synthetic.fact_recall import FactRecallDataset
 from laconic.data.synthetic.formal_languages import FormalLanguageDataset

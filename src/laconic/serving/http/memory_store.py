@@ -21,12 +21,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import FILE_KIND as SUMMARY_KIND
 from laconic.compression.segment import build_memory_prompt
 from laconic.console import log_message
-from laconic.errors import (
-    CorruptArtifactError,
-    LaconicError,
-    UsageError,
-    translate_os_errors,
-)
+from laconic.errors import CorruptArtifactError, LaconicError, UsageError, translate_os_errors
 from laconic.experiment.text_models.chat_session import ChatPrefix
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.kv_compressor import load_kv_memories

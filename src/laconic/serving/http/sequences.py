@@ -11,14 +11,7 @@ from laconic.serving.engine import Engine
 from laconic.serving.http.api_error import ApiError, build_shutdown_error
 from laconic.serving.http.limits import Deadline
 from laconic.serving.http.metrics import ServerMetrics
-from laconic.serving.requests import (
-    EngineEvent,
-    EngineRequest,
-    FinishEvent,
-    PromptEvent,
-    TokenEvent,
-    TokenLogprob,
-)
+from laconic.serving.requests import EngineEvent, EngineRequest, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
 
 
 @dataclass
