@@ -50,11 +50,7 @@ def has_nonfinite(value: Any) -> bool:
 
 
 def build_report(
-    updater: Updater,
-    data: TrainingData,
-    index: UpdateIndex,
-    result: UpdateResult,
-    random_state: Mapping[str, Tensor],
+    updater: Updater, data: TrainingData, index: UpdateIndex, result: UpdateResult, random_state: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Repeat an update from the random state before it and return what is known about it, as JSON values."""
     parameters = [(name, p) for name, p in updater.method.named_parameters() if p.numel()]
