@@ -38,8 +38,8 @@ def generate(seed: int, n: int, config: DigitsConfig, part: SplitName = "train")
     return DigitsDataset(seed, config, part).generate_examples(n)
 
 
-def worked(question: str) -> list[int]:
-    """Return the results of `3 + 4 * 2 =`, by loops."""
+def solve(question: str) -> list[int]:
+    """Return the result of every step of a question like `3 + 4 * 2 =`, worked out from left to right."""
     words = question.removesuffix(" =").split()
     running, chain = int(words[0]), []
     for sign, digit in zip(words[1::2], words[2::2], strict=True):
@@ -51,7 +51,7 @@ def worked(question: str) -> list[int]:
 @pytest.mark.parametrize("k", [1, 2, 4, 7])
 def test_generate_examples_are_correct(k: int) -> None:
     for example in generate(3, 20, DigitsConfig(num_operations=k)):
-        results = worked(example.question)
+        results = solve(example.question)
         assert example.steps == tuple(map(str, results))
         assert example.answer == str(results[-1])
 
@@ -100,10 +100,8 @@ def test_digits_dataset_terse_fraction() -> None:
 
 
 def test_digits_dataset_all_terse() -> None:
-    task, config = (
-        DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=1.0),
-        DataConfig(source="digits", format="digits", chain_steps="all"),
-    )
+    task = DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=1.0)
+    config = DataConfig(source="digits", format="digits", chain_steps="all")
     example = generate(0, 1, task, "valid")[0]
     assert example.question.endswith("= :")
     assert example.steps == generate(0, 1, DigitsConfig(num_operations=3), "valid")[0].steps
@@ -169,7 +167,7 @@ def test_digits_dataset_of_several_numbers_of_operations() -> None:
     task = DigitsConfig(num_operations=6, min_operations=2, train_rows=36_000)
     text = generate(5, 1000, task, "valid")
     assert [len(example.steps) for example in text[:7]] == [2, 3, 4, 5, 6, 2, 3]
-    assert all(example.steps == tuple(map(str, worked(example.question))) for example in text[:50])
+    assert all(example.steps == tuple(map(str, solve(example.question))) for example in text[:50])
     with pytest.raises(InputError, match="2 operations give only 7,200 problems"):
         DigitsDataset(5, task.model_copy(update={"train_rows": 36_001}))
 

@@ -17,13 +17,14 @@ BOOKS = [Document("long", ("a" * 700, "b" * 98)), Document("short", ("c" * 130,)
 FIXED: dict[str, Any] = {"row_tokens": 300, "segment_tokens": 100, "segment_lengths": "fixed"}
 
 
-def passages(values: dict[str, Any] | None = None, **more: Any) -> DocumentDataset:
+def build_dataset(values: dict[str, Any] | None = None, **options: Any) -> DocumentDataset:
     config = TextConfig.model_validate(FIXED if values is None else values)
-    return DocumentDataset(BOOKS, tokenize_documents(BOOKS, build_byte_tokenizer()), config, 3, 1000, **more)
+    ids = tokenize_documents(BOOKS, build_byte_tokenizer())
+    return DocumentDataset(BOOKS, ids, config, seed=3, max_segment_tokens=1000, **options)
 
 
 def test_document_dataset_rows_cover_the_documents() -> None:
-    source = passages()
+    source = build_dataset()
     assert isinstance(source, TrainingData)
     assert len(source) == 4  # a single token predicts nothing, so tiny has none
     batch = source.batch(range(4), 0, 0)
@@ -37,43 +38,40 @@ def test_document_dataset_rows_cover_the_documents() -> None:
 
 
 def test_document_dataset_batch_width() -> None:
-    batch = passages().batch([3], 0, 0)
+    batch = build_dataset().batch([3], 0, 0)
     assert (batch.input_ids.shape[1], batch.segment_ends) == (130, (100, 130))
-    assert passages().batch([3, 2], 0, 0).segment_ends == (100, 200)
+    assert build_dataset().batch([3, 2], 0, 0).segment_ends == (100, 200)
 
 
 def test_document_dataset_pads_to_row_tokens() -> None:
-    batch, tight = passages(pad_to_row_tokens=True).batch([3], 0, 0), passages().batch([3], 0, 0)
+    batch, tight = build_dataset(pad_to_row_tokens=True).batch([3], 0, 0), build_dataset().batch([3], 0, 0)
     assert (batch.input_ids.shape[1], batch.segment_ends) == (300, (100, 200, 300))
     assert batch.attention_mask[0].nonzero()[:, 0].tolist() == [*range(130)]
     assert torch.equal(batch.input_ids[batch.attention_mask], tight.input_ids[tight.attention_mask])
-    assert passages(pad_to_row_tokens=True).fingerprint == passages().fingerprint
+    assert build_dataset(pad_to_row_tokens=True).fingerprint == build_dataset().fingerprint
 
 
 def test_document_dataset_segments_depend_on_the_step() -> None:
-    source = passages({"row_tokens": 300, "segment_tokens": 100})
-    first, again, other = (source.batch(rows, 0, step) for rows, step in (([0], 5), ([1, 3], 5), ([0], 6)))
-    assert first.segment_ends == again.segment_ends != other.segment_ends
-    assert first.segment_ends[-1] == other.segment_ends[-1] == 300
-    assert passages({"row_tokens": 300, "segment_tokens": 100}, fixed_segments=True).batch([0], 0, 5).segment_ends == (
-        100,
-        200,
-        300,
-    )
+    source = build_dataset({"row_tokens": 300, "segment_tokens": 100})
+    first, other_rows, other_step = source.batch([0], 0, 5), source.batch([1, 3], 0, 5), source.batch([0], 0, 6)
+    assert first.segment_ends == other_rows.segment_ends != other_step.segment_ends
+    assert first.segment_ends[-1] == other_step.segment_ends[-1] == 300
+    fixed = build_dataset({"row_tokens": 300, "segment_tokens": 100}, fixed_segments=True)
+    assert fixed.batch([0], 0, 5).segment_ends == (100, 200, 300)
 
 
 def test_document_dataset_fingerprint() -> None:
     datasets = [
-        passages(),
-        passages({**FIXED, "row_tokens": 200}),
-        passages(fixed_segments=True),
-        passages(max_rows=2),
+        build_dataset(),
+        build_dataset({**FIXED, "row_tokens": 200}),
+        build_dataset(fixed_segments=True),
+        build_dataset(max_rows=2),
         DocumentDataset(
             BOOKS[:2], tokenize_documents(BOOKS[:2], build_byte_tokenizer()), TextConfig.model_validate(FIXED), 3, 1000
         ),
     ]
     assert len({dataset.fingerprint for dataset in datasets}) == len(datasets)
-    assert passages().fingerprint == datasets[0].fingerprint
+    assert build_dataset().fingerprint == datasets[0].fingerprint
 
 
 def test_document_dataset_fingerprint_without_file_names() -> None:
@@ -91,10 +89,8 @@ def test_document_dataset_fingerprint_without_file_names() -> None:
 
 def test_document_dataset_max_rows_are_spread() -> None:
     book = [Document("long", ("x" * 5000,))]
-    ids, config = (
-        tokenize_documents(book, build_byte_tokenizer()),
-        TextConfig(row_tokens=100, segment_tokens=50, segment_lengths="fixed"),
-    )
+    ids = tokenize_documents(book, build_byte_tokenizer())
+    config = TextConfig(row_tokens=100, segment_tokens=50, segment_lengths="fixed")
     row_names = [
         DocumentDataset(book, ids, config, seed, 1000, max_rows=10).batch(range(10), 0, 0).document_ids
         for seed in (0, 1)
@@ -108,7 +104,7 @@ def test_document_dataset_max_rows_are_spread() -> None:
 def test_document_dataset_refuses_too_few_rows() -> None:
     line = r"4 rows of 300 tokens, fewer than a batch of 8"
     with pytest.raises(InputError, match=line):
-        passages(min_rows=8)
+        build_dataset(min_rows=8)
 
 
 def test_tokenize_documents_progress() -> None:
@@ -120,7 +116,7 @@ def test_tokenize_documents_progress() -> None:
 
 
 def test_document_dataset_scores_every_target_once() -> None:
-    batch = passages({"row_tokens": 800, "segment_tokens": 100, "min_segment_tokens": 20}).batch([0, 1], 0, 2)
+    batch = build_dataset({"row_tokens": 800, "segment_tokens": 100, "min_segment_tokens": 20}).batch([0, 1], 0, 2)
     scored = torch.zeros(2)
     for piece in batch.sequential_parts:
         scored += piece.loss_mask.sum(1)
