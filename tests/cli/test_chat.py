@@ -16,7 +16,7 @@ from laconic.compression.kv.compress import KVCompressionConfig
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.kv_compressor import SEPARATOR, compress_text
 from laconic.generation.config import GenerationConfig
-from tests.conftest import CliResult, RunCli
+from tests.conftest import CliResult, RunCli, check_refused
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -121,7 +121,7 @@ def test_chat_goes_on_after_an_unknown_command_of_a_pipe(talk) -> None:
 
 def test_chat_refuses_a_model_without_a_template(run_cli: RunCli, shared: Path) -> None:
     result = run_cli("chat", shared / "models" / "stories260k")
-    assert (result.code, "so it does not chat; use laconic generate" in result.err) == (66, True)
+    check_refused(result, 66, "so it does not chat; use laconic generate")
     assert "--chat" not in result.err
 
 

@@ -40,25 +40,45 @@ def test_autocompressor_rejects_settings_that_do_not_fit(config: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("config_class", "values"),
+    ("config_class", "values", "message"),
     [
-        (CompressionConfig, {"summary": "pool", "length_policy": "stop_head"}),
-        (CompressionConfig, {"summary": "select", "length_policy": "nested_dropout"}),
-        (CompressionConfig, {"max_memory_vectors": 9}),
-        (CompressionConfig, {"trigger_placement": "replace"}),
-        (CompressionConfig, {"max_vectors": 4, "allowed_lengths": (2, 8)}),
-        (CompressionConfig, {"num_vectors": 3, "length_policy": "nested_dropout"}),
-        (CompressionConfig, {"num_vectors": 60}),
-        (CompressionConfig, {"summary_init": "last_tokens", "summary": "pool"}),
-        (CompressionConfig, {"summary_init": "last_tokens", "memory_policy": "budgeted", "max_memory_vectors": 200}),
-        (StopHeadConfig, {"head": "vocabulary"}),
-        (StopHeadConfig, {"control_tokens_in_softmax": True}),
-        (StopHeadConfig, {"soft_gate": "scale_vectors"}),
-        (StopHeadConfig, {"stop_position": "mixture"}),
+        (
+            CompressionConfig,
+            {"summary": "pool", "length_policy": "stop_head"},
+            'length_policy "stop_head": not for summary "pool"',
+        ),
+        (
+            CompressionConfig,
+            {"summary": "select", "length_policy": "nested_dropout"},
+            'length_policy "nested_dropout" with summary "select"',
+        ),
+        (CompressionConfig, {"max_memory_vectors": 9}, "max_memory_vectors: set it for memory_policy"),
+        (CompressionConfig, {"trigger_placement": "replace"}, 'trigger_placement "replace" with summary "parallel"'),
+        (CompressionConfig, {"max_vectors": 4, "allowed_lengths": (2, 8)}, "must ascend to at most max_vectors 4"),
+        (
+            CompressionConfig,
+            {"num_vectors": 3, "length_policy": "nested_dropout"},
+            'num_vectors 3: only length_policy "fixed"',
+        ),
+        (CompressionConfig, {"num_vectors": 60}, "num_vectors 60: not one of allowed_lengths"),
+        (
+            CompressionConfig,
+            {"summary_init": "last_tokens", "summary": "pool"},
+            'summary_init "last_tokens": needs parallel',
+        ),
+        (
+            CompressionConfig,
+            {"summary_init": "last_tokens", "memory_policy": "budgeted", "max_memory_vectors": 200},
+            'summary_init "last_tokens": needs parallel',
+        ),
+        (StopHeadConfig, {"head": "vocabulary"}, 'head "vocabulary" needs control_tokens'),
+        (StopHeadConfig, {"control_tokens_in_softmax": True}, "control_tokens_in_softmax needs control_tokens"),
+        (StopHeadConfig, {"soft_gate": "scale_vectors"}, 'soft_gate "scale_vectors" needs estimator "soft"'),
+        (StopHeadConfig, {"stop_position": "mixture"}, 'stop_position "mixture" needs estimator "soft"'),
     ],
 )
-def test_config_rejects_combinations(config_class: Any, values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="1 validation error"):
+def test_config_rejects_combinations(config_class: Any, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config_class(**values)
 
 
@@ -155,15 +175,13 @@ def test_compress_rejects_lengths_that_are_not_allowed() -> None:
 
 def test_summary_parameters_save_and_load_check_their_settings(tmp_path: Path) -> None:
     decoder, path = fresh("llama"), tmp_path / "summaries.safetensors"
-    config, head = (
-        CompressionConfig(max_vectors=3, length_policy="stop_head", summary="autoregressive"),
-        StopHeadConfig(),
-    )
+    config = CompressionConfig(max_vectors=3, length_policy="stop_head", summary="autoregressive")
+    head = StopHeadConfig()
     saved = SummaryParameters(decoder, config, head, eos_token_id=2, seed=1)
     saved.save(path, {"base": "b"})
     loaded = SummaryParameters(decoder, config, head, eos_token_id=2, seed=2).load(path, {"base": "b"})
-    pairs = zip(saved.state_dict().values(), loaded.state_dict().values(), strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
+    assert saved.state_dict().keys() == loaded.state_dict().keys()
+    assert all(torch.equal(x, loaded.state_dict()[name]) for name, x in saved.state_dict().items())
     assert AutoCompressor(decoder, loaded, config, head, total_steps=1).compress(TEXT).num_segments == 1
     other = config.model_copy(update={"max_vectors": 2, "summary_map": "none"})
     with pytest.raises(CorruptArtifactError, match=r"compression\.max_vectors is 3.*compression\.summary_map"):

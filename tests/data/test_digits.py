@@ -38,8 +38,8 @@ def generate(seed: int, n: int, config: DigitsConfig, part: SplitName = "train")
     return DigitsDataset(seed, config, part).generate_examples(n)
 
 
-def compute_results(question: str) -> list[int]:
-    """Return the results of `3 + 4 * 2 =`, by loops."""
+def solve(question: str) -> list[int]:
+    """Return the result of every step of a question like `3 + 4 * 2 =`, worked out from left to right."""
     words = question.removesuffix(" =").split()
     running, chain = int(words[0]), []
     for sign, digit in zip(words[1::2], words[2::2], strict=True):
@@ -51,7 +51,7 @@ def compute_results(question: str) -> list[int]:
 @pytest.mark.parametrize("k", [1, 2, 4, 7])
 def test_generate_examples_are_correct(k: int) -> None:
     for example in generate(3, 20, DigitsConfig(num_operations=k)):
-        results = compute_results(example.question)
+        results = solve(example.question)
         assert example.steps == tuple(map(str, results))
         assert example.answer == str(results[-1])
 
@@ -107,8 +107,10 @@ def test_digits_dataset_all_terse() -> None:
     assert example.steps == generate(0, 1, DigitsConfig(num_operations=3), "valid")[0].steps
     batch = DigitsDataset(0, task, "valid").batch([0], 0, 0)
     read = encode_example(example, build_digits_tokenizer(), config)
-    assert batch.question_ids[0].tolist() == list(read.question_ids)
-    assert batch.chain_ids[0].tolist() == list(read.chain_ids)
+    assert (batch.question_ids[0].tolist(), batch.chain_ids[0].tolist()) == (
+        list(read.question_ids),
+        list(read.chain_ids),
+    )
 
 
 def test_generate_problems_splits_are_disjoint() -> None:
@@ -165,7 +167,7 @@ def test_digits_dataset_of_several_numbers_of_operations() -> None:
     task = DigitsConfig(num_operations=6, min_operations=2, train_rows=36_000)
     text = generate(5, 1000, task, "valid")
     assert [len(example.steps) for example in text[:7]] == [2, 3, 4, 5, 6, 2, 3]
-    assert all(example.steps == tuple(map(str, compute_results(example.question))) for example in text[:50])
+    assert all(example.steps == tuple(map(str, solve(example.question))) for example in text[:50])
     with pytest.raises(InputError, match="2 operations give only 7,200 problems"):
         DigitsDataset(5, task.model_copy(update={"train_rows": 36_001}))
 

@@ -17,9 +17,10 @@ BOOKS = [Document("long", ("a" * 700, "b" * 98)), Document("short", ("c" * 130,)
 FIXED: dict[str, Any] = {"row_tokens": 300, "segment_tokens": 100, "segment_lengths": "fixed"}
 
 
-def build_dataset(values: dict[str, Any] | None = None, **more: Any) -> DocumentDataset:
+def build_dataset(values: dict[str, Any] | None = None, **options: Any) -> DocumentDataset:
     config = TextConfig.model_validate(FIXED if values is None else values)
-    return DocumentDataset(BOOKS, tokenize_documents(BOOKS, build_byte_tokenizer()), config, 3, 1000, **more)
+    ids = tokenize_documents(BOOKS, build_byte_tokenizer())
+    return DocumentDataset(BOOKS, ids, config, seed=3, max_segment_tokens=1000, **options)
 
 
 def test_document_dataset_rows_cover_the_documents() -> None:
@@ -45,16 +46,16 @@ def test_document_dataset_batch_width() -> None:
 def test_document_dataset_pads_to_row_tokens() -> None:
     batch, tight = build_dataset(pad_to_row_tokens=True).batch([3], 0, 0), build_dataset().batch([3], 0, 0)
     assert (batch.input_ids.shape[1], batch.segment_ends) == (300, (100, 200, 300))
-    assert batch.attention_mask[0].nonzero()[:, 0].tolist() == list(range(130))
+    assert batch.attention_mask[0].nonzero()[:, 0].tolist() == [*range(130)]
     assert torch.equal(batch.input_ids[batch.attention_mask], tight.input_ids[tight.attention_mask])
     assert build_dataset(pad_to_row_tokens=True).fingerprint == build_dataset().fingerprint
 
 
 def test_document_dataset_segments_depend_on_the_step() -> None:
     source = build_dataset({"row_tokens": 300, "segment_tokens": 100})
-    first, again, other = (source.batch(rows, 0, step) for rows, step in (([0], 5), ([1, 3], 5), ([0], 6)))
-    assert first.segment_ends == again.segment_ends != other.segment_ends
-    assert first.segment_ends[-1] == other.segment_ends[-1] == 300
+    first, other_rows, other_step = source.batch([0], 0, 5), source.batch([1, 3], 0, 5), source.batch([0], 0, 6)
+    assert first.segment_ends == other_rows.segment_ends != other_step.segment_ends
+    assert first.segment_ends[-1] == other_step.segment_ends[-1] == 300
     fixed = build_dataset({"row_tokens": 300, "segment_tokens": 100}, fixed_segments=True)
     assert fixed.batch([0], 0, 5).segment_ends == (100, 200, 300)
 

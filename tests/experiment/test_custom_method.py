@@ -27,7 +27,7 @@ from laconic.latent.thoughts import LatentThoughts
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
 from laconic.training.step import Updater
-from tests.conftest import REPO, RunCli
+from tests.conftest import REPO, RunCli, check_refused
 from tests.house.source import blocks
 from tests.house.test_walk import ReasoningData
 from tests.tiny_recipes import TINY_RECIPE
@@ -144,8 +144,11 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(
     assert "silent: method silent_method:Silent has no `answer`, so it answers no questions; give the class one" in err
     (place / "bare_method.py").write_text(SILENT.replace("StepOutput(self", "(self"))
     for flags in ((), ("--plan",)):
-        code, _, err = run_cli("train", "silent.toml", "--out", "bare", "method=bare_method:Silent", *flags)
-        assert (code, "Silent.forward returned a Tensor; return laconic.interfaces.StepOutput(loss" in err) == (2, True)
+        check_refused(
+            run_cli("train", "silent.toml", "--out", "bare", "method=bare_method:Silent", *flags),
+            2,
+            "Silent.forward returned a Tensor; return laconic.interfaces.StepOutput(loss",
+        )
 
 
 @pytest.mark.parametrize(

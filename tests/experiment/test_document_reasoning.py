@@ -25,7 +25,7 @@ from laconic.latent.answering import AnswerDecoding
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from tests.conftest import RunCli, call_cli
+from tests.conftest import RunCli, call_cli, check_refused
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
@@ -221,7 +221,7 @@ def test_run_compresses_and_answers_after_the_memory(run: Path, run_cli: RunCli,
     printed = run_cli("generate", run, question, "--memory", file, "--max-tokens", 5, "--format", "json")
     assert json.loads(printed.out)["generations"][0]["ids"] == list(answer.token_ids)
     refused = run_cli("generate", run, question, "--memory", file, "--memory", file)
-    assert (refused.code, "--memory: 2 files" in refused.err) == (2, True)
+    check_refused(refused, 2, "--memory: 2 files")
     with pytest.raises(UsageError, match="a memory of 2 texts needs 2 questions, one each, not 3"):
         reasoner.generate(["a ="] * 3, memory=reasoner.compress([document, document]))
 
@@ -257,7 +257,7 @@ def test_runs_are_evaluated_inspected_and_exported(run: Path, run_cli: RunCli, t
     config = laconic.GenerationConfig(max_tokens=4)
     assert ours.generate("a + b =", config, memory=memory) == theirs.generate("a + b =", config, memory=memory)
     refused = run_cli("export", run, "--out", tmp_path / "vllm", "--to", "vllm")
-    assert (refused.code, "follow summary vectors of documents" in refused.err) == (2, True)
+    check_refused(refused, 2, "follow summary vectors of documents")
 
 
 def test_training_goes_on_with_the_vectors_of_an_earlier_run(run: Path, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_rows_of_files_with_documents(tmp_path: Path, run_cli: RunCli) -> None:
     refused = run_cli(
         "train", tmp_path / "recipe.toml", f"data.path={tmp_path}/plain.jsonl", "--out", tmp_path / "other"
     )
-    assert (refused.code, "no row has a document" in refused.err) == (66, True), refused.err
+    check_refused(refused, 66, "no row has a document")
     without = recipe.replace("[compression]\nmax_vectors = 3\n", "")
     (tmp_path / "without.toml").write_text(without)
     result = run_cli("train", tmp_path / "without.toml", "--out", tmp_path / "third")
@@ -317,7 +317,7 @@ def test_rows_of_files_with_documents(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "valid.jsonl").write_text(json.dumps(other_document) + "\n")
     valid, out = f"data.valid={tmp_path}/valid.jsonl", tmp_path / "fourth"
     refused = run_cli("train", tmp_path / "without.toml", valid, "--out", out)
-    assert (refused.code, "1 training questions are also held out" in refused.err) == (66, True), refused.err
+    check_refused(refused, 66, "1 training questions are also held out")
     result = run_cli("train", tmp_path / "recipe.toml", valid, "--out", out)
     assert result.code == 0, result.err
 

@@ -20,7 +20,7 @@ from laconic.evaluation.model_card import build_model_card
 from laconic.experiment.export import export_model, export_run
 from laconic.experiment.load_run import load_config_and_tokenizer, load_initial_decoder, load_run
 from laconic.interfaces import ThinksInLatents
-from tests.conftest import RunCli, needs
+from tests.conftest import RunCli, check_refused, needs
 from tests.runs import train_tiny_run
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -271,7 +271,7 @@ def test_export_push_uploads_the_folder(
     assert run_cli("export", evaluated, "--out", tmp_path / "x", "--push", "nonsense").code == 2
     for flags in (("--private",), ("--license", "mit"), ("--dry-run",)):
         result = run_cli("export", evaluated, "--out", tmp_path / "x", *flags)
-        assert (result.code, f"{flags[0]}: only with --push" in result.err) == (2, True)
+        check_refused(result, 2, f"{flags[0]}: only with --push")
     shutil.rmtree(evaluated)
     result = run_cli("export", tmp_path / "out", "--out", tmp_path / "x", "--push", "me/tiny", "--dry-run")
     assert result.code == 0, result.err
@@ -303,7 +303,7 @@ def test_load_exported_run_from_the_hub(
     (row,) = json.loads(result.out)["datasets"][0]["runs"]
     assert (row["run"], row["passes"]["latent"]) == ("tiny", 1.0)
     refused = run_cli("evaluate", "me/tiny", "--tasks", "valid", "--quantize", "int8")
-    assert (refused.code, "only for models, and me/tiny is a run" in refused.err) == (2, True)
+    check_refused(refused, 2, "only for models, and me/tiny is a run")
     audit = run_cli("audit", "me/tiny", "--task", "valid", "--limit", "12", "--format", "json")
     assert json.loads(audit.out)["run"] == "tiny"
     assert run_cli("report", "me/tiny", "--out", tmp_path / "report.html").code == 0

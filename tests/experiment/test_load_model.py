@@ -18,7 +18,7 @@ from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.models.checkpoints import weights
 from laconic.storage.run_dir import RunDirectory
-from tests.conftest import REPO, RunCli, needs
+from tests.conftest import REPO, RunCli, check_refused, needs
 from tests.house.source import blocks
 from tests.models.fixtures import fresh
 from tests.runs import train_tiny_run
@@ -203,7 +203,7 @@ def test_load_and_commands_say_that_a_run_has_no_checkpoint_yet(tmp_path: Path, 
     best = ("generate", run, "1+1", "--checkpoint", "best")
     for command in (best, ("evaluate", run.parent, "--tasks", "test"), ("chat", run)):
         result = run_cli(*command)
-        assert (result.code, "has no checkpoint yet" in result.err) == (66, True), (command, result.err)
+        check_refused(result, 66, "has no checkpoint yet")
 
 
 @pytest.mark.medium

@@ -22,7 +22,7 @@ import uvicorn
 
 from laconic.serving.http.limits import Deadlines
 from laconic.serving.http.server import GracefulServer
-from tests.conftest import REPO, needs
+from tests.conftest import REPO, check_refused, needs
 
 pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -214,7 +214,7 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
     with monkeypatch.context() as patch:
         patch.setattr(socket.socket, "bind", bind)
         result = run_cli("serve", chat_folder, "--host", "127.0.0.9")
-    assert (result.code, "--host 127.0.0.9: not an address of this machine" in result.err) == (2, True)
+    check_refused(result, 2, "--host 127.0.0.9: not an address of this machine")
     for flags, text in (
         (("--api-key", " "), "--api-key is empty"),
         (("--max-queue", 0), "--max-queue 0: give a number above 0"),
@@ -226,9 +226,9 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
         (("--shutdown-seconds", -1), "give 0 or more"),
     ):
         result = run_cli("serve", chat_folder, *flags)
-        assert (result.code, text in result.err) == (2, True), result.err
+        check_refused(result, 2, text)
     result = run_cli("serve", "no model yet", "--memory", "letter=gone.safetensors")
-    assert (result.code, "no file gone.safetensors" in result.err) == (66, True)
+    check_refused(result, 66, "no file gone.safetensors")
 
 
 def start_stream(server: ServerProcess, **body: Any) -> HTTPResponse:

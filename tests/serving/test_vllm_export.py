@@ -21,7 +21,7 @@ from laconic.serving.served_thoughts import ServedThoughts
 from laconic.serving.vllm_export import CONTROL_TOKENS, export_for_vllm
 from laconic.serving.vllm_plugin import check_engine
 from tests.compression.compressors import reader
-from tests.conftest import RunCli, needs
+from tests.conftest import RunCli, check_refused, needs
 from tests.reasoning_runs import TEXTS, build_reasoning_run
 from tests.runs import train_tiny_run
 
@@ -281,15 +281,15 @@ def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path
     command = ("export", memory, "--to", "vllm", "--prompt", "Book", "--out", file)
     assert "--reader: missing" in run_cli(*command).err
     plain = run_cli(*command, "--reader", "stories260k")
-    assert (plain.code, "--reader stories260k: not an AutoCompressor" in plain.err) == (2, True)
+    check_refused(plain, 2, "--reader stories260k: not an AutoCompressor")
     result = run_cli(*command, "--reader", run, "--dry-run")
-    assert (result.code, "--dry-run: only with --push" in result.err) == (2, True)
+    check_refused(result, 2, "--dry-run: only with --push")
     assert not file.exists()
     result = run_cli(*command[:-1], tmp_path / "a.txt", "--reader", run)
-    assert (result.code, "a.txt exists; delete it or choose another file" in result.err) == (73, True)
+    check_refused(result, 73, "a.txt exists; delete it or choose another file")
     (tmp_path / "cut.mem").write_bytes(memory.read_bytes()[:900])
     result = run_cli("export", tmp_path / "cut.mem", *command[2:], "--reader", run)
-    assert (result.code, "damaged" in result.err) == (76, True)
+    check_refused(result, 76, "damaged")
     assert run_cli(*command, "--reader", run).code == 0
     compressor = laconic.load(run)
     expected = compressor.generate(["Book"], memory=compressor.load_memory(memory), config=CONFIG)[0].token_ids

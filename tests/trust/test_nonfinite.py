@@ -1,4 +1,4 @@
-"""R6: NaN and infinity anywhere in an update, and skipping such updates."""
+"""NaN and infinity anywhere in an update: the run stops with a report that can be replayed, or skips the update."""
 
 import math
 from pathlib import Path
@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from laconic.config.training import TrainingConfig
 from laconic.errors import NonFiniteError
 from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import run as training_run
 from laconic.training.loop import replay, train
+from laconic.training.optim import build_adamw
 from laconic.training.run import TrainingSetup
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, read_metrics, run_training, runs_equal, toy_config
@@ -19,7 +22,7 @@ from tests.trust.nonfinite_cases import BAD_STEP, CASES, NonFiniteMethod, check_
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nonfinite_stops_and_replay_repeats_it(tmp_path: Path, case: str) -> None:
+def test_nonfinite_update_stops_the_run_and_replay_gives_the_same_report(tmp_path: Path, case: str) -> None:
     report = check_run_stops(tmp_path, case)
     assert report["step"] == BAD_STEP + 1
     assert report["epoch"] == 1
@@ -27,11 +30,14 @@ def test_nonfinite_stops_and_replay_repeats_it(tmp_path: Path, case: str) -> Non
     assert len(report["ids"]) == 8
     assert CASES[case][1] in report["first"]
     bad = [name for name, value in report["metrics"].items() if value is None]
-    assert bad == ["state"] if case in ("state", "fast weight") else bad
-    assert bad
+    is_stateful = case in ("state", "fast weight")
+    if is_stateful:
+        assert bad == ["state"]
+    else:
+        assert bad
     if case != "parameter":
         assert all(value is not None for value in report["largest"].values())
-        settings = toy_config(stateful=case in ("state", "fast weight"), save_every=100)
+        settings = toy_config(stateful=is_stateful, save_every=100)
         again = replay(
             TrainingSetup(NonFiniteMethod(case), ToyData(), settings, seed=5),
             run=RunDirectory(tmp_path / "run"),
@@ -40,19 +46,19 @@ def test_nonfinite_stops_and_replay_repeats_it(tmp_path: Path, case: str) -> Non
         assert again == report
 
 
-def test_nonfinite_again_after_resume(tmp_path: Path) -> None:
+def test_nonfinite_stops_the_resumed_run_at_the_same_step(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(NonFiniteError, match=r"^step 6: loss, square, distance, grad_norm not finite"):
             run_training(tmp_path / "run", method=NonFiniteMethod("input"))
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 5]
 
 
-def test_nonfinite_without_a_folder() -> None:
+def test_nonfinite_stops_a_run_without_a_directory() -> None:
     with pytest.raises(NonFiniteError, match=r"the update was not applied, first in NonFiniteMethod: aten::mul"):
         train(TrainingSetup(NonFiniteMethod("input"), ToyData(), toy_config()))
 
 
-def test_nonfinite_skip(tmp_path: Path) -> None:
+def test_nonfinite_skip_leaves_out_at_most_three_updates(tmp_path: Path) -> None:
     settings = toy_config(on_nonfinite="skip")
     toy = NonFiniteMethod("input", (2, 5, 6))
     result, _ = run_training(tmp_path / "run", settings, method=toy)
@@ -80,12 +86,23 @@ def test_nonfinite_skips_are_counted_over_a_resume(tmp_path: Path) -> None:
         run_training(tmp_path / "run", settings, method=NonFiniteMethod("input", (1, 2, 3, 8)))
 
 
-def test_nonfinite_skip_changes_nothing_but_the_step(tmp_path: Path) -> None:
-    """The optimizer counts applied updates; the learning rate follows the step."""
+def test_nonfinite_skip_does_not_depend_on_what_was_not_finite() -> None:
     one, other = NonFiniteMethod("input", (2,)), NonFiniteMethod("loss", (2,))
     for toy in (one, other):
         train(TrainingSetup(toy, ToyData(), toy_config(on_nonfinite="skip"), seed=5))
     assert torch.equal(flat_parameters(one), flat_parameters(other))
+
+
+def test_nonfinite_skip_is_no_step_of_the_optimizer() -> None:
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+        optimizers.append(build_adamw(method, config))
+        return optimizers[-1]
+
+    toy, config = NonFiniteMethod("input", (2,)), toy_config(on_nonfinite="skip")
+    result = train(TrainingSetup(toy, ToyData(), config, build_optimizer=build_optimizer))
+    assert {int(state["step"]) for state in optimizers[0].state.values()} == {result.steps - 1}
 
 
 class LargeLoss(ToyMethod):

@@ -81,7 +81,8 @@ class AutoCompressor(nn.Module):
     ) -> None:
         super().__init__()
         check_settings(decoder, config, bos_token_id, base_model_context is not None)
-        self.decoder, self.summaries, self.config, self.stop_head_config = decoder, summaries, config, stop_head_config
+        self.decoder, self.summaries = decoder, summaries
+        self.config, self.stop_head_config = config, stop_head_config
         self.total_steps, self.seed = total_steps, seed
         if config.carry_between_windows and not (stop_head_config and stop_head_config.estimator == "soft"):
             raise UsageError('carry_between_windows = "soft" needs estimator = "soft"; remove carry_between_windows')
@@ -121,11 +122,7 @@ class AutoCompressor(nn.Module):
         return counts
 
     def forward(self, batch: DocumentBatch, state: SummaryMemory | None = None) -> StepOutput:
-        """Compute the loss of a window.
-
-        Args:
-            batch: One window of each row.
-            state: The memory that enters the window; None for an empty one.
+        """Compute the loss of a window of each row of the `batch`; `state` is the memory that enters it, None if empty.
 
         Returns:
             The loss, the metrics of `compute_metrics`, and the memory for the next window.
@@ -182,8 +179,10 @@ class AutoCompressor(nn.Module):
 
     def _compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
         """Compute nats and accuracy per scored token, nats by segment of the window, and statistics of lengths."""
-        num_tokens, num_compressions = denominators["scored"] or 1.0, denominators["compressions"] or 1.0
-        nats, is_priced = window.losses.detach(), mark_priced_segments(window)
+        num_tokens = denominators["scored"] or 1.0
+        num_compressions = denominators["compressions"] or 1.0
+        nats = window.losses.detach()
+        is_priced = mark_priced_segments(window)
         metrics = {"nats": nats.sum() / num_tokens, "accuracy": torch.stack(window.num_correct).sum() / num_tokens}
         if self.config.distillation_weight:
             metrics["kl"] = window.kls.detach().sum() / ((num_tokens - denominators["scored.1"]) or 1.0)

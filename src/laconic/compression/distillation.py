@@ -18,9 +18,7 @@ def distillation_loss(
 ) -> Float[Tensor, " N"]:
     """Eq. VL30: tau^2 KL(p || q) of each token, in nats; p and q are softmaxes of the logits divided by tau.
 
-    Args:
-        teacher_logits: Logits of the model that reads the text; no gradient flows to them.
-        temperature: tau. The factor tau^2 keeps the size of the gradient (arXiv:1503.02531, section 2).
+    No gradient flows to the teacher. The factor tau^2 keeps the size of the gradient (arXiv:1503.02531, section 2).
     """
     dtype = accumulation_dtype(student_logits.dtype)
     log_q = F.log_softmax(student_logits.to(dtype) / temperature, -1)

@@ -53,7 +53,8 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
     metadata: MemoryMetadata | None = None
 
     def __repr__(self) -> str:
-        tokens, vectors = (list(map(int, numbers)) for numbers in (self.num_tokens, self.num_vectors))
+        tokens = list(map(int, self.num_tokens))
+        vectors = list(map(int, self.num_vectors))
         return f"SummaryMemory({tokens} tokens in {vectors} vectors of width {self.D})"
 
     @classmethod
@@ -61,8 +62,9 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
         cls, B: int, D: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> "SummaryMemory":
         """Create a memory of `B` rows of width `D` on a `device`, in a `dtype`, without slots or segments."""
-        none = torch.empty(B, 0, dtype=torch.long, device=device)
-        return cls(torch.empty(B, 0, D, dtype=dtype, device=device), none.bool(), none, None, none)
+        vectors = torch.empty(B, 0, D, dtype=dtype, device=device)
+        ids = torch.empty(B, 0, dtype=torch.long, device=device)
+        return cls(vectors, valid=ids.bool(), segment_ids=ids, log_s=None, segment_tokens=ids)
 
     @property
     def B(self) -> int:
@@ -160,18 +162,18 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
             log_s: Log survival of the vectors. If either the memory or the new vectors are soft, the others get 0.
         """
         new_ids = torch.full_like(valid, self.num_segments, dtype=torch.long).masked_fill(~valid, -1)
-        old_log_s, new_log_s = self.log_s, log_s
-        if old_log_s is not None or new_log_s is not None:
-            old_log_s = torch.zeros_like(self.valid, dtype=torch.float32) if old_log_s is None else old_log_s
-            hard = torch.zeros_like(valid, dtype=torch.float32)
-            new_log_s = hard if new_log_s is None else new_log_s.masked_fill(~valid, 0.0)
+        joined_log_s = None
+        if self.log_s is not None or log_s is not None:
+            old = torch.zeros_like(self.valid, dtype=torch.float32) if self.log_s is None else self.log_s
+            new = torch.zeros_like(valid, dtype=torch.float32) if log_s is None else log_s.masked_fill(~valid, 0.0)
+            joined_log_s = torch.cat([old, new], 1)
         return SummaryMemory(
-            torch.cat([self.vectors, vectors.masked_fill(~valid[..., None], 0.0).to(self.vectors.dtype)], 1),
-            torch.cat([self.valid, valid], 1),
-            torch.cat([self.segment_ids, new_ids], 1),
-            None if old_log_s is None or new_log_s is None else torch.cat([old_log_s, new_log_s], 1),
-            torch.cat([self.segment_tokens, num_tokens[:, None]], 1),
-            self.metadata,
+            vectors=torch.cat([self.vectors, vectors.masked_fill(~valid[..., None], 0.0).to(self.vectors.dtype)], 1),
+            valid=torch.cat([self.valid, valid], 1),
+            segment_ids=torch.cat([self.segment_ids, new_ids], 1),
+            log_s=joined_log_s,
+            segment_tokens=torch.cat([self.segment_tokens, num_tokens[:, None]], 1),
+            metadata=self.metadata,
         )
 
     def overwrite(
@@ -185,14 +187,17 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
 
         The other arguments are those of `append`.
         """
-        grown, ended = self.append(vectors, valid, num_tokens, log_s), num_tokens == 0
+        grown = self.append(vectors, valid, num_tokens, log_s)
         is_old = torch.arange(grown.M, device=valid.device) < self.M
-        return grown.mask_slots(torch.where(is_old, ended[:, None], ~ended[:, None])).compact()
+        has_ended = (num_tokens == 0)[:, None]
+        return grown.mask_slots(torch.where(is_old, has_ended, ~has_ended)).compact()
 
     def overwrite_rows(
         self, vectors: Float[Tensor, "B n D"], valid: Bool[Tensor, "B n"], rows: Bool[Tensor, " B"]
     ) -> "SummaryMemory":
         """Eq. VL27: in the marked `rows`, replace all slots by the `valid` ones of `vectors`, of the last segment."""
+        # `overwrite` adds a segment, so the last one is removed first. It keeps the vectors of rows with 0 tokens, here
+        # those that are not marked; the true numbers are put back afterwards.
         before = replace(self, segment_tokens=self.segment_tokens[:, : self.num_segments - 1])
         return replace(before.overwrite(vectors, valid, rows.long()), segment_tokens=self.segment_tokens)
 
@@ -212,7 +217,7 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
         """
         rows = list_rows(rows, self.B)
         index = torch.tensor(rows, device=self.valid.device)
-        metadata = self.metadata and self.metadata.select_rows(rows)
+        metadata = None if self.metadata is None else self.metadata.select_rows(rows)
         return replace(self.map_tensors(lambda x: x.index_select(0, index)), metadata=metadata)
 
     def slice_segments(self, start: int, stop: int) -> "SummaryMemory":
@@ -254,11 +259,13 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
     def concat_rows(*memories: "SummaryMemory") -> "SummaryMemory":
         """Concatenate the rows of all memories into one batch. Raises like `concat_segments`."""
         first = SummaryMemory.check_joinable("concat_rows", memories, equal_rows=False)
-        M, N = max(memory.M for memory in memories), max(memory.num_segments for memory in memories)
+        M = max(memory.M for memory in memories)
+        N = max(memory.num_segments for memory in memories)
 
         def pad(memory: SummaryMemory, name: str) -> Tensor:
-            x, n = memory.tensors()[name], N - memory.num_segments if name == "segment_tokens" else M - memory.M
-            return F.pad(x, (0, 0, 0, n) if x.ndim == 3 else (0, n), value=-1 if name == "segment_ids" else 0)
+            n = N - memory.num_segments if name == "segment_tokens" else M - memory.M
+            padding = (0, 0, 0, n) if name == "vectors" else (0, n)
+            return F.pad(memory.tensors()[name], padding, value=-1 if name == "segment_ids" else 0)
 
         tensors = {name: torch.cat([pad(memory, name) for memory in memories], 0) for name in first.tensors()}
         known = [memory.metadata for memory in memories if memory.metadata is not None]
@@ -273,6 +280,7 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
         """
         check_size(budget, "vectors", 0)
         log_s = torch.zeros_like(self.valid, dtype=torch.float32) if self.log_s is None else self.log_s
+        # two stable sorts: the second, by log s, keeps the order of the first, by rank, among equal ones
         by_rank = self.ranks_in_segment.masked_fill(~self.valid, self.M).argsort(dim=1, stable=True)
         weight = log_s.masked_fill(~self.valid, -torch.inf).gather(1, by_rank)
         top = by_rank.gather(1, weight.argsort(dim=1, descending=True, stable=True))[:, :budget]
@@ -287,13 +295,15 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
         """Move the valid slots of each row to the left and drop columns that no row uses."""
         if bool(self.valid.all()):
             return self
-        order = (~self.valid).long().argsort(dim=1, stable=True)[:, : int(self.num_vectors.max()) if self.B else 0]
-        order_3d = order[..., None].expand(-1, -1, self.D)
-        moved = {
-            name: x if name == "segment_tokens" else x.gather(1, order_3d if x.ndim == 3 else order)
-            for name, x in self.tensors().items()
-        }
-        return replace(self, **moved)
+        num_slots = int(self.num_vectors.max()) if self.B else 0
+        order = (~self.valid).long().argsort(dim=1, stable=True)[:, :num_slots]
+        return replace(
+            self,
+            vectors=self.vectors.gather(1, order[..., None].expand(-1, -1, self.D)),
+            valid=self.valid.gather(1, order),
+            segment_ids=self.segment_ids.gather(1, order),
+            log_s=None if self.log_s is None else self.log_s.gather(1, order),
+        )
 
     def to_list(self) -> list[Float[Tensor, "N D"]]:
         """Return the valid vectors of each row."""
@@ -309,20 +319,16 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
 
         These are vectors and offsets, as `to_ragged` returns them, segment ids of the vectors, and segment tokens.
         """
-        vectors, offsets, segment_ids = (tensors[name] for name in ("vectors", "offsets", "segment_ids"))
-        lengths, D = offsets.diff(), vectors.shape[1]
+        vectors, segment_ids = tensors["vectors"], tensors["segment_ids"]
+        lengths = tensors["offsets"].diff()
         M = int(lengths.max()) if len(lengths) else 0
         valid = torch.arange(M, device=vectors.device) < lengths[:, None]
-        padded = vectors.new_zeros(len(lengths), M, D).masked_scatter(valid[..., None], vectors)
+        padded = vectors.new_zeros(*valid.shape, vectors.shape[1]).masked_scatter(valid[..., None], vectors)
         padded_ids = segment_ids.new_full(valid.shape, -1).masked_scatter(valid, segment_ids)
         return cls(padded, valid, padded_ids, None, tensors["segment_tokens"], metadata)
 
     def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Save the valid vectors and the metadata to one safetensors file.
-
-        Args:
-            path: File to write.
-            dtype: dtype of the stored vectors; by default their own.
+        """Save the valid vectors, in this `dtype` or their own, and the metadata to one safetensors file.
 
         Raises:
             UsageError: If the memory is soft or has no metadata, `path` is a folder, or `dtype` is not a floating one.

@@ -87,7 +87,8 @@ def max_memory_vectors(
 
 def max_segment_tokens(decoder_config: DecoderConfig, config: CompressionConfig, prefix_length: int) -> int:
     """Return how many tokens a segment can have that follows no memory; 0 or less if none fits."""
-    n, windows = num_summary_positions(config), [w for w in decoder_config.sliding_windows if w is not None]
+    n = num_summary_positions(config)
+    windows = [window for window in decoder_config.sliding_windows if window is not None]
     counted = 0 if resolve_position_scheme(config, decoder_config) == "zero" else n
     limits = [decoder_config.max_position_embeddings - counted, *(window - n for window in windows)]
     return min(limits) - prefix_length
@@ -104,10 +105,11 @@ def max_segments(
 
     Each becomes `num_vectors`, by default the configured number.
     """
-    room, n = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens), config.fixed_length
+    n = config.fixed_length
+    room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens)
     budget = config.max_memory_vectors or n
     if config.length_policy == "fixed":
-        budget -= budget % n  # which is never exceeded, as all segments have n
+        budget -= budget % n  # all segments have n vectors, so the memory never has more
     if room is None or (config.memory_policy != "accumulate" and room >= budget):
         return None
     return room // (num_vectors or n) + 1 if room >= 0 else 0
@@ -128,7 +130,8 @@ def check_fits(
     room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens, compresses=compresses)
     if room is None or num_slots <= room:
         return
-    P, n = decoder_config.max_position_embeddings, num_summary_positions(config) if compresses else 0
+    P = decoder_config.max_position_embeddings
+    n = num_summary_positions(config) if compresses else 0
     windows = [window for window in decoder_config.sliding_windows if window is not None]
     limit = f"{P} positions" + (f" and a sliding window of {min(windows)}" if windows else "")
     longest = max_segment_tokens(decoder_config, config, prefix_length) if compresses and num_slots == 0 else 0

@@ -115,9 +115,8 @@ class SavedMemory(ABC, Generic[Metadata]):
     def load(cls: type[Memory], path: str | Path, reader: BaseMetadata | None = None) -> Memory:
         """Load a memory that `save` wrote, on the CPU and in its stored dtype.
 
-        Args:
-            path: File to read.
-            reader: Metadata that the model would write, which the file must fit; `load_memory` of a model passes it.
+        `reader` is the metadata that the model at hand would write, which the file at `path` must fit; the method
+        `load_memory` of a model passes it.
 
         Raises:
             CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.

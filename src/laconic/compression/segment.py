@@ -109,12 +109,15 @@ def read_segment(
     summary_embeds: Float[Tensor, "*#B n D"] | None = None,
 ) -> SegmentOutput:
     """Eq. AC2: one pass over [bos; M_{i-1}; text; e_1..e_n]; a soft memory is gated."""
-    (B, T), n = attention_mask.shape, 0 if summary_embeds is None else summary_embeds.shape[-2]
+    B, T = attention_mask.shape
+    n = 0 if summary_embeds is None else summary_embeds.shape[-2]
     prompt = build_memory_prompt(decoder, config, memory, bos_token_id, attention_mask, n)
-    parts, P = [prompt.inputs_embeds.to(text_embeds.dtype), text_embeds], prompt.inputs_embeds.shape[1]
+    P = prompt.inputs_embeds.shape[1]
+    parts = [prompt.inputs_embeds.to(text_embeds.dtype), text_embeds]
     if summary_embeds is not None:
         parts.append(summary_embeds.to(text_embeds.dtype).expand(B, -1, -1))
-    prefix_length, bias = P - memory.M, None
+    prefix_length = P - memory.M
+    bias = None
     if memory.log_s is not None:
         bias = attention_gate_bias(memory.log_s, memory.segment_ids, prefix_length, T + n)
     output = decoder(

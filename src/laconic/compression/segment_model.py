@@ -139,8 +139,10 @@ class SegmentModel:
             keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
             should_stop: Ends that loop early, see `generate_summaries`.
         """
-        config, summaries, memory = self.config, self.summaries, self.apply_gate(memory)
-        text_embeds, summary_embeds, last = self.decoder.embed(input_ids), None, None
+        config, summaries = self.config, self.summaries
+        memory = self.apply_gate(memory)
+        text_embeds = self.decoder.embed(input_ids)
+        summary_embeds = last = None
         if config.summary == "parallel":
             if summaries.copies_last_tokens:
                 last = last_token_embeds(text_embeds, attention_mask, summaries.K)[:, :num_vectors]
@@ -213,7 +215,8 @@ class SegmentModel:
         With the teacher's hidden states, also the distillation loss (Eq. VL30), else 0.
         """
         at = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
-        head, rows, labels = partial(self.summaries.logits, self.decoder), hidden_states[at], targets[at]
+        rows, labels = hidden_states[at], targets[at]
+        head = partial(self.summaries.logits, self.decoder)
         if teacher_states is None:
             nll, is_correct = score_rows_in_chunks(head, rows, labels)
             kl = zeros = nll.new_zeros(len(targets))
@@ -237,7 +240,8 @@ class SegmentModel:
     ) -> Float[Tensor, "B T D"]:
         """Compute the last hidden states of the teacher, the base model without a memory, over a text."""
         with self.teacher_context():
-            memory, embeds = self.empty_memory(len(input_ids)), self.decoder.embed(input_ids)
+            memory = self.empty_memory(len(input_ids))
+            embeds = self.decoder.embed(input_ids)
             output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, self.bos_token_id)
         return output.text_states
 

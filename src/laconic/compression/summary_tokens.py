@@ -59,9 +59,10 @@ class SummaryParameters(SavedModule):
             raise UsageError(f'length_policy = "{config.length_policy}" needs the table [stop_head]')
         table = decoder.token_embedding.weight.detach()
         self.config, self.stop_head_config, self.K = config, stop_head_config, config.fixed_length
-        head = stop_head_config and stop_head_config.model_dump(mode="json")
+        head = None if stop_head_config is None else stop_head_config.model_dump(mode="json")
         self.settings = {"compression": config.model_dump(mode="json"), "stop_head": head}
-        self.width, dtype = table.shape[1], accumulation_dtype(table.dtype)
+        self.width = table.shape[1]
+        dtype = accumulation_dtype(table.dtype)
         norm = 1.0 if table.is_meta else float(table.to(dtype).square().mean(1).sqrt().mean())
         self.register_buffer("r", torch.tensor(norm, dtype=dtype))
         generator = torch.Generator().manual_seed(seed)
@@ -83,7 +84,8 @@ class SummaryParameters(SavedModule):
                 raise UsageError('summary_init = "eos", but the model has no eos token; use "normal"')
             row = row if table.is_meta else table[eos_token_id].cpu()
         has_rows = self.stop_head_config is not None and self.stop_head_config.control_tokens == "vocabulary"
-        is_parallel, is_loop = config.summary == "parallel", config.summary == "autoregressive"
+        is_parallel = config.summary == "parallel"
+        is_loop = config.summary == "autoregressive"
         self.control = nn.Parameter(self.init_noisy_copies(row, 2, generator)) if has_rows else None
         self.tokens = nn.Parameter(self.init_noisy_copies(row, self.K, generator)) if is_parallel else None
         if self.tokens is not None and self.copies_last_tokens:

@@ -65,7 +65,8 @@ class WindowRun:
         stream: RandomStream,
     ) -> None:
         self.model, self.batch, self.memory, self.phase = model, batch, memory, phase
-        self.seed, self.config, self.stop_head_config = seed, model.config, model.summaries.stop_head_config
+        self.seed, self.config = seed, model.config
+        self.stop_head_config = model.summaries.stop_head_config
         self.stream: RandomStream = stream
         self.w = len(batch.segment_ends)
         self.carried_memory = None if batch.carried_segments is None else memory
@@ -99,7 +100,9 @@ class WindowRun:
         self, i: int, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"]
     ) -> None:
         """Read segment `i` after the current memory, and compress it if its vectors are needed."""
-        model, is_read, compresses = self.model, i < self.w - 1, self.should_compress(i)
+        model = self.model
+        is_read = i < self.w - 1
+        compresses = self.should_compress(i)
         N = self.predetermined_lengths(i)
         model.check_fits(self.memory, input_ids.shape[1], compresses=compresses)
         n = self.num_summary_positions(N) if compresses else 0
@@ -221,7 +224,8 @@ class WindowRun:
         """
         model, config = self.model, self.stop_head_config
         assert config is not None
-        z, has_text, stop_position = compressed.summary_states, attention_mask.any(1), config.stop_position
+        z, stop_position = compressed.summary_states, config.stop_position
+        has_text = attention_mask.any(1)
         with torch.enable_grad():  # the head is trained in the phase "head_only" too
             logits = model.summaries.stop_logits(model.decoder, z, head_only=self.phase == "head_only")
             a = mask_disallowed_stops(logits, self.config.possible_lengths, stop_position)

@@ -111,11 +111,9 @@ class Tokenizer:
         return f"Tokenizer({self.vocab_size:,} tokens, {named or 'no special tokens'}, {template} chat template)"
 
     def __call__(self, texts: str | Sequence[str], add_special_tokens: bool = True) -> PaddedIds:
-        """Return the ids of a text, or of several, padded on the left, as tensors for `laconic.generate`.
+        """Return the ids of one text, or of several `texts`, padded on the left, as tensors for `laconic.generate`.
 
-        Args:
-            texts: One text, for a batch of one row, or several.
-            add_special_tokens: As in `encode`.
+        `add_special_tokens` is as in `encode`.
 
         Examples:
             >>> import laconic
@@ -135,12 +133,7 @@ class Tokenizer:
         return self.backend.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text.
-
-        Args:
-            text: Text.
-            add_special_tokens: Whether the post-processor adds its tokens; False for a rendered chat, which has them.
-        """
+        """Return the ids of a `text`; `add_special_tokens` is False for a rendered chat, which has them already."""
         return self.encode_with_offsets(text, add_special_tokens).ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> tokenizers.Encoding:
@@ -153,12 +146,7 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: SupportsIndex | Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of ids.
-
-        Args:
-            ids: Token ids, or a single one.
-            skip_special_tokens: Whether to leave special tokens out.
-        """
+        """Return the text of `ids`, or of a single id, without special tokens if `skip_special_tokens` is set."""
         with translate_tokenizer_errors():
             try:
                 is_single = isinstance(ids, SupportsIndex) and not getattr(ids, "ndim", 0)

@@ -33,9 +33,7 @@ def parse_labelled_text(row: dict[str, Any], name: str) -> LabelledText:
     if isinstance(label := row.get(label_field), int | float):
         row = row | {label_field: normalise_number(label)}
     return LabelledText(
-        require_text(row, text_field, ROW_FORMAT),
-        require_text(row, label_field, ROW_FORMAT),
-        parse_split(row),
+        require_text(row, text_field, ROW_FORMAT), require_text(row, label_field, ROW_FORMAT), parse_split(row)
     )
 
 

@@ -19,10 +19,9 @@ TENSOR_FIELDS = sorted({field.name for field in fields(ReasoningBatch)} - set(OT
 
 
 class TrainerModel(nn.Module):
-    """A method as a module for `transformers.Trainer`: `forward(**tensors)` returns `{"loss": …}`.
+    """A method that learns from questions, such as `laconic.Kava`, as a module for `transformers.Trainer`.
 
-    Args:
-        method: A method that learns from questions, such as `laconic.Kava`.
+    `forward(**tensors)` returns `{"loss": …}`.
 
     Raises:
         UsageError: For methods that follow the steps and epochs of laconic's own loop: iCoT, Coconut, and latents whose
@@ -83,8 +82,7 @@ class TrainerModel(nn.Module):
 class RowCollator:
     """Turns indices of rows into the tensors that `TrainerModel` takes; the data set of Trainer is `range(len(data))`.
 
-    Args:
-        data: Rows with questions, such as `Experiment.training_data`.
+    The rows of `data` have questions, as `Experiment.training_data` may.
     """
 
     def __init__(self, data: TrainingData) -> None:

@@ -255,20 +255,22 @@ def decode_loop(
     Rows that have ended leave the batch once they are more than half of it. `first_new_position` is that of the longest
     row, for the warning beyond the context.
     """
-    model, Pmax = decoder.config, decoder.config.max_position_embeddings
+    Pmax = decoder.config.max_position_embeddings
+    uses_rope = decoder.config.position_encoding == "rope"
     # New tokens that can be generated without reading position Pmax; the last new token is not read.
     num_fitting = max(0, Pmax + 1 - first_new_position)
-    warning = f"position {Pmax:,} exceeds the {Pmax:,} positions that this {model.family} was trained on"
-    if model.position_encoding == "rope" and not num_fitting:
+    warning = f"position {Pmax:,} exceeds the {Pmax:,} positions that this {decoder.config.family} was trained on"
+    if uses_rope and not num_fitting:
         warnings.warn(warning)  # before a long prompt is read
     chunk_size, on_prefill = config.prefill_chunk_size, config.on_prefill
     hidden, state_after, prefill_passes = prefill(decoder, prompt, state, chunk_size, on_prefill, first_new_position)
     logits = decoder.logits(hidden)
     backend = choose_backend(decoder, state_after, config.max_tokens - 1, prompt.update_flags[1])
-    finished, prompt_lengths = dict[int, Generation](), [int(n) for n in prompt.attention_mask.sum(1)]
+    finished: dict[int, Generation] = {}
+    prompt_lengths = [int(n) for n in prompt.attention_mask.sum(1)]
     S = state.S if isinstance(state, KVCache) else 0
     for t in range(config.max_tokens):
-        if model.position_encoding == "rope" and t == num_fitting > 0:
+        if uses_rope and t == num_fitting > 0:
             warnings.warn(warning)
         ids, logprobs = sampler(logits, block_eos=t < config.min_tokens)
         step = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the only device synchronisation of a step
@@ -279,7 +281,8 @@ def decode_loop(
                 continue
             if isinstance(backend, StatefulBackend) and not math.isfinite(logprob):
                 backend.check_finite(row)
-            if (reason := sequence.append(int(token), logprob)) is not None:
+            reason = sequence.append(int(token), logprob)
+            if reason is not None:
                 row_state = final_state(backend, row, int(token), S) if config.return_state else None
                 text = "" if sequence.detokenizer is None else sequence.detokenizer.text
                 passes = PassCounts(prefill_passes, 0, 0, t + isinstance(row_state, RecurrentState))
@@ -295,6 +298,7 @@ def decode_loop(
         if 2 * len(running) < len(sequences):
             backend.select_rows(running)
             sampler.select_rows(running)
-            sequences, ids = [sequences[row] for row in running], ids[running]
+            sequences = [sequences[row] for row in running]
+            ids = ids[running]
         hidden, logits = backend.step(ids)
     return [finished[b] for b in sorted(finished)]

@@ -197,7 +197,8 @@ def prefill(
     the length at its end, so a result would depend on the chunks, and thus on padding and callbacks.
     """
     last_hidden: Tensor | None = None
-    all_valid, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
+    T = prompt.attention_mask.shape[1]
+    all_valid = bool(prompt.attention_mask.all())
     if not isinstance(decoder, StatefulLM) and not has_fixed_frequencies(decoder.config.rope, first_new_position):
         chunk_size = T
     needs_no_mask = all_valid and state is None and not isinstance(decoder, StatefulLM)
@@ -209,7 +210,8 @@ def prefill(
     for columns in chunks:
         mask = prompt.attention_mask[:, columns]
         output = read_chunk(decoder, prompt, columns, state, None if all_valid else mask)
-        hidden, state = last_valid(output.hidden_states, mask[:, -output.hidden_states.shape[1] :]), output.cache
+        state = output.cache
+        hidden = last_valid(output.hidden_states, mask[:, -output.hidden_states.shape[1] :])
         last_hidden = hidden if last_hidden is None else torch.where(mask.any(1, keepdim=True), hidden, last_hidden)
         if on_prefill is not None:
             on_prefill(columns.stop, T)

@@ -24,7 +24,7 @@ from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
 from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.int8_linear import Int8Linear
-from laconic.models.ops.linear import is_unmodified
+from laconic.models.ops.linear import ONEDNN, is_unmodified
 from laconic.models.ops.prefix_attention import attend_by_head
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from laconic.models.quantize import PLAIN_MODULES
@@ -37,7 +37,6 @@ MAX_COPY_SHARE = 0.22
 # (benchmarks/decoding.py misses a target without it), for a single row a plain copy is faster.
 MIN_PACKED_ROWS, MIN_PACKED_NUMEL = 4, 2**18
 MIN_STEPS_TO_PACK, MIN_STEPS_TO_COPY = 16, 64  # for fewer steps, copying the weights costs more than it saves
-ONEDNN: Any = torch.ops.mkldnn
 STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
 
 TensorFn = Callable[[Tensor], Tensor]
@@ -100,28 +99,32 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
         size = sum(m.weight.nbytes for m in modules if isinstance(m.weight, Tensor))
         int8_layers = [m for m in modules if isinstance(m, Int8Linear)]
         should_copy = size <= remaining
-        remaining -= size if should_copy else 0
+        if should_copy:
+            remaining -= size
         if int8_layers:
-            can_stack = should_copy or stack_rows([layer.weight for layer in int8_layers]) is not None
-            return [x.multiply for x in ([Int8Linear.concat(int8_layers)] if can_stack else int8_layers)]
+            if should_copy or stack_rows([layer.weight for layer in int8_layers]) is not None:
+                int8_layers = [Int8Linear.concat(int8_layers)]
+            return [layer.multiply for layer in int8_layers]
         weights = [(m.weight, m.bias if isinstance(m, nn.Linear) else None) for m in modules]
-        return fuse_linear(cast(Any, weights), should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
+        return fuse_linear(cast(Any, weights), should_copy=should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
 
     def fuse_roles(block: Block, *roles: str) -> list[TensorFn]:
         return fuse([block.submodule(role) for role in roles])
 
     def fuse_layer(i: int, block: Block) -> FusedLayer:
         return FusedLayer(
-            fuse_norm(block.submodule("norm1")),
-            concat_layers(fuse_roles(block, "qkv") if names.qkv else fuse_roles(block, "q", "k", "v")),
-            block.submodule("q_norm") if config.qk_norm else None,
-            block.submodule("k_norm") if config.qk_norm else None,
-            fuse_residual(*fuse_roles(block, "o")),
-            fuse_norm(block.submodule("norm2")),
-            fuse_mlp(fuse_roles(block, *(("gate", "up") if config.gated_mlp else ("up",))), config),
-            fuse_residual(*fuse_roles(block, "down")),
-            config.attention_scales[i],
-            config.sliding_windows[i],
+            norm1=fuse_norm(block.submodule("norm1")),
+            qkv=concat_layers(fuse_roles(block, "qkv") if names.qkv else fuse_roles(block, "q", "k", "v")),
+            q_norm=block.submodule("q_norm") if config.qk_norm else None,
+            k_norm=block.submodule("k_norm") if config.qk_norm else None,
+            add_o=fuse_residual(*fuse_roles(block, "o")),
+            norm2=fuse_norm(block.submodule("norm2")),
+            mlp_hidden=fuse_mlp(
+                fuse_roles(block, "gate", "up") if config.gated_mlp else fuse_roles(block, "up"), config
+            ),
+            add_down=fuse_residual(*fuse_roles(block, "down")),
+            scale=config.attention_scales[i],
+            window=config.sliding_windows[i],
         )
 
     (lm_head,) = fuse([decoder.token_embedding if config.tie_word_embeddings else decoder.get_submodule(names.head)])
@@ -138,8 +141,10 @@ def fuse_norm(norm: nn.Module) -> TensorFn:
     """
     if not isinstance(norm, RMSNorm) or norm.weight.dtype != torch.float32 or norm.weight.device.type != "cpu":
         return norm
-    D, vector_norm = len(norm.weight), cast(Any, torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType]
-    weight, offset = norm.weight.detach() * D**0.5, torch.tensor((D * norm.eps) ** 0.5)
+    D = len(norm.weight)
+    vector_norm = cast(Any, torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType]
+    weight = norm.weight.detach() * D**0.5
+    offset = torch.tensor((D * norm.eps) ** 0.5)
     return lambda x: (x / torch.hypot(vector_norm(x, 2, -1, True), offset)).mul_(weight)
 
 
@@ -186,22 +191,24 @@ def build_linear(weight: Float[Tensor, "D N"], bias: Tensor | None) -> TensorFn:
 
 
 def fuse_linear(
-    weights_and_biases: Sequence[tuple[Tensor, Tensor | None]], copy: bool, should_pack: bool = False
+    weights_and_biases: Sequence[tuple[Tensor, Tensor | None]], *, should_copy: bool, should_pack: bool
 ) -> list[TensorFn]:
     """Return functions for linear layers that share an input.
 
-    With `copy` they become one function of a transposed or packed copy. Without, the weights are used in place: as one
-    function if they are adjacent in memory, as in a loaded checkpoint, but not for batches (`should_pack`), where MKL
-    is faster on separate weights.
+    With `should_copy` they become one function of a transposed copy, or for batches (`should_pack`) of a packed one.
+    Without, the weights are used in place: as one function if they are adjacent in memory, as in a loaded checkpoint,
+    but not for batches, where MKL is faster on separate weights.
     """
-    weights, bias = [w for w, _ in weights_and_biases], None
-    weight = stack_rows(weights) if copy or not should_pack else None
-    if weight is None and not copy:
-        return [build_linear(w.t(), b) for w, b in weights_and_biases]
-    weight = torch.cat(weights) if weight is None else weight
+    weights = [w for w, _ in weights_and_biases]
+    weight = stack_rows(weights) if should_copy or not should_pack else None
+    if weight is None:
+        if not should_copy:
+            return [build_linear(w.t(), b) for w, b in weights_and_biases]
+        weight = torch.cat(weights)
+    bias = None
     if any(b is not None for _, b in weights_and_biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in weights_and_biases])
-    if not copy:
+    if not should_copy:
         return [build_linear(weight.t(), bias)]
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
@@ -217,7 +224,8 @@ def has_onednn_packing(device: torch.device) -> bool:
 
 def pack_linear(weight: Tensor, bias: Tensor | None) -> TensorFn:
     """Return a linear layer with its weight in oneDNN's packed layout."""
-    packed, linear = ONEDNN._reorder_linear_weight(weight, None), ONEDNN._linear_pointwise.default
+    packed = ONEDNN._reorder_linear_weight(weight, None)
+    linear = ONEDNN._linear_pointwise.default
     return lambda x: linear(x, packed, bias, "none", [], "")
 
 
@@ -225,20 +233,25 @@ class StaticCacheDecoder:
     """A preallocated KV cache, which continues that of prefill by at most `steps`, and the step that fills it."""
 
     def __init__(self, weights: FusedWeights, cache: KVCache, steps: int) -> None:
-        config, self.weights, self.remaining_steps = weights.config, weights, steps
+        config = weights.config
+        self.weights, self.remaining_steps = weights, steps
         self.head_shape = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         self.windows = tuple(dict.fromkeys(config.sliding_windows))
         self.allocate(cache)
 
     def allocate(self, cache: KVCache) -> None:
         """Allocate a buffer, copy `cache` into it, and precompute positions and masks of the steps it has room for."""
-        config, (_, G, E), S = self.weights.config, self.head_shape, cache.S
+        config = self.weights.config
+        _, G, E = self.head_shape
+        S = cache.S
         new_slots = min(self.remaining_steps, max(MIN_NEW_SLOTS, S))
-        self.first_new_slot, self.capacity = S, S + new_slots
+        self.first_new_slot = S
         self.num_filled: int = S
+        self.capacity = S + new_slots
         self.buffer = cache.keys[0].new_empty(2 * len(cache.keys), cache.B, G, self.capacity, E)
         for i, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
-            self.buffer[2 * i, :, :, :S], self.buffer[2 * i + 1, :, :, :S] = k, v
+            self.buffer[2 * i, :, :, :S] = k
+            self.buffer[2 * i + 1, :, :, :S] = v
         valid = torch.ones(cache.B, new_slots, dtype=torch.bool, device=self.buffer.device)
         positions = cache.continue_positions(valid)
         self.positions = torch.cat([cache.positions, positions], 1)
@@ -257,8 +270,9 @@ class StaticCacheDecoder:
         """Read one id per row; return the hidden states after the final norm, and their logits."""
         if self.num_filled == self.capacity:
             self.allocate(self.to_cache())
-        (H, G, E), t = self.head_shape, self.num_filled - self.first_new_slot
+        H, G, E = self.head_shape
         B, R = len(ids), H // G
+        t = self.num_filled - self.first_new_slot
         x = F.embedding(ids, self.weights.token_embedding)
         if self.weights.position_embedding is not None:
             x = x + self.position_vectors[t]
@@ -283,7 +297,8 @@ class StaticCacheDecoder:
                 c = attend_by_head(q, kv[2 * i], kv[2 * i + 1], mask, layer.scale, self.prefix.heads(i))
             x = layer.add_o(x, c.reshape(B, H * E))  # on a GPU, attention may return another memory layout
             x = layer.add_down(x, layer.mlp_hidden(layer.norm2(x)))
-        self.num_filled, self.remaining_steps = self.num_filled + 1, self.remaining_steps - 1
+        self.num_filled += 1
+        self.remaining_steps -= 1
         hidden = self.weights.final_norm(x)
         return hidden, self.weights.lm_head(hidden).to(x.dtype)
 
@@ -324,7 +339,7 @@ class StaticCacheDecoder:
 def rope_for_steps(
     config: rope.RopeConfig, p: Int[Tensor, "B N"], E: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "N B 1 E"], Float[Tensor, "N B 1 E"]]:
-    """Return cos, and sin with the sign of its half, for N future steps, in which p is the last position of its row."""
+    """Return the tables of `build_rope_tables` for N future steps at positions p, each the last one of its row."""
     B, N = p.shape
     positions = p.t().reshape(-1)
     cos, sin = build_rope_tables(config, positions, 1 + positions, E, dtype)
@@ -334,7 +349,7 @@ def rope_for_steps(
 def build_rope_tables(
     config: rope.RopeConfig, positions: Int[Tensor, " n"], longest: Int[Tensor, " n"], E: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "n 1 E"], Float[Tensor, "n 1 E"]]:
-    """Return cos, and sin with the sign of its half; `longest` is the length of each position's row."""
+    """Return cos, and sin with its first half negated, as in rotate_half; `longest` is the length of each row."""
     omega, a = ROPE_SCALINGS[config.kind](config, E, longest)
     cos, sin = rope.cos_sin_tables(positions[:, None], omega, a, dtype)
     return cos.view(-1, 1, E), torch.cat([-sin[..., : E // 2], sin[..., E // 2 :]], -1).view(-1, 1, E)

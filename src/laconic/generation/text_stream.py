@@ -21,10 +21,13 @@ class IncrementalDetokenizer:
         min_tokens: int = 0,
     ) -> None:
         self.decode, self.stop_strings = decode, stop_strings
+        self.token_ids = list(prompt_ids)
         self.first_stop = len(prompt_ids) + min_tokens
-        self.token_ids, self.start, self.num_decoded = list(prompt_ids), 0, len(prompt_ids)
+        # token_ids[start:num_decoded] are the ids of the last piece, and decoded_prefix is their text
+        self.start, self.num_decoded = 0, len(prompt_ids)
         self.decoded_prefix = decode(self.token_ids) if self.token_ids else ""
-        self.text = self.pending = ""
+        self.text = ""
+        self.pending = ""  # decoded, but possibly the beginning of a stop string
         self.found_stop = False
 
     @property
@@ -50,7 +53,10 @@ class IncrementalDetokenizer:
         if self.found_stop:
             return ""
         ready = self.emit(self.decode_new_text())
-        rest, self.pending = "" if self.found_stop else self.pending, ""
+        if self.found_stop:
+            return ready
+        rest = self.pending
+        self.pending = ""
         self.text += rest
         return ready + rest
 
@@ -58,9 +64,11 @@ class IncrementalDetokenizer:
         """Decode the text since the last piece."""
         if not self.token_ids:
             return ""
-        text, prefix = self.decode(self.token_ids[self.start :]), self.decoded_prefix
-        is_continued = text.startswith(prefix)  # else the new ids complete the character that the prefix ends in
-        return text[len(prefix if is_continued else prefix.rstrip(REPLACEMENT_CHARACTER)) :]
+        text = self.decode(self.token_ids[self.start :])
+        prefix = self.decoded_prefix
+        if not text.startswith(prefix):  # the new ids complete the character that the prefix ends in
+            prefix = prefix.rstrip(REPLACEMENT_CHARACTER)
+        return text[len(prefix) :]
 
     def emit(self, piece: str) -> str:
         """Return the text that cannot belong to a stop string, or the text before one."""
@@ -70,7 +78,8 @@ class IncrementalDetokenizer:
             return text
         matches = [index for index in map(text.find, self.stop_strings) if index >= 0]
         if matches:
-            self.found_stop, ready = True, text[: min(matches)]
+            self.found_stop = True
+            ready = text[: min(matches)]
         else:
             overlap = max((stop_prefix_length(text, stop) for stop in self.stop_strings), default=0)
             ready = text[: len(text) - overlap]
@@ -80,5 +89,5 @@ class IncrementalDetokenizer:
 
 
 def stop_prefix_length(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` are a prefix of `stop`."""
+    """Return how many characters at the end of `text` are the beginning of `stop`, but not all of it."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -47,7 +47,8 @@ def jacobi_residual(z: Float[Tensor, "B M D"], z_next: Float[Tensor, "B M D"]) -
 
     A mean over the latents would hide a single one that still changes among many.
     """
-    z, z_next = z.to(accumulation_dtype(z.dtype)), z_next.to(accumulation_dtype(z.dtype))
+    dtype = accumulation_dtype(z.dtype)
+    z, z_next = z.to(dtype), z_next.to(dtype)
     return ((z_next - z).square().sum(2) / z.square().sum(2)).amax(1).sqrt()
 
 
@@ -73,19 +74,24 @@ def run_adaptive_rollout(
     B, Np, D = prefix.embeds.shape
     placeholders = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
     output, prefix_cache = read_placeholders(decoder, prefix, placeholders)
-    begin_hidden, rows = output.hidden_states[:, Np - 1], torch.arange(B, device=placeholders.device)
+    begin_hidden = output.hidden_states[:, Np - 1]
+    rows = torch.arange(B, device=placeholders.device)
     z_next = initial_latents(output.hidden_states[:, Np - 1 :], project)
     ended_rows, ended = list[Tensor](), list[LatentRollout]()
     for t in range(1, num_iterations + 1):
-        z, output = z_next, decoder(z_next, prefix_cache)
+        z = z_next
+        output = decoder(z, prefix_cache)
         z_next = jacobi_update(z, output.hidden_states, project)
         N = None if count_latents is None else count_latents(output.hidden_states)
-        # the last iteration ends every row
-        stops = jacobi_residual(z, z_next) < tolerance if t < num_iterations else torch.ones_like(rows).bool()
-        stops = stops if N is None else stops | (t >= N)
+        if t == num_iterations:
+            stops = torch.ones_like(rows).bool()
+        else:
+            stops = jacobi_residual(z, z_next) < tolerance
+            stops = stops if N is None else stops | (t >= N)
         if not bool(stops.any()):
             continue
-        index, rest = stops.nonzero()[:, 0], (~stops).nonzero()[:, 0]
+        index = stops.nonzero()[:, 0]
+        rest = (~stops).nonzero()[:, 0]
         last_cache = output.cache if N is None else keep_first_latents(output.cache, N, M)
         passes = (PassCounts(0, 1, t, 0),) * len(index)
         part = (z[index], output.hidden_states[index], begin_hidden[rows[index]], last_cache.select_rows(index))

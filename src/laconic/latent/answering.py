@@ -78,20 +78,21 @@ def decode_answers(
         generations = generate(
             decoder, decoding.tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
         )
-    num_positions = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
+    passes = [generation.passes for generation in generations]
     if prompt.passes:
-        counts = [
-            p._replace(answer=p.answer + g.passes.answer) for p, g in zip(prompt.passes, generations, strict=True)
-        ]
-        generations = [replace(g, passes=p) for g, p in zip(generations, counts, strict=True)]
-    ids = [g.token_ids for g in generations]
-    first = [int(n) for n in num_positions]
-    ends = [n + len(row) - 1 for n, row in zip(first, ids, strict=True)]  # the last token is never read
-    offsets = [find_answer_offset(decoding.answer_prompt, row) if prompt.writes_chain else 0 for row in ids]
-    starts = [min(n + offset, end) for n, offset, end in zip(first, offsets, ends, strict=True)]
-    texts = [decoding.decode([i for i in row if i not in decoding.eos_token_ids]) for row in ids]
-    passes = tuple(g.passes for g in generations)
-    return AnswerBatch(tuple(texts), tuple(map(tuple, ids)), passes, tuple(zip(starts, ends, strict=True)))
+        pairs = zip(prompt.passes, passes, strict=True)
+        passes = [before._replace(answer=before.answer + after.answer) for before, after in pairs]
+    prompt_lengths = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
+    texts: list[str] = []
+    positions: list[tuple[int, int]] = []
+    for num_positions, generation in zip(map(int, prompt_lengths), generations, strict=True):
+        row = generation.token_ids
+        texts.append(decoding.decode([i for i in row if i not in decoding.eos_token_ids]))
+        end = num_positions + len(row) - 1  # the last token is never read
+        offset = find_answer_offset(decoding.answer_prompt, row) if prompt.writes_chain else 0
+        positions.append((min(num_positions + offset, end), end))
+    ids = tuple(tuple(generation.token_ids) for generation in generations)
+    return AnswerBatch(tuple(texts), ids, tuple(passes), tuple(positions))
 
 
 class PromptedAnswers(nn.Module, ABC):
@@ -129,7 +130,8 @@ class PromptedAnswers(nn.Module, ABC):
         Raises:
             UsageError: `with_cot` is set, and the method is not trained to write a chain.
         """
-        prompt = (self.prompt_chains if with_cot else self.prompt_answers)(questions, decoding, state)
+        build_prompt = self.prompt_chains if with_cot else self.prompt_answers
+        prompt = build_prompt(questions, decoding, state)
         return decode_answers(self.decoder, questions, prompt, decoding)
 
 
@@ -165,8 +167,8 @@ def prompt_with_question(
     decoder: Decoder, questions: ReasoningBatch, prefix_ids: Sequence[int], state: KVCache | None = None
 ) -> AnswerPrompt:
     """Return the prompt of questions and the ids after them; `state` is the KV cache of what precedes them."""
-    embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
-    return prompt_with_embeddings(decoder, embeds, mask, prefix_ids)._replace(cache=state)
+    embeds = decoder.embed(questions.question_ids)
+    return prompt_with_embeddings(decoder, embeds, questions.question_mask, prefix_ids)._replace(cache=state)
 
 
 def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
@@ -175,7 +177,9 @@ def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
     Without an answer prompt this is 0; if it does not occur, the answer has not begun and all ids precede it.
     """
     n = len(answer_prompt)
-    ends = [i for i in range(n, len(ids)) if ids[i - n : i] == list(answer_prompt)] if n else [0]
+    if n == 0:
+        return 0
+    ends = [i for i in range(n, len(ids)) if ids[i - n : i] == list(answer_prompt)]
     return ends[-1] if ends else len(ids)
 
 
@@ -188,7 +192,8 @@ def build_answer_config(
     decoder: Decoder, row_index: Int[Tensor, " B"], decoding: AnswerDecoding, prompt_length: int, writes_chain: bool
 ) -> GenerationConfig:
     """Return the options of `generate` for answers; the padding token is suppressed unless it is an eos."""
-    sampling, pad = decoding.sampling, decoder.config.pad_token_id
+    sampling = decoding.sampling
+    pad = decoder.config.pad_token_id
     padding = () if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,)
     seeds = hash64(decoding.seed, row_index.cpu().numpy())
     return replace(
@@ -226,12 +231,12 @@ class LatentReasoning(PromptedAnswers):
 
         The questions are read after `state`, the KV cache of what precedes them, unless `question_cache` has them.
         """
-        decoder, M = self.decoder, self.num_answer_latents
+        M = self.num_answer_latents
         with eval_no_grad(self):
             if question_cache is None:
-                question_cache = read_question(decoder, questions, state).cache
+                question_cache = read_question(self.decoder, questions, state).cache
             return self.latent_thoughts.think(
-                decoder, question_cache, num_latents=M, intervention=intervention, record_passes=record_passes
+                self.decoder, question_cache, num_latents=M, intervention=intervention, record_passes=record_passes
             )
 
     def prompt_answers(
@@ -242,9 +247,11 @@ class LatentReasoning(PromptedAnswers):
         If the number of passes over the latents is fixed, the last is left to the caller, which reads eot and the
         answer prompt in the same pass.
         """
-        latents, tolerance, M = self.latent_thoughts, decoding.jacobi_tolerance, self.num_answer_latents
+        latents, M = self.latent_thoughts, self.num_answer_latents
+        tolerance = decoding.jacobi_tolerance
         with eval_no_grad(self):
-            embeds, mask = self.decoder.embed(questions.question_ids), questions.question_mask
+            embeds = self.decoder.embed(questions.question_ids)
+            mask = questions.question_mask
             if tolerance or latents.stop_head is not None:
                 rollout = latents.think(self.decoder, state, question=embeds, attention_mask=mask, tolerance=tolerance)
                 return self.prompt_after_latents(rollout, decoding)
@@ -253,20 +260,21 @@ class LatentReasoning(PromptedAnswers):
 
     def run_until_last_pass(self, prefix: LatentPrefix, M: int) -> AnswerPrompt:
         """Run all passes over M latents but the last one; return its inputs."""
-        reads, cache, mask = read_latents(self.latent_thoughts, prefix.embeds, M), prefix.cache, prefix.attention_mask
+        reads = read_latents(self.latent_thoughts, prefix.embeds, M)
+        cache, mask = prefix.cache, prefix.attention_mask
         try:
             read = next(reads)
             while True:
                 mask = pad_mask(mask, read.inputs_embeds)
-                cache = cache and cache.crop(cache.S - read.num_replaced)
+                cache = drop_last_slots(cache, read.num_replaced)
                 output = self.decoder(read.inputs_embeds, cache, attention_mask=mask, num_outputs=read.num_outputs)
-                cache, mask = output.cache, None
+                cache, mask = output.cache, None  # latents have no padding
                 read = reads.send(output.hidden_states)
         except StopIteration as end:
             read, passes = end.value
-            cache = cache and cache.crop(cache.S - read.num_replaced)
-            B, mask = len(read.inputs_embeds), pad_mask(mask, read.inputs_embeds)
-            return AnswerPrompt(read.inputs_embeds, mask, cache, (passes,) * B, (M,) * B)
+        B = len(read.inputs_embeds)
+        cache = drop_last_slots(cache, read.num_replaced)
+        return AnswerPrompt(read.inputs_embeds, pad_mask(mask, read.inputs_embeds), cache, (passes,) * B, (M,) * B)
 
     def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
         """Return the prompt of eot and the answer prompt, after the cache of questions and latents.
@@ -288,20 +296,26 @@ class LatentReasoning(PromptedAnswers):
     @torch.no_grad()
     def embed_suffix(self, decoding: AnswerDecoding) -> Float[Tensor, "1 Ns D"]:
         """Return what is read after the latents: eot, and the answer prompt unless the method writes it."""
-        end, prefix_ids = self.latent_thoughts.end, () if self.writes_chain else decoding.answer_prompt
+        end = self.latent_thoughts.end
+        prefix_ids = () if self.writes_chain else decoding.answer_prompt
         ids = self.decoder.embed(torch.tensor([list(prefix_ids)], dtype=torch.long, device=end.device))
         return torch.cat([end.to(ids.dtype)[None, None], ids], 1)
 
     @torch.no_grad()
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
         """Return the prompt of the answer to one question, with the latents still to be computed."""
-        latents, M = self.latent_thoughts, self.num_answer_latents
-        embeds, suffix = self.decoder.embed(question.question_ids), self.embed_suffix(decoding)
-        reads = run_stepwise_rollout(latents, embeds, M, suffix, decoding.jacobi_tolerance)
+        M = self.num_answer_latents
+        embeds = self.decoder.embed(question.question_ids)
+        suffix = self.embed_suffix(decoding)
+        reads = run_stepwise_rollout(self.latent_thoughts, embeds, M, suffix, decoding.jacobi_tolerance)
         return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], self.writes_chain)
 
 
+def drop_last_slots(cache: KVCache | None, n: int) -> KVCache | None:
+    return None if cache is None else cache.crop(cache.S - n)
+
+
 def pad_mask(mask: Bool[Tensor, "B n"] | None, embeds: Float[Tensor, "B T D"]) -> Bool[Tensor, "B T"]:
-    """Return a mask that is True at the vectors after the first n; without one, at all."""
+    """Extend the mask of the first n vectors to all of them by True; without a mask all are True."""
     mask = torch.ones(len(embeds), 0, dtype=torch.bool, device=embeds.device) if mask is None else mask
     return F.pad(mask, (0, embeds.shape[1] - mask.shape[1]), value=True)

@@ -72,8 +72,8 @@ class Coconut(LatentReasoning):
                 latent_thoughts.num_latents == num_latents
             ),
         }
-        if wrong := [text for text, is_met in required.items() if not is_met]:
-            raise UsageError(f"coconut requires {' and '.join(wrong)}")
+        if unmet := [text for text, is_met in required.items() if not is_met]:
+            raise UsageError(f"coconut requires {' and '.join(unmet)}")
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
         self.eval_stage: int | None = None  # stage whose latents an answer uses; None: the last one
@@ -95,9 +95,10 @@ class Coconut(LatentReasoning):
             is_random, fraction = torch.as_tensor(u).to(device).unbind(1)
             stage = torch.where(is_random < config.uniform_stage_prob, (fraction * (steps + 1)).long(), stage)
         last = torch.full_like(steps, config.max_stage)
-        most = last if config.pad_latent_to_max else torch.minimum(steps, last)
-        is_over = stage > config.max_stage
-        return torch.where(is_over, steps, stage), torch.where(is_over, most, stage) * config.latents_per_step
+        replaced = last if config.pad_latent_to_max else torch.minimum(steps, last)
+        is_after_last = stage > config.max_stage  # then the whole chain is removed
+        num_latents = torch.where(is_after_last, replaced, stage) * config.latents_per_step
+        return torch.where(is_after_last, steps, stage), num_latents
 
     def _drop_steps(self, batch: ReasoningBatch, k: Int[Tensor, " B"]) -> ReasoningBatch:
         """Return the batch without the first k steps of each chain."""
@@ -111,14 +112,15 @@ class Coconut(LatentReasoning):
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a `batch`; `state` is the KV cache of what precedes the questions."""
         k, n = self.sample_stages(batch)
-        remaining, most = self._drop_steps(batch, k), int(n.max())
-        question, mask = self.decoder.embed(batch.question_ids), batch.question_mask
+        remaining = self._drop_steps(batch, k)
+        max_latents = int(n.max())
+        question = self.decoder.embed(batch.question_ids)
         cache = self.latent_thoughts.think(
-            self.decoder, state, question=question, attention_mask=mask, num_latents=most
+            self.decoder, state, question=question, attention_mask=batch.question_mask, num_latents=max_latents
         ).cache
         # rows with fewer latents than the others do not attend to their last ones
-        latents_valid = torch.arange(most, device=n.device) < n[:, None]
-        cache = cache.with_valid(torch.cat([cache.valid[:, : cache.S - most], latents_valid], 1))
+        latents_valid = torch.arange(max_latents, device=n.device) < n[:, None]
+        cache = cache.with_valid(torch.cat([cache.valid[:, : cache.S - max_latents], latents_valid], 1))
         ids = torch.cat([remaining.chain_ids, remaining.answer_ids], 1)
         mask = torch.cat([remaining.chain_mask, remaining.answer_mask], 1)
         hidden = read_after_latents(self.decoder, self.latent_thoughts.end, ids, mask, cache).hidden_states
@@ -133,7 +135,7 @@ class Coconut(LatentReasoning):
         """Number of latents before an answer, those of `eval_stage`.
 
         Raises:
-            UsageError: If it depends on the chain, which is not known.
+            UsageError: If it depends on the chain, which is not known before the answer.
         """
         if not self.config.pad_latent_to_max:
             raise UsageError("pad_latent_to_max=false: the number of latents depends on the chain to be predicted")

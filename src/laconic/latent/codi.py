@@ -69,7 +69,8 @@ def hidden_loss(
 
     `has_target` marks the rows with a distillation token, `denominator` is their number in the whole optimizer step.
     """
-    h_t, h_s = h_t.detach().to(accumulation_dtype(h_t.dtype)), h_s.to(accumulation_dtype(h_s.dtype))
+    h_t = h_t.detach().to(accumulation_dtype(h_t.dtype))
+    h_s = h_s.to(accumulation_dtype(h_s.dtype))
     denominator = float(has_target.sum()) if denominator is None else denominator
     layers = (DISTANCES[distance](h_s, h_t) * has_target[:, None]).sum((1, 2)) / (h_t.shape[2] * (denominator or 1.0))
     return (layers / compute_layer_scales(h_t.unbind(), has_target[:, None], scale)).mean()
@@ -143,8 +144,8 @@ class Codi(LatentReasoning):
         if stop_training is not None and latent_thoughts.stop_head is None:
             raise UsageError('stop_training: these latents have no stop head; set length_policy = "stop_head"')
         if latent_thoughts.schedule not in self.schedules:
-            name, schedule = type(self).__name__, latent_thoughts.schedule
-            raise UsageError(f"{name}: requires latents with schedule {self.schedules[0]}, not {schedule}")
+            required = f"{type(self).__name__}: requires latents with schedule {self.schedules[0]}"
+            raise UsageError(f"{required}, not {latent_thoughts.schedule}")
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.stop_training = stop_training
 
@@ -232,8 +233,8 @@ class Codi(LatentReasoning):
         denominators = batch.loss_denominators or self.loss_denominators(batch)
         terms: LossTerms = {}
         if config.student_ce_weight:
-            targets, hidden = build_student_targets(batch), outputs.student.hidden_states
-            result = masked_cross_entropy(logits, hidden, targets, denominators["student"])
+            targets = build_student_targets(batch)
+            result = masked_cross_entropy(logits, outputs.student.hidden_states, targets, denominators["student"])
             terms |= {"student": result.loss, "student_token_accuracy": result.accuracy}
         if config.teacher_ce_weight and outputs.teacher:
             targets = build_teacher_targets(batch)  # the last question token predicts the first of the chain
@@ -241,7 +242,8 @@ class Codi(LatentReasoning):
             result = masked_cross_entropy(logits, hidden, targets, denominators["teacher"])
             terms |= {"teacher": result.loss, "teacher_token_accuracy": result.accuracy}
         if config.hidden_weight and outputs.distill_target:
-            names, column = distilled_layer_names(self.decoder, config), batch.distill_column.clamp(min=0)
+            names = distilled_layer_names(self.decoder, config)
+            column = batch.distill_column.clamp(min=0)
             terms["codi"] = hidden_loss(
                 gather_column(outputs.distill_target, names, batch.chain_ids.shape[1] + column),
                 gather_column(outputs.student, names, 1 + column),  # eot comes before the answer

@@ -95,9 +95,6 @@ class WrittenReasoning(PromptedAnswers):
 class Cot(WrittenReasoning):
     """Explicit chain of thought: chain and answer are written and scored.
 
-    Args:
-        decoder: The model.
-
     Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
@@ -116,9 +113,6 @@ class Cot(WrittenReasoning):
 
 class NoCot(WrittenReasoning):
     """No chain of thought: the answer follows the question.
-
-    Args:
-        decoder: The model.
 
     Examples:
         >>> import laconic

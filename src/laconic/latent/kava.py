@@ -130,9 +130,10 @@ class Kava(codi.Codi):
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         selectable = rkv.find_selectable_columns(batch, self.selection_config.policy)
-        M, is_masked = self.latent_thoughts.num_latents, self.kv_config.short_chain_targets == "mask"
-        targets = float(selectable.sum(1).clamp(max=M).sum()) if is_masked else float(batch.B * M)
-        return super().loss_denominators(batch) | {"kv": targets}
+        M = self.latent_thoughts.num_latents
+        is_masked = self.kv_config.short_chain_targets == "mask"
+        num_targets = float(selectable.sum(1).clamp(max=M).sum()) if is_masked else float(batch.B * M)
+        return super().loss_denominators(batch) | {"kv": num_targets}
 
     def combine_terms(self, terms: codi.LossTerms) -> Tensor:
         student, teacher, kd, kv = (terms[name] for name in ("student", "teacher", "codi", "kv"))
@@ -157,14 +158,15 @@ class Kava(codi.Codi):
 
         A policy of your own selects min(M, N_C) in every layer and KV head.
         """
-        config, M, key_space = self.selection_config, self.latent_thoughts.num_latents, self.kv_config.key_space
-        return rkv.select_tokens(self.decoder, batch, teacher, layer, config, M, self.seed, key_space)
+        config, M = self.selection_config, self.latent_thoughts.num_latents
+        return rkv.select_tokens(self.decoder, batch, teacher, layer, config, M, self.seed, self.kv_config.key_space)
 
     def _compute_kv_terms(
         self, batch: ReasoningBatch, teacher: DecoderOutput, latent_passes: list[DecoderOutput]
     ) -> codi.LossTerms:
         """Return L_KV and the mean share of slots that have a selected token."""
-        config, denominators = self.kv_config, batch.loss_denominators or self.loss_denominators(batch)
+        config = self.kv_config
+        denominators = batch.loss_denominators or self.loss_denominators(batch)
         M = self.latent_thoughts.num_latents
         selections = [self.select_kv(batch, teacher, l) for l in self.layers]
         k_target = [rkv.gather_selected(s.k_t, s.columns) for s in selections]
@@ -177,7 +179,8 @@ class Kava(codi.Codi):
 
     def _gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the student's keys and values at the latents, the last M columns."""
-        M, cache = self.latent_thoughts.num_latents, passes[-1].cache
+        M = self.latent_thoughts.num_latents
+        cache = passes[-1].cache
         keys = [cache.keys[l] for l in self.layers]
         if self.kv_config.key_space == "pre_rope":  # not in the cache; a sequential rollout has one latent per pass
             last = passes if self.latent_thoughts.schedule == "sequential" else passes[-1:]

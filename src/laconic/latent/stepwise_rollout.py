@@ -115,11 +115,14 @@ def read_adaptive(
     """Read as `read_jacobi`, the last read included, until the residual or the stop head ends the iteration."""
     M = placeholders.shape[1]
     outputs = yield RolloutRead(torch.cat([prefix, placeholders], 1), num_outputs=M + 1)
-    z, num_latents, t = initial_latents(outputs, project), M, 0
+    z = initial_latents(outputs, project)
+    num_latents, t = M, 0
     for t in range(1, num_iterations + 1):
         hidden_states = yield RolloutRead(z, num_outputs=M, num_replaced=M)
-        if count_latents is not None and t >= (num_latents := int(count_latents(hidden_states))):
-            break
+        if count_latents is not None:
+            num_latents = int(count_latents(hidden_states))
+            if t >= num_latents:
+                break
         z_next = jacobi_update(z, hidden_states, project)
         if tolerance and bool(jacobi_residual(z, z_next) < tolerance):
             break

@@ -196,12 +196,15 @@ class LatentThoughts(SavedModule):
         """Return the prefix of the latents; the arguments are those of `think`."""
         if cache is None and question is None:
             raise UsageError("think requires the cache of a question or its embeddings")
-        B = cache.B if cache is not None else len(question) if question is not None else 0
-        embeds = self.begin.to(decoder.token_embedding.weight.dtype).expand(B, 1, -1)
-        if question is not None:
+        begin = self.begin.to(decoder.token_embedding.weight.dtype)
+        if question is None:
+            assert cache is not None
+            embeds = begin.expand(cache.B, 1, -1)
+        else:
+            B = len(question)
             if attention_mask is not None:
                 attention_mask = torch.cat([attention_mask, attention_mask.new_ones(B, 1)], 1)
-            embeds = torch.cat([question, embeds.to(question.dtype)], 1)
+            embeds = torch.cat([question, begin.to(question.dtype).expand(B, 1, -1)], 1)
         return LatentPrefix(embeds, cache, attention_mask)
 
 
@@ -224,7 +227,8 @@ class Projection(nn.Module):
     def __init__(self, D: int, P: int, dropout: float, generator: torch.Generator) -> None:
         super().__init__()
         self.dropout = dropout
-        self.inner, self.outer = build_seeded_linear(D, P, generator), build_seeded_linear(P, D, generator)
+        self.inner = build_seeded_linear(D, P, generator)
+        self.outer = build_seeded_linear(P, D, generator)
         self.norm = nn.LayerNorm(D, LAYER_NORM_EPS)
 
     def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:

@@ -46,7 +46,8 @@ def visibility_mask(valid: Bool[Tensor, "B P"], S: int, window: int | None) -> B
 class AttentionMask(NamedTuple):
     """The mask of one forward pass, for layers with the same window, in the form each backend needs.
 
-    `causal` without `mask`: plain causality on an empty cache; neither of the two: a single query sees every slot.
+    `mask` is None where SDPA needs none: with `causal`, for plain causality on an empty cache; without it, for a single
+    query that sees every slot.
     """
 
     causal: bool
@@ -84,8 +85,10 @@ def build_attention_mask(
         needs_no_mask = True
     elif is_plain and S == 0:
         causal = needs_no_mask = True
-    visible = None if needs_no_mask and sdpa_only else visibility_mask(valid[:1] if all_valid else valid, S, window)
-    if needs_no_mask or visible is None:
+    if needs_no_mask and sdpa_only:
+        return AttentionMask(causal, None, None, None)
+    visible = visibility_mask(valid[:1] if all_valid else valid, S, window)
+    if needs_no_mask:
         return AttentionMask(causal, None, visible, None)
     mask = visible[:, None]
     if bias is not None:
@@ -111,16 +114,17 @@ def capture(activations: dict[str, Tensor], layer: int, names: frozenset[str], n
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: AttentionMask, dropout: float
 ) -> Float[Tensor, "B T HE"]:
-    """Compute the same by `scaled_dot_product_attention`.
+    """Compute attention by `scaled_dot_product_attention`.
 
     `is_causal` is used on an empty cache only, because SDPA aligns it to the upper left. On CUDA only the flash kernel
     accepts grouped heads without materialising the scores (half precision, no mask, E up to 256).
     """
     H = q.shape[1]
-    grouped = k.shape[1] != H
+    is_grouped = k.shape[1] != H
     is_half = v.dtype in (torch.bfloat16, torch.float16)  # q can be float32: autocast does not cast RoPE's output
-    if grouped and q.is_cuda and (mask.mask is not None or q.shape[-1] > 256 or not is_half):
-        k, v, grouped = repeat_heads(k, H), repeat_heads(v, H), False
+    if is_grouped and q.is_cuda and (mask.mask is not None or q.shape[-1] > 256 or not is_half):
+        k, v = repeat_heads(k, H), repeat_heads(v, H)
+        is_grouped = False
     attend = upcast_attention if is_half and should_upcast(q, k, v) else F.scaled_dot_product_attention
-    c = attend(q, k, v, mask.mask, dropout, mask.causal, scale=scale, enable_gqa=grouped)
+    c = attend(q, k, v, mask.mask, dropout, mask.causal, scale=scale, enable_gqa=is_grouped)
     return c.transpose(1, 2).flatten(2)

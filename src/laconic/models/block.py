@@ -185,7 +185,8 @@ class Block(nn.Module):
         q, k, v = self.project_qkv(y)
         if self.config.qk_norm:
             q, k = capture("q_raw", q), capture("k_raw", k)
-        q, k = self.normalize_heads(q, "q_norm"), self.normalize_heads(k, "k_norm")
+        q = self.normalize_heads(q, "q_norm")
+        k = self.normalize_heads(k, "k_norm")
         return capture("q", q), capture("k", k), capture("v", v)
 
     def apply_rope(self, x: Float[Tensor, "B N T E"], context: ForwardContext) -> Float[Tensor, "B N T E"]:
@@ -206,8 +207,10 @@ class Block(nn.Module):
         q, k, v = self.qkv_heads(y, capture)
         if context.real_tokens:
             q, k, v = map(context.real_tokens.scatter_heads, (q, k, v))
-        q, k = capture("q_rot", self.apply_rope(q, context)), capture("k_rot", self.apply_rope(k, context))
-        k, v = capture("k_cache", concat_past(k, past, 0)), capture("v_cache", concat_past(v, past, 1))
+        q = capture("q_rot", self.apply_rope(q, context))
+        k = capture("k_rot", self.apply_rope(k, context))
+        k = capture("k_cache", concat_past(k, past, 0))
+        v = capture("v_cache", concat_past(v, past, 1))
         if context.num_outputs is not None and self.index == self.config.num_hidden_layers - 1:
             q = q[:, :, -context.num_outputs :]
             mask = context.masks[-1].of_last_queries(q.shape[2], k.shape[2], q.device)
@@ -220,13 +223,14 @@ class Block(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, capture: CaptureFn, capture_scores: bool
     ) -> Float[Tensor, "B T HE"]:
         """Run the attention backend; with `capture_scores` also the eager one, for the activations only it has."""
-        scale, mask, i = self.config.attention_scales[self.index], context.masks[self.index], self.index
+        scale = self.config.attention_scales[self.index]
+        mask = context.masks[self.index]
         backend = attention_backends.ATTENTION_BACKENDS[context.backend]
         dropout = self.config.dropout.attention if self.training else 0.0
         if context.prefix is not None:
             if capture_scores:
                 raise ValueError("scores and probs cannot be captured after a KV prefix, whose heads differ in length")
-            c = attend_with_prefix(backend, q, k, v, scale, mask, dropout, context.prefix.heads(i))
+            c = attend_with_prefix(backend, q, k, v, scale, mask, dropout, context.prefix.heads(self.index))
             return capture("context", c)
         if capture_scores:
             attention_backends.eager_attention(q, k, v, scale, mask, 0.0, capture)

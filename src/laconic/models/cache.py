@@ -83,13 +83,8 @@ class KVCache:
     def empty(
         cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "KVCache":
-        """Return a cache with no slots; passing it to a decoder equals passing None.
-
-        Args:
-            config: Configuration of the decoder.
-            B: Number of rows.
-            dtype: Of keys and values.
-            device: Of all tensors.
+        """Return a cache without slots of `B` rows, for a decoder with this `config`, with keys of this `dtype` on a
+        `device`; passing it to the decoder equals passing None.
         """
         shape = (B, config.num_key_value_heads, 0, config.head_dim)
         tensors = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
@@ -113,7 +108,7 @@ class KVCache:
 
     def continue_positions(self, attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         """Return the default positions of new tokens (Eq. C22); `attention_mask` is True at the real ones."""
-        prefix_tokens = self.prefix and self.prefix.num_tokens
+        prefix_tokens = None if self.prefix is None else self.prefix.num_tokens
         return default_position_ids(attention_mask, self.positions, self.valid, prefix_tokens)
 
     @property
@@ -133,7 +128,8 @@ class KVCache:
 
     def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
         """Raise ValueError unless a decoder with this `config` can read it, in a batch of `batch_size` rows."""
-        shape, expected = self.shape_summary, (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        shape = self.shape_summary
+        expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         if shape != expected:
             raise ValueError(f"the cache has (layers, KV heads, head size) {shape}, the decoder {expected}")
         if batch_size != self.B:
@@ -211,7 +207,8 @@ class KVCache:
         """
         if not caches:
             raise ValueError("concat_rows: pass at least one cache")
-        if len(shapes := {cache.shape_summary for cache in caches}) > 1:
+        shapes = {cache.shape_summary for cache in caches}
+        if len(shapes) > 1:
             raise ValueError(f"concat_rows: (layers, KV heads, head size) does not match: {shapes}")
         S = max(cache.S for cache in caches)
         padded = [cache.pad_left(S - cache.S) for cache in caches]
@@ -249,7 +246,8 @@ class KVCache:
 
     def _map_slots(self, of_heads: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply one function to keys and values [B, G, S, E] and another to positions and validity [B, S]."""
-        keys, values = (tuple(map(of_heads, tensors)) for tensors in (self.keys, self.values))
+        keys = tuple(map(of_heads, self.keys))
+        values = tuple(map(of_heads, self.values))
         return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)
 
     def is_equal(self, other: "KVCache") -> bool:
@@ -270,12 +268,14 @@ class KVCache:
             CorruptArtifactError: The file was changed, or belongs to other weights.
         """
         tensors, metadata = load_artifact(Path(path), "cache")
-        if (model := metadata.get("model")) != decoder.fingerprint:
-            raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
-        if (invalid := find_invalid_tensor(tensors, decoder.config)) is not None:
+        writer = metadata.get("model")
+        if writer != decoder.fingerprint:
+            raise CorruptArtifactError(f"{path} was written for weights {writer}, this model is {decoder.fingerprint}")
+        invalid = find_invalid_tensor(tensors, decoder.config)
+        if invalid is not None:
             raise CorruptArtifactError(f"{path}: tensor {invalid} is missing or has an unexpected shape or dtype")
-        layers = range(decoder.config.num_hidden_layers)
-        keys, values = (tuple(tensors[f"{kind}.{i}"] for i in layers) for kind in ("keys", "values"))
+        keys = tuple(tensors[f"keys.{i}"] for i in range(decoder.config.num_hidden_layers))
+        values = tuple(tensors[f"values.{i}"] for i in range(decoder.config.num_hidden_layers))
         return cls(keys, values, tensors["positions"], tensors["valid"], KVPrefix.from_tensors(tensors))
 
 

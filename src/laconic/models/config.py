@@ -142,7 +142,8 @@ class DecoderConfig:
     def from_folder(cls, folder: str | Path) -> "DecoderConfig":
         """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
         folder = Path(folder)
-        source, path = read_checkpoint_json(folder / "config.json"), folder / "generation_config.json"
+        source = read_checkpoint_json(folder / "config.json")
+        path = folder / "generation_config.json"
         config = cls.from_dict(source, read_checkpoint_json(path) if path.is_file() else {})
         for note in describe_ignored_keys(source):
             warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
@@ -150,11 +151,7 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":
-        """Read the parsed content of these files.
-
-        Args:
-            source: Content of config.json.
-            generation: Content of generation_config.json, if there is one.
+        """Read `source`, the parsed config.json, and `generation`, the parsed generation_config.json if there is one.
 
         Raises:
             InputError: The family or a value is not supported, or a key is missing or invalid.

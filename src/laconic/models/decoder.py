@@ -112,14 +112,16 @@ class Decoder(nn.Module):
             UsageError: The device does not exist, or the dtype, or the quantisation (2).
         """
         folder = weights.find_checkpoint(folder_or_hub_name, weights.check_revision(folder_or_hub_name, revision))
-        dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
+        dtype = weights.resolve_dtype(dtype, folder)
+        device = weights.resolve_device_map(device, device_map)
         config = DecoderConfig.from_folder(folder)
         with check_weights_while_reading(folder):
             config, tensors = resolve_tensors(folder, config, ignore_tensors)
             with torch.device("meta"):
                 decoder = cls(config, seed=None)
-            options = dtype, device, allow_missing, tensors, quantize
-            decoder.config, fingerprint = parameters.load_tensors(decoder, folder, config, *options)
+            decoder.config, fingerprint = parameters.load_tensors(
+                decoder, folder, config, dtype, device, allow_missing, tensors, quantize
+            )
         decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
         decoder._cached_fingerprint = (fingerprint, parameters.get_parameter_version(decoder))
         return decoder.eval()
@@ -201,9 +203,11 @@ class Decoder(nn.Module):
             ValueError: An id is outside the vocabulary, or the ids are no tensor of int64 or int32.
         """
         if not torch.compiler.is_compiling():
-            if (dtype := getattr(input_ids, "dtype", type(input_ids).__name__)) not in (torch.int64, torch.int32):
+            dtype = getattr(input_ids, "dtype", type(input_ids).__name__)
+            if dtype not in (torch.int64, torch.int32):
                 raise ValueError(f"input_ids are of type {dtype}; pass int64 or int32: torch.tensor([[1, 2]])")
-            invalid = (input_ids < 0) | (input_ids >= (V := self.config.vocab_size))
+            V = self.config.vocab_size
+            invalid = (input_ids < 0) | (input_ids >= V)
             if invalid.any():
                 b, t = map(int, invalid.nonzero()[0])
                 raise ValueError(f"input_ids[{b}, {t}] = {int(input_ids[b, t])} is outside the vocabulary of {V}")
@@ -269,7 +273,8 @@ class Decoder(nn.Module):
         has_default_positions = position_ids is None
         shared_positions = all_valid and has_default_positions
         position_ids = past.continue_positions(mask) if position_ids is None else position_ids
-        valid, positions = torch.cat([past.valid, mask], 1), torch.cat([past.positions, position_ids], 1)
+        valid = torch.cat([past.valid, mask], 1)
+        positions = torch.cat([past.positions, position_ids], 1)
         if not torch.compiler.is_compiling():
             check_dtype(self.layers, inputs_embeds)
             if not has_default_positions or self.config.position_encoding == "table":  # defaults always fit RoPE

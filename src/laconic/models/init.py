@@ -31,7 +31,8 @@ def empty_embedding(n: int, width: int) -> nn.Embedding:
 
 def build_seeded_linear(in_features: int, out_features: int, generator: torch.Generator) -> nn.Linear:
     """Return a linear map with torch's default distribution, uniform in ±1/√in_features."""
-    linear, bound = nn.Linear(in_features, out_features, device="meta").to_empty(device="cpu"), in_features**-0.5
+    linear = nn.Linear(in_features, out_features, device="meta").to_empty(device="cpu")
+    bound = in_features**-0.5
     with torch.no_grad():
         for p in linear.parameters():
             p.copy_((torch.rand(p.shape, generator=generator) * 2 - 1) * bound)

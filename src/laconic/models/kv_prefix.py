@@ -55,7 +55,8 @@ class KVPrefix:
     def heads(self, layer: int) -> list[PrefixHead]:
         """Return the heads of a layer, as views."""
         sizes = list(self.sizes[layer])
-        keys, values = torch.split(self.keys[layer], sizes, 1), torch.split(self.values[layer], sizes, 1)
+        keys = torch.split(self.keys[layer], sizes, 1)
+        values = torch.split(self.values[layer], sizes, 1)
         valid = torch.split(self.valid[layer], sizes, 1) if self.valid else [None] * len(sizes)
         return [PrefixHead(*head) for head in zip(keys, values, valid, strict=True)]
 
@@ -73,9 +74,9 @@ class KVPrefix:
     @classmethod
     def empty(cls, like: "KVPrefix", B: int) -> "KVPrefix":
         """Return B rows without keys, for a model with the layers and heads of another prefix."""
-        keys, tokens = tuple(k.new_empty(B, 0, k.shape[2]) for k in like.keys), like.num_tokens
+        keys = tuple(k.new_empty(B, 0, k.shape[2]) for k in like.keys)
         sizes = tuple((0,) * len(layer) for layer in like.sizes)
-        return cls(keys, keys, (), tokens.new_zeros(B), sizes)
+        return cls(keys, keys, (), like.num_tokens.new_zeros(B), sizes)
 
     @staticmethod
     def concat_rows(prefixes: Sequence["KVPrefix"]) -> "KVPrefix":
@@ -95,10 +96,11 @@ class KVPrefix:
     def pad_heads(self, layer: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         keys, values, valid = list[Tensor](), list[Tensor](), list[Tensor]()
         for head, size in zip(self.heads(layer), sizes, strict=True):
-            more, ones = size - head.keys.shape[1], torch.ones_like(head.keys[..., 0], dtype=torch.bool)
-            keys.append(F.pad(head.keys, (0, 0, 0, more)))
-            values.append(F.pad(head.values, (0, 0, 0, more)))
-            valid.append(F.pad(ones if head.valid is None else head.valid, (0, more)))
+            num_added = size - head.keys.shape[1]
+            is_real = torch.ones_like(head.keys[..., 0], dtype=torch.bool) if head.valid is None else head.valid
+            keys.append(F.pad(head.keys, (0, 0, 0, num_added)))
+            values.append(F.pad(head.values, (0, 0, 0, num_added)))
+            valid.append(F.pad(is_real, (0, num_added)))
         return torch.cat(keys, 1), torch.cat(values, 1), torch.cat(valid, 1)
 
     @classmethod

@@ -35,8 +35,9 @@ def load_tensors(
     if quantize not in (None, "int8"):
         raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
     on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
-    options = dtype, device, allow_missing, tensors, on_layer
-    fingerprint, missing = weights.load_weights(decoder, folder, config, *options)
+    fingerprint, missing = weights.load_weights(
+        decoder, folder, config, dtype, device, allow_missing, tensors, on_layer
+    )
     if missing:
         warn_randomly_initialized(missing)
         init_parameters({name: decoder.get_parameter(name) for name in missing}, config.initializer_range, seed=0)

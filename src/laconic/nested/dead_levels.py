@@ -22,15 +22,18 @@ class DeadLevelMonitor:
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step, named as by `reading_metrics`, and warn about a dead level."""
         for i, chunk_size in enumerate(self.chunk_sizes):
-            num_updates, recent = metrics[f"level{i}_updates"], self.recent_updates[i]
+            num_updates = metrics[f"level{i}_updates"]
+            recent = self.recent_updates[i]
             if num_updates:
                 self.tokens_without_update[i] = 0.0
                 recent.append((metrics[f"level{i}_update_size"], num_updates))
             else:
                 self.tokens_without_update[i] += metrics["row_tokens"]
+            # forget the oldest entry as long as the others have enough updates
             while recent and sum(n for _, n in recent) - recent[0][1] >= MONITORED_UPDATES:
                 recent.popleft()
-            if i not in self.warned and (problem := self.diagnose(i)):
+            problem = "" if i in self.warned else self.diagnose(i)
+            if problem:
                 self.warned.add(i)
                 warnings.warn(f"cms: level {i} (chunk size {chunk_size}) {problem}", stacklevel=2)
 

@@ -34,7 +34,7 @@ Metrics = dict[str, Tensor]
 
 
 class LMInputs(NamedTuple):
-    """Tokens that are read of a batch, and the target of each."""
+    """The tokens of a batch that are read, and the target of each."""
 
     input_ids: Int[Tensor, "B T"]
     attention_mask: Bool[Tensor, "B T"] | None
@@ -42,9 +42,13 @@ class LMInputs(NamedTuple):
 
 
 def prepare_inputs(batch: DocumentBatch) -> LMInputs:
-    """Return the tokens to read: all, but the last of a stream without labels, a target that the next batch reads."""
-    is_stream = batch.document_starts is not None and batch.labels is None
-    n = batch.input_ids.shape[1] - is_stream
+    """Return the tokens to read and their targets.
+
+    The last token of a stream without labels is only a target; the next batch reads it.
+    """
+    n = batch.input_ids.shape[1]
+    if batch.document_starts is not None and batch.labels is None:
+        n -= 1
     mask = batch.attention_mask[:, :n]
     return LMInputs(batch.input_ids[:, :n], None if bool(mask.all()) else mask, batch.targets[:, :n])
 
@@ -52,9 +56,7 @@ def prepare_inputs(batch: DocumentBatch) -> LMInputs:
 class NestedLanguageModel(nn.Module):
     """A Hope model in training, a `Method`: cross-entropy of scored tokens while memories and levels learn.
 
-    Args:
-        decoder: The model.
-        config: Which gradients flow through inner updates; with `enabled` False only the slow weights learn.
+    Its `config` says which gradients flow through inner updates; with `enabled` False only the slow weights learn.
     """
 
     state_types = NODE_TYPES
@@ -103,7 +105,8 @@ class NestedLanguageModel(nn.Module):
         """Read a batch again and describe the first level or memory that is not finite, or return ""."""
         if not self.config.enabled:
             return ""
-        inputs, before = prepare_inputs(batch), prepare_state(self.decoder, batch, state)
+        inputs = prepare_inputs(batch)
+        before = prepare_state(self.decoder, batch, state)
         output = self.decoder.read_tokens(inputs.input_ids, before, attention_mask=inputs.attention_mask)
         return find_nonfinite(output.cache, batch.document_ids)
 
@@ -173,7 +176,8 @@ def level_metrics(model: Hope, before: FastWeightState, after: FastWeightState, 
         for l, C in enumerate(params.shape.chunk_sizes):
             if chunk_size != C:
                 continue
-            old, new = require_levels(old_layer)[l], require_levels(new_layer)[l]
+            old = require_levels(old_layer)[l]
+            new = require_levels(new_layer)[l]
             num_updates = (new.num_updates - old.num_updates).float()
             step_norm, total_norm = relative_change_norms(params, l, old, new)
             values["updates"].append(num_updates.mean())

@@ -46,7 +46,8 @@ def memory_metrics(
     if attention_mask is not None and bool(attention_mask.any()):  # else gates of padding, so that metrics are the same
         valid = attention_mask
     row = int(valid.sum(1).argmax())
-    longest, ids = select_rows(state, [row]), input_ids[row, valid[row]][None, -GATE_SAMPLE_TOKENS:]
+    longest = select_rows(state, [row])
+    ids = input_ids[row, valid[row]][None, -GATE_SAMPLE_TOKENS:]
     open_chunk = None if longest.open_chunk is None else empty_open_chunk(longest.layers, ids)
     names = tuple(f"hidden.{n}" for n in range(len(memories)))
     output = model(model.embed(ids), replace(longest, open_chunk=open_chunk), capture=names, update_weights=False)
@@ -65,7 +66,8 @@ def memory_metrics(
 def gate_metrics(group: str, gates: Gates) -> Metrics:
     """Return the half-life in tokens at the mean decay rate, the mean step size, and quantiles of both."""
     decay_rate = -gates.decay.double().log()
-    half_lives, step_sizes = math.log(2) / decay_rate.clamp(min=1e-12), gates.step_size.double()
+    half_lives = math.log(2) / decay_rate.clamp(min=1e-12)
+    step_sizes = gates.step_size.double()
     metrics = {
         f"{group}_half_life": math.log(2) / decay_rate.mean().clamp(min=1e-12),
         f"{group}_step": step_sizes.mean(),

@@ -21,12 +21,12 @@ def describe_tensor(name: str) -> str:
     match = re.search(r"layers(?:_at_start)?\.(\d+)\.(.+)", name)
     if match is None:
         return name
-    layer, words = match[1], match[2].split(".")
+    words = match[2].split(".")
     if words[:2] == ["cms", "levels"]:
         subject, detail = f"level {words[2]}", words[3:]
     else:
         subject, detail = " ".join(words[:2]), words[2:]
-    return f"{subject} of layer {layer}" + (f" ({'.'.join(detail)})" if detail else "")
+    return f"{subject} of layer {match[1]}" + (f" ({'.'.join(detail)})" if detail else "")
 
 
 def find_nonfinite(tree: object, row_names: Sequence[str] = ()) -> str:

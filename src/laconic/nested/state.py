@@ -220,12 +220,14 @@ def where_rows(rows: Bool[Tensor, " B"], new: Tree, old: Tree) -> Tree:
 
 
 def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
-    if isinstance(new, LowRankChange) and isinstance(old, LowRankChange):  # both, with zeros in each other's rows
+    if isinstance(new, LowRankChange) and isinstance(old, LowRankChange):
+        # the products of both, where each is zero in the rows of the other
         mask = expand_rows(rows, new.left)
         left = torch.cat([new.left * mask, old.left * ~mask], 1)
         return LowRankChange(left, torch.cat([new.right * mask, old.right * ~mask], 1))
     if isinstance(new, LowRankChange | Tensor):
-        x, y = (change.dense if isinstance(change, LowRankChange) else change for change in (new, old))
+        x = new.dense if isinstance(new, LowRankChange) else new
+        y = old.dense if isinstance(old, LowRankChange) else old
         return torch.where(expand_rows(rows, x), x, y)
     if is_dataclass(new) and not isinstance(new, type):
         parts = {f.name: _where_node(rows, getattr(new, f.name), getattr(old, f.name)) for f in fields(new)}
@@ -238,6 +240,7 @@ def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
 
 
 def num_rows(tree: object) -> int:
+    """Return the batch size of a tree. Raises `UsageError` for one without tensors."""
     first = next(named_tensors(tree), None)
     if first is None:
         raise UsageError("state: it has no tensors, so no rows; leave it out to start with a new one")
@@ -292,7 +295,7 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     if isinstance(first, str):
         if len({*nodes} - {""}) > 1:
             raise UsageError("concat_rows: the states were read by different models; pass states of one model")
-        return cast(Tree, min(nodes))  # unknown if one is
+        return cast(Tree, min(nodes))  # "", for unknown, if one is
     if isinstance(first, KVCache):
         return cast(Tree, KVCache.concat_rows(*nodes))
     if isinstance(first, Tensor):
@@ -339,8 +342,11 @@ def bit_equal(x: Tensor, y: Tensor) -> bool:
 
 def num_bytes(tree: object) -> int:
     """Return the bytes of the tensors of a tree; a tensor that occurs twice, or whose beginning does, counts once."""
-    sizes = sorted((x.nbytes, x.data_ptr() or id(x)) for _, x in named_tensors(tree))
-    return sum({place: size for size, place in sizes}.values())
+    largest: dict[int, int] = {}  # by address; empty tensors have none
+    for _, x in named_tensors(tree):
+        address = x.data_ptr() or id(x)
+        largest[address] = max(x.nbytes, largest.get(address, 0))
+    return sum(largest.values())
 
 
 def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:

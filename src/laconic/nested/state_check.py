@@ -100,7 +100,8 @@ def check_cache_dtype(state: FastWeightState, dtype: torch.dtype) -> None:
     """Raise `UsageError` if a state was read with weights of another dtype than `dtype`, which are other numbers."""
     cache = state.attention_cache
     if cache is not None and cache.keys[0].dtype != dtype:
-        theirs, ours = (str(x).removeprefix("torch.") for x in (cache.keys[0].dtype, dtype))
+        theirs = str(cache.keys[0].dtype).removeprefix("torch.")
+        ours = str(dtype).removeprefix("torch.")
         raise UsageError(
             f'state: it was read with weights in {theirs}, this model has {ours}; load the model with dtype="{theirs}"'
         )
@@ -118,46 +119,52 @@ def check_model_key(state: FastWeightState, key: str) -> None:
 def find_mismatch(part: object, initial: object, name: str) -> str | None:
     """Return what differs first between a part of a state and that of an initial state, or None."""
     if isinstance(part, Tensor):
-        expected = dense_shape(initial)
-        if expected is None or not isinstance(initial, Tensor | LowRankChange):
-            return f"{name} is a tensor"
-        shape, kind = tuple(part.shape[1:]), initial if isinstance(initial, Tensor) else initial.left
-        fits = len(shape) == len(expected) and all(m in (0, n) for n, m in zip(shape, expected, strict=True))
-        if not fits:
-            return f"{name} has shape {list(shape)}, expected {list(expected)}"
-        if part.is_floating_point() != kind.is_floating_point() or (part.dtype == torch.bool) != (
-            kind.dtype == torch.bool
-        ):
-            return f"{name} is {part.dtype}, expected {kind.dtype}"
-        return None
-    is_optional = isinstance(initial, OpenChunk) and part is None
-    if is_optional:
+        return find_tensor_mismatch(part, initial, name)
+    if part is None and isinstance(initial, OpenChunk):
         return None
     if type(part) is not type(initial):
         return f"{name} is {type(part).__name__}, expected {type(initial).__name__}"
-    parts, expected_parts = (dict(named_children(node)) for node in (part, initial))
+    parts = dict(named_children(part))
+    expected_parts = dict(named_children(initial))
     if parts.keys() != expected_parts.keys():
         return f"{name} has {', '.join(sorted(parts)) or 'nothing'}, expected {', '.join(sorted(expected_parts))}"
     mismatches = (find_mismatch(parts[key], expected_parts[key], f"{name}.{key}".rstrip(".")) for key in parts)
     return next((problem for problem in mismatches if problem is not None), None)
 
 
+def find_tensor_mismatch(part: Tensor, initial: object, name: str) -> str | None:
+    """Return what differs between a tensor of a state and an initial tensor or low-rank change, or None.
+
+    Sizes may differ where the initial one is 0; types where both are floating-point, boolean or integers.
+    """
+    if not isinstance(initial, Tensor | LowRankChange):
+        return f"{name} is a tensor"
+    shape, expected = tuple(part.shape[1:]), dense_shape(initial)
+    fits = len(shape) == len(expected) and all(m in (0, n) for n, m in zip(shape, expected, strict=True))
+    if not fits:
+        return f"{name} has shape {list(shape)}, expected {list(expected)}"
+    dtype = initial.dtype if isinstance(initial, Tensor) else initial.left.dtype
+    kinds = [(x.is_floating_point, x == torch.bool) for x in (part.dtype, dtype)]
+    return None if kinds[0] == kinds[1] else f"{name} is {part.dtype}, expected {dtype}"
+
+
 def find_uneven_cache(layers: Iterable[LayerState]) -> str | None:
     """Return the problem with a KV cache whose parts cover different numbers of positions, or None."""
     for i, layer in enumerate(layers):
-        if (cache := layer.cache) is not None:
-            pairs = [*cache.keys, *cache.values]
-            lengths = {x.shape[2] for x in pairs} | {cache.positions.shape[1], cache.valid.shape[1]}
+        cache = layer.cache
+        if cache is not None:
+            lengths = {x.shape[2] for x in (*cache.keys, *cache.values)}
+            lengths |= {cache.positions.shape[1], cache.valid.shape[1]}
             if len(lengths) > 1:
                 return f"the cache of layer {i} has {' and '.join(map(str, sorted(lengths)))} positions"
     return None
 
 
-def dense_shape(initial: object) -> tuple[int, ...] | None:
+def dense_shape(initial: Tensor | LowRankChange) -> tuple[int, ...]:
     """Return the shape of a tensor without its batch dimension; of a low-rank change that of its product."""
     if isinstance(initial, LowRankChange):
         return (initial.left.shape[-1], initial.right.shape[-1])
-    return tuple(initial.shape[1:]) if isinstance(initial, Tensor) else None
+    return tuple(initial.shape[1:])
 
 
 def find_invalid_tokens(chunk: OpenChunk, vocab_size: int) -> str | None:

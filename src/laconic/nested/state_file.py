@@ -142,27 +142,29 @@ def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightStat
 
 
 def pack_open_chunk(layers: Sequence[LayerState], chunk: OpenChunk) -> OpenChunk | StoredOpenChunk:
-    """Return an open chunk that shares its tensors with the layers where they are equal."""
+    """Return an open chunk that shares its tensors with the layers where they are equal, in its stored form if all of
+    its caches are beginnings of the layers'.
+    """
     pairs = zip(chunk.layers_at_start, layers, strict=True)
     starts = tuple(share_equal_tensors(start, layer) for start, layer in pairs)
     caches = [(start.cache, layer.cache) for start, layer in zip(starts, layers, strict=True)]
     if not all(before is not None and now is not None and is_prefix(before, now) for before, now in caches):
         return replace(chunk, layers_at_start=starts)
-    slots = torch.tensor([0 if cache is None else cache.S for cache, _ in caches[:1]] * len(chunk.num_tokens))
-    return StoredOpenChunk(
-        chunk.input_ids, chunk.num_tokens, tuple(replace(start, cache=None) for start in starts), slots
-    )
+    # all layers have read the same tokens; like every tensor of a state, the number has the batch as a dimension
+    num_slots = 0 if not caches or caches[0][0] is None else caches[0][0].S
+    slots = torch.full((len(chunk.num_tokens),), num_slots)
+    starts = tuple(replace(start, cache=None) for start in starts)
+    return StoredOpenChunk(chunk.input_ids, chunk.num_tokens, starts, slots)
 
 
 def unpack_open_chunk(layers: Sequence[LayerState], chunk: StoredOpenChunk) -> OpenChunk:
     """Return the open chunk that `pack_open_chunk` packed. Raises `CorruptArtifactError` for caches that do not fit."""
-    slots, caches = int(chunk.cache_slots[0]), [layer.cache for layer in layers]
-    if len(caches) != len(chunk.layers_at_start) or any(cache is None or not 0 <= slots <= cache.S for cache in caches):
+    slots = int(chunk.cache_slots[0])
+    caches = [layer.cache for layer in layers if layer.cache is not None and 0 <= slots <= layer.cache.S]
+    if not len(caches) == len(layers) == len(chunk.layers_at_start):
         raise CorruptArtifactError(f"state: an open chunk began at slot {slots}, which its caches do not have")
-    starts = tuple(
-        replace(start, cache=None if cache is None else cache.crop(slots))
-        for start, cache in zip(chunk.layers_at_start, caches, strict=True)
-    )
+    pairs = zip(chunk.layers_at_start, caches, strict=True)
+    starts = tuple(replace(start, cache=cache.crop(slots)) for start, cache in pairs)
     return OpenChunk(chunk.input_ids, chunk.num_tokens, starts)
 
 

@@ -21,21 +21,12 @@ class SavedModule(nn.Module):
     settings: Mapping[str, object]
 
     def save(self, path: str | Path, metadata: Mapping[str, object]) -> None:
-        """Write the parameters to a safetensors file; `metadata` identifies base model and tokenizer.
-
-        Args:
-            path: File to write.
-            metadata: Fingerprints to store with them.
-        """
+        """Write the parameters to a safetensors file at `path`, with the fingerprints in `metadata`."""
         stored = {**metadata, "settings": self.settings}
         atomic.save_artifact(Path(path), self.state_dict(), self.artifact_kind, stored)
 
     def load(self, path: str | Path, metadata: Mapping[str, object]) -> Self:
-        """Load what `save` wrote into this module and return it.
-
-        Args:
-            path: File to read.
-            metadata: Fingerprints that the file must have.
+        """Load what `save` wrote to `path` with the same `metadata` into this module, and return it.
 
         Raises:
             CorruptArtifactError: If the file has other metadata, settings or tensors.

@@ -128,7 +128,8 @@ def save_training_state(
         sharded.write_shards(writer, "optimizer", tensors, ranks.rank)
     writer.add_tensors(f"rng-{ranks.rank:05d}.safetensors", get_random_state())
     if states:
-        trees, name = [flatten_tree(state, f"{i}.") for i, state in enumerate(states)], carried_states_name(ranks.rank)
+        name = carried_states_name(ranks.rank)
+        trees = [flatten_tree(state, f"{i}.") for i, state in enumerate(states)]
         writer.add_tensors(f"{name}.safetensors", {key: t for parts, _ in trees for key, t in parts.items()})
         writer.add_json(f"{name}.json", {"states": [spec for _, spec in trees], "num_ranks": ranks.world_size})
     if ranks.rank > 0:

@@ -52,11 +52,8 @@ FSDP_VIEW_WARNING = "FSDP2-wrapped module"  # keys and values are views of one p
 def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, or yield this process alone.
 
-    An error on one rank inside this context ends all ranks with the same exit code.
-
-    Args:
-        config: Training options; None without training, when every rank holds the whole model.
-        device: Device of this rank.
+    An error on one rank inside this context ends all ranks with the same exit code. `config` is None without training,
+    when every rank holds the whole model.
 
     Raises:
         UsageError: If the environment is not torchrun's or the options do not allow several ranks.
@@ -108,7 +105,8 @@ class DistributedRanks(Ranks):
         self, store: Store, rank: int, world_size: int, config: TrainingConfig | None, device: torch.device
     ) -> None:
         self.store, self.rank, self.world_size, self.device = store, rank, world_size, device
-        self.is_sharded, self.reshard = (config.parallel == "fsdp", config.reshard) if config else (False, False)
+        self.is_sharded = config is not None and config.parallel == "fsdp"
+        self.reshard = config is not None and config.reshard
 
     def all_gather(self, value: JsonT) -> list[JsonT]:
         values: list[Any] = [None] * self.world_size

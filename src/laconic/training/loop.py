@@ -90,11 +90,12 @@ def deterministic_kernels(config: TrainingConfig, device: torch.device) -> Itera
     On a CPU subnormal numbers are flushed to zero, because sharp attention produces many and they are slow.
     """
     options = cast(Any, torch.utils.deterministic)
-    before, fill = torch.get_deterministic_debug_mode(), options.fill_uninitialized_memory
+    mode_before = torch.get_deterministic_debug_mode()
+    fill_before = options.fill_uninitialized_memory
     if device.type == "cpu":
         torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import Inductor, for a second
     else:
-        torch.use_deterministic_algorithms(config.deterministic or before > 0)
+        torch.use_deterministic_algorithms(config.deterministic or mode_before > 0)
     options.fill_uninitialized_memory = False
     torch.set_flush_denormal(device.type == "cpu")
     try:
@@ -102,7 +103,7 @@ def deterministic_kernels(config: TrainingConfig, device: torch.device) -> Itera
     finally:
         torch.set_flush_denormal(False)
         if device.type == "cpu":
-            torch.set_deterministic_debug_mode(before)
+            torch.set_deterministic_debug_mode(mode_before)
         else:
-            torch.use_deterministic_algorithms(before > 0, warn_only=before == 1)
-        options.fill_uninitialized_memory = fill
+            torch.use_deterministic_algorithms(mode_before > 0, warn_only=mode_before == 1)
+        options.fill_uninitialized_memory = fill_before

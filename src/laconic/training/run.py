@@ -141,13 +141,15 @@ class TrainingRun:
             start.path, updater.optimizer, updater.scaler, state_types, self.ranks
         )
         updater.states = [state.to(self.device) for state in states]
-        updater.micro_batch_size, updater.reset_pending = self.progress.micro_batch_size, self.progress.reset_pending
+        updater.micro_batch_size = self.progress.micro_batch_size
+        updater.reset_pending = self.progress.reset_pending
 
     def run_to_end(self, stop: StopSignal, validate: ValidateFn | None, report_progress: ProgressFn | None) -> None:
         """Run updates, validations and checkpoints until the end, or until a signal requests a stop."""
         first = self.progress.step
         while True:
-            is_done, should_validate = self.progress.step >= self.num_steps, self.should_validate(validate)
+            is_done = self.progress.step >= self.num_steps
+            should_validate = self.should_validate(validate)
             is_due = self.progress.step % self.config.save_every == 0 and self.progress.step > first
             if is_done or is_due or should_validate:
                 self.save()  # before the validation, in which the process may die
@@ -184,7 +186,8 @@ class TrainingRun:
         progress.step += 1
         progress.epoch, batches = divmod(progress.step, self.config.updates_per_epoch(len(self.data)))
         progress.row_offset = batches * self.config.batch_size
-        progress.micro_batch_size, progress.reset_pending = self.updater.micro_batch_size, self.updater.reset_pending
+        progress.micro_batch_size = self.updater.micro_batch_size
+        progress.reset_pending = self.updater.reset_pending
         return result
 
     def handle_nonfinite(self, result: UpdateResult, random_state: checkpoint.Tensors) -> None:
@@ -220,7 +223,8 @@ class TrainingRun:
         Raises:
             UsageError: If the validation lacks the metric of `best_metric` or `early_stop`.
         """
-        random_state, metrics = get_random_state(), dict[str, float]()
+        random_state = get_random_state()
+        metrics: dict[str, float] = {}
         context = stop.interruptible() if self.ranks.world_size == 1 else nullcontext()
         try:
             with context, self.ranks.gather_parameters(self.method):
@@ -250,14 +254,16 @@ class TrainingRun:
 
     def has_reached_goal(self) -> bool:
         """Return whether this step's validation ends the run early."""
-        goal, metrics = self.config.early_stop, self.validations.metrics.get(self.progress.step)
+        goal = self.config.early_stop
+        metrics = self.validations.metrics.get(self.progress.step)
         return goal is not None and metrics is not None and get_metric(metrics, goal.metric) >= goal.at_least
 
     def load_validations(self) -> ValidationLog:
         """Return the validations of the steps so far, without those that measured something else."""
-        run, fingerprint = self.run_directory, self.fingerprints.get(VALIDATION_FINGERPRINT, "")
+        run = self.run_directory
         if run is None:
             return ValidationLog()
+        fingerprint = self.fingerprints.get(VALIDATION_FINGERPRINT, "")
         log = ValidationLog(run.path / VALIDATIONS_FILE, fingerprint)
         try:
             stored = self.ranks.run_on_rank_zero(lambda: read_validations(run.path))
@@ -307,7 +313,8 @@ class TrainingRun:
         """Delete the steps that need not be kept."""
         if self.run_directory is None or self.ranks.rank > 0:
             return
-        every, best = self.config.keep_every, {step for _, step in self.validations.list_best(self.config)}
+        every = self.config.keep_every
+        best = {step for _, step in self.validations.list_best(self.config)}
         multiples = {n for n in self.run_directory.step_numbers() if every and n % every == 0}
         self.run_directory.prune_steps(best | multiples)
 
@@ -354,7 +361,7 @@ def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder 
                 raise BusyError(f"{run.path} already has checkpoints; resume or choose another folder")
             return None
         chosen = run.latest_valid_step() if resume == "auto" else run.get_step(resume)
-        return chosen and chosen.step
+        return None if chosen is None else chosen.step
 
     step = ranks.run_on_rank_zero(find)
     if step is None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ MEMORY_ADVICE = (
     'set activation_checkpointing = 1, precision = "bfloat16", trainable = "lora", a smaller micro_batch_size '
     "or shorter rows"
 )
+UpdateStatus = Literal["applied", "nonfinite", "overflow"]
 OptimizerBuilder = Callable[[nn.Module, TrainingConfig], torch.optim.Optimizer]
 PRECISION_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,7 +69,7 @@ class UpdateResult(NamedTuple):
 
     metrics: Mapping[str, float]
     num_tokens: int
-    status: str  # "applied", "nonfinite" or "overflow"
+    status: UpdateStatus
 
 
 class Updater:
@@ -86,7 +87,8 @@ class Updater:
         device: torch.device,
         build_optimizer: OptimizerBuilder = build_adamw,
     ) -> None:
-        self.method, self.config, self.num_steps, self.ranks, self.device = method, config, num_steps, ranks, device
+        self.method, self.config, self.num_steps = method, config, num_steps
+        self.ranks, self.device = ranks, device
         self.module = ranks.wrap(method)
         self.optimizer = build_optimizer(method, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
@@ -112,12 +114,14 @@ class Updater:
                 if not is_out_of_memory(error):
                     raise
                 self.optimizer.zero_grad()
-                size, can_halve = self.micro_batch_size, self._num_halvings < MAX_HALVINGS
+                size = self.micro_batch_size
+                can_halve = size > 1 and self._num_halvings < MAX_HALVINGS
                 # ranks cannot repeat an exchange of gradients alone, and states belong to micro-batches of one size
-                if size == 1 or not can_halve or self.states or self.ranks.world_size > 1:
+                if not can_halve or self.states or self.ranks.world_size > 1:
                     text = f"out of memory with a micro-batch of {size} rows; {MEMORY_ADVICE}"
                     raise OutOfMemoryError(text) from error
-                self.micro_batch_size, self._num_halvings = size // 2, self._num_halvings + 1
+                self.micro_batch_size = size // 2
+                self._num_halvings += 1
                 set_random_state(random_state)
         if isinstance(self.method, ResetsOptimizer):
             self.reset_pending |= self.method.resets_optimizer_state(batches[0])
@@ -130,6 +134,7 @@ class Updater:
             self.states = states
             if isinstance(self.method, AfterUpdateHook):
                 self.method.after_update(metrics)
+        # the scaler would lower its scale after any gradient that is not finite, but not every one is an overflow
         self.scaler.update(self.scaler.get_scale() if status == "nonfinite" else None)
         self.optimizer.zero_grad()
         return UpdateResult(metrics, num_tokens, status)
@@ -146,13 +151,14 @@ class Updater:
         parts = [rows[i : i + self.micro_batch_size] for i in starts]
         batches: list[Any] = [data.batch(part or index.rows[:1], index.epoch, index.step) for part in parts]
         counts = [get_loss_denominators(self.method, batch) for batch in batches]
-        real = [i for i, part in enumerate(parts) if part]
-        sums = [float(sum(batches[i].num_tokens for i in real))]
-        sums += [sum(counts[i][name] for i in real) for name in counts[0]]
+        with_rows = [i for i, part in enumerate(parts) if part]
+        sums = [float(sum(batches[i].num_tokens for i in with_rows))]
+        sums += [sum(counts[i][name] for i in with_rows) for name in counts[0]]
         num_tokens, *totals = self.ranks.all_reduce_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         denominators = dict(zip(counts[0], totals, strict=True))
         infinite = dict.fromkeys(denominators, math.inf)
-        batches = [replace(b, loss_denominators=denominators if i in real else infinite) for i, b in enumerate(batches)]
+        for i, batch in enumerate(batches):
+            batches[i] = replace(batch, loss_denominators=denominators if i in with_rows else infinite)
         return batches, int(num_tokens)
 
     def backward_micro_batches(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor], list[MethodState]]:
@@ -160,7 +166,9 @@ class Updater:
 
         The parts of a batch run in order, each on the detached state of the one before.
         """
-        total, terms, states = torch.zeros((), device=self.device), dict[str, Tensor](), list[MethodState]()
+        total = torch.zeros((), device=self.device)
+        terms: dict[str, Tensor] = {}
+        states: list[MethodState] = []
         for i, (batch, state) in enumerate(zip(batches, self.incoming_states(len(batches)), strict=True)):
             parts = batch.sequential_parts
             for j, part in enumerate(parts):
@@ -197,14 +205,21 @@ class Updater:
         """
         tensors = [t for state in states for t in state.tensors().values() if t.is_floating_point() and t.numel()]
         checks = [torch.where(t.isfinite().all(), 0.0, math.nan).to(loss) for t in tensors]
-        named = {"loss": loss, **terms} | ({"state": torch.stack(checks).sum()} if checks else {})
+        named = {"loss": loss, **terms}
+        if checks:
+            named["state"] = torch.stack(checks).sum()
         sums = self.ranks.all_reduce_sum(torch.stack(list(named.values())))
         values: list[float] = torch.cat([sums, norm.detach().to(sums).reshape(1)]).tolist()
         metrics = dict(zip([*named, "grad_norm"], values, strict=True))
-        return {name: value for name, value in metrics.items() if name != "state" or not math.isfinite(value)}
+        if math.isfinite(metrics.get("state", math.nan)):
+            del metrics["state"]
+        return metrics
 
-    def classify(self, metrics: Mapping[str, float]) -> str:
-        """Return an update's status: terms may be NaN, scaled gradients overflow while the scale can be lowered."""
+    def classify(self, metrics: Mapping[str, float]) -> UpdateStatus:
+        """Return the status of an update; single terms of its loss may be NaN.
+
+        Gradients that alone are not finite are an overflow as long as the float16 scale can be lowered.
+        """
         bad = [name for name in ("loss", "grad_norm", "state") if not math.isfinite(metrics.get(name, 0.0))]
         if bad == ["grad_norm"] and self.scaler.is_enabled() and self.scaler.get_scale() >= 1:
             return "overflow"
@@ -215,9 +230,10 @@ class Updater:
         if self.reset_pending:
             self.optimizer.state.clear()
             self.reset_pending = False
-        if limit := self.config.max_grad_norm:
+        max_norm = self.config.max_grad_norm
+        if max_norm:
             foreach = False if self.ranks.is_sharded else None  # one call cannot mix shards with whole scalars
-            torch.nn.utils.clip_grads_with_norm_(self.method.parameters(), limit, norm, foreach=foreach)
+            torch.nn.utils.clip_grads_with_norm_(self.method.parameters(), max_norm, norm, foreach=foreach)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(self.config, step, self.num_steps, self.num_warmup)
         try:

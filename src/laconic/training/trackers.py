@@ -15,14 +15,14 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class Tracker(Protocol):
-    """What `laconic.training.loop.train` sends metrics to; an object of one's own will do."""
+    """Receives the metrics of `laconic.training.loop.train`; any object with these methods can take its place."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Receive the metrics of an update; those of a validation are named "validation/NAME"."""
         ...
 
     def finish(self) -> None:
-        """Send what is left; called once, also when training fails or is interrupted."""
+        """Send the remaining metrics; called once, also when training fails or is interrupted."""
         ...
 
 
@@ -64,7 +64,7 @@ def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[st
     """Start tracking a run under the name of its directory; a resumed run continues its old record.
 
     A tracker takes its account, server or mode from its own environment variables. TensorBoard's files and those of
-    wandb are written inside the run; `project` is one of trackio or wandb, `config` the recipe.
+    wandb are written inside the run. `project` and `config`, the recipe, are sent to trackio and wandb only.
 
     Raises:
         ImportError: If the package is not installed.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunCli
+from tests.conftest import RunCli, check_refused
 from tests.tiny_recipes import TINY_RECIPE
 
 CODE = """from laconic import Kava, LatentThoughts
@@ -64,4 +64,4 @@ def test_audit_refuses_classes_that_it_cannot_follow(run_cli: RunCli, name: str,
     flags = ("--out", "run", f"method=own_audited:{name}", "train.steps=1")
     assert run_cli("train", "tiny.toml", *flags).code == 0
     audit = run_cli("audit", "run")
-    assert (audit.code, message in audit.err) == (2, True), audit.err
+    check_refused(audit, 2, message)

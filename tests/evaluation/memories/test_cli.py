@@ -18,7 +18,7 @@ from laconic.evaluation.memories import contexts, evaluate
 from laconic.evaluation.memories.contexts import KV_METHODS, build_kv_context
 from laconic.evaluation.memories.documents import load_probed_documents
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text
-from tests.conftest import RunCli, needs
+from tests.conftest import RunCli, check_refused, needs
 from tests.evaluation.pages import leave_out_images
 from tests.runs import train_tiny_run
 
@@ -242,12 +242,12 @@ def test_evaluate_memories_refuses(run_cli: RunCli, flags: tuple[object, ...], m
 def test_evaluate_memories_refuses_methods_for_compressors(run_cli: RunCli) -> None:
     for option in (("--fit", 2), ("--methods", "window")):
         result = run_cli("evaluate", "runs/autocompressor", *FLAGS, *option, "--device", "cpu")
-        assert (result.code, "--methods, --fit: only for models" in result.err) == (2, True)
+        check_refused(result, 2, "--methods, --fit: only for models")
 
 
 def test_report_of_a_model_without_results(run_cli: RunCli) -> None:
     result = run_cli("report", "stories260k", "--out", "none.html")
-    assert (result.code, "run laconic evaluate on it first" in result.err) == (66, True)
+    check_refused(result, 66, "run laconic evaluate on it first")
 
 
 def test_build_kv_context_counts_the_bytes_of_the_file(folder: Path, tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def compress_into_memory(
     if rule.name == "sample" and rule.uniforms is None:
         raise UsageError('stop rule "sample" needs `uniforms`, random numbers of shape [B, K]')
     model.check_fits(memory, input_ids.shape[1])
-    rows, before = attention_mask.any(1), memory
+    rows = attention_mask.any(1)
+    before = memory
     if not bool(rows.all()) and bool(rows.any()):
         before = replace(memory, metadata=None).select_rows(rows.nonzero()[:, 0])
         input_ids, attention_mask = input_ids[rows], attention_mask[rows]
@@ -140,7 +141,8 @@ def select_vectors(
         choices = torch.tensor(model.config.possible_lengths, device=attention_mask.device)
         best = model.summaries.length_logits(compressed.first_state).argmax(1)
         return model.select_vectors(compressed, attention_mask, choices[best])
-    a, stop_position = inference_stop_logits(model, compressed.summary_states), model.summaries.stop_position
+    stop_position = model.summaries.stop_position
+    a = inference_stop_logits(model, compressed.summary_states)
     if rule.name == "soft":
         valid = torch.ones_like(a, dtype=torch.bool) & attention_mask.any(1, keepdim=True)
         vectors = model.summaries.map_to_vectors(compressed.summary_states, compressed.last_embeds)
@@ -150,7 +152,8 @@ def select_vectors(
 
 def inference_stop_logits(model: SegmentModel, z: Float[Tensor, "B t D"]) -> Float[Tensor, "B t"]:
     """Compute the stop logits at the first t summary positions, minus infinity where a stop is not allowed."""
-    a, t = model.summaries.stop_logits(model.decoder, z), z.shape[1]
+    t = z.shape[1]
+    a = model.summaries.stop_logits(model.decoder, z)
     padded = F.pad(a, (0, model.config.fixed_length - t))
     return mask_disallowed_stops(padded, model.config.possible_lengths, model.summaries.stop_position)[:, :t]
 

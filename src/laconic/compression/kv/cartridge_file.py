@@ -18,7 +18,8 @@ from laconic.storage import atomic
 from laconic.storage.safetensors_header import read_safetensors_header
 from laconic.storage.strict_json import read_foreign_json
 
-CONFIG_FILE, WEIGHTS_FILE, TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+TENSOR = "prompt_embeddings"
 DIGEST = "digest"  # key of the header's metadata, which peft ignores
 MAX_SLOTS = 1 << 20
 
@@ -95,5 +96,6 @@ def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetad
     M = len(pairs)
     keys_and_values = pairs.view(M, L, 2, G, E).permute(1, 2, 3, 0, 4)[:, :, None]  # [L, 2, 1, G, M, E]
     positions = torch.arange(M, device=pairs.device)[None]
-    keys, values = (tuple(keys_and_values[:, i].contiguous()) for i in (0, 1))
+    keys = tuple(keys_and_values[:, 0].contiguous())
+    values = tuple(keys_and_values[:, 1].contiguous())
     return KVMemory.from_cache(KVCache(keys, values, positions, torch.ones_like(positions, dtype=torch.bool)), metadata)

@@ -177,12 +177,13 @@ def compress_document(
     if not row:
         raise UsageError("the document has no tokens; give text")
     check_ids([row], decoder.config.vocab_size)
-    device = decoder.token_embedding.weight.device
-    ids = torch.tensor([row], dtype=torch.long, device=device)
+    ids = torch.tensor([row], dtype=torch.long, device=decoder.token_embedding.weight.device)
     longest = compute_window_tokens(decoder, config.method, repeat_prompt, measures_loss=config.max_loss is not None)
     windows = split_windows(decoder, ids, longest)
-    total, ends = config.num_slots(ids.shape[1]), list(accumulate(window.shape[1] for window in windows))
-    shares = [total * end // ids.shape[1] for end in (0, *ends)]
+    # each window gets its share of the slots, rounded so that they add up
+    total = config.num_slots(ids.shape[1])
+    ends = accumulate((window.shape[1] for window in windows), initial=0)
+    shares = [total * end // ids.shape[1] for end in ends]
     slots = [max(1, end - start) for start, end in pairwise(shares)]
     if len(windows) > 1:  # checked before reading, which may take hours
         hint = f"give a text of at most {longest:,} tokens, which is read in one window"
@@ -203,7 +204,9 @@ def compress_document(
     ]
     to_read = sum(count_positions(decoder, *pair) for pair in zip(windows, rankings, strict=True))
     reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, to_read)))
-    memories, measured, probes_of_windows = list[KVMemory](), list[dict[str, Any]](), list[LossProbes]()
+    memories: list[KVMemory] = []
+    measured: list[dict[str, Any]] = []
+    probes_of_windows: list[LossProbes] = []
     for index, (window, ranking) in enumerate(zip(windows, rankings, strict=True)):
         memory = rank_document(reader, window, ranking)
         if config.max_loss is None:
@@ -229,8 +232,8 @@ def compress_document(
 
 def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> list[Int[Tensor, "1 n"]]:
     """Split a document into windows of nearly equal size, of `longest` tokens at most."""
-    N, config = ids.shape[1], decoder.config
-    sliding = min((window for window in config.sliding_windows if window is not None), default=None)
+    N = ids.shape[1]
+    sliding = min((window for window in decoder.config.sliding_windows if window is not None), default=None)
     if sliding is not None and sliding < N:
         raise UsageError(f"{N:,} tokens, but layers attend to the last {sliding:,} only; give at most that many")
     return list(ids.tensor_split(-(-N // longest), 1))
@@ -244,12 +247,15 @@ def compute_window_tokens(
     What is repeated after it has to fit too: pieces for KVzip, passages if the loss is measured.
     """
     context = decoder.config.max_position_embeddings
-    repeated = max(repeat_tokens(decoder) * (method == "kvzip"), PASSAGE_TOKENS * measures_loss)
+    repeated = PASSAGE_TOKENS if measures_loss else 0
+    if method == "kvzip":
+        repeated = max(repeated, repeat_tokens(decoder))
     return max(1, context - repeated - PREVIOUS_TOKENS - sum(map(len, repeat_prompt))) if repeated else context
 
 
 def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:
-    total, context = sum(slots), decoder.config.max_position_embeddings
+    total = sum(slots)
+    context = decoder.config.max_position_embeddings
     if total > context:
         raise UsageError(
             f"{num_tokens:,} tokens in {len(slots)} windows leave {total:,} slots, more than the context of "

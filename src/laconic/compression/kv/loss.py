@@ -90,15 +90,18 @@ def find_smallest_memory(
     bound, and what was measured.
     """
     full = measure_document_loss(decoder, memory.to_cache(), probes)
-    low, high, best, loss = max(1, int(memory.M * SMALLEST_SHARE)), memory.M, memory, full
-    trials, slots = list[dict[str, float]](), low
+    best, loss = memory, full
+    low, high = max(1, int(memory.M * SMALLEST_SHARE)), memory.M
+    slots = low
+    trials: list[dict[str, float]] = []
     while high > low:
         on_measure(slots)
         candidate = memory.keep_top_slots(slots)
         measured = measure_document_loss(decoder, candidate.to_cache(), probes)
         trials.append({"slots": slots, "loss": measured.mean})
         if measured.mean - full.mean <= max_loss:
-            high, best, loss = slots, candidate, measured
+            high = slots
+            best, loss = candidate, measured
         else:
             low = slots
         if high <= low * SIZE_PRECISION or high - low <= 1:

@@ -68,7 +68,8 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
     metadata: KVMemoryMetadata | None = None
 
     def __repr__(self) -> str:
-        tokens, slots = list(map(int, self.num_tokens)), [round(float(n), 1) for n in self.num_slots]
+        tokens = list(map(int, self.num_tokens))
+        slots = [round(float(n), 1) for n in self.num_slots]
         L, _, G = self.slots.shape
         return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
 
@@ -91,13 +92,13 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
             return x.expand(L, cache.B, G, -1)[is_head_valid.expand(L, -1, -1, -1)]
 
         return cls(
-            tuple(k.flatten(0, 2) if all_valid else k[is_head_valid] for k in cache.keys),
-            tuple(v.flatten(0, 2) if all_valid else v[is_head_valid] for v in cache.values),
-            pack(cache.positions[:, None]),
-            pack(torch.arange(cache.S - 1, -1, -1, device=cache.valid.device)),
-            cache.valid.sum(1)[:, None].repeat(L, 1, G),
-            cache.next_position,
-            metadata,
+            keys=tuple(k.flatten(0, 2) if all_valid else k[is_head_valid] for k in cache.keys),
+            values=tuple(v.flatten(0, 2) if all_valid else v[is_head_valid] for v in cache.values),
+            positions=pack(cache.positions[:, None]),
+            ranks=pack(torch.arange(cache.S - 1, -1, -1, device=cache.valid.device)),
+            slots=cache.valid.sum(1)[:, None].repeat(L, 1, G),
+            num_tokens=cache.next_position,
+            metadata=metadata,
         )
 
     @property
@@ -182,30 +183,33 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         """Return the KV cache that a decoder or `laconic.generate` continues from, of as many bytes as the memory.
 
         For one document it shares the memory's keys and values. A document whose heads have different numbers of slots
-        becomes a KV prefix. Otherwise the cache has one position per slot for all heads, which only determines where
-        the next token stands: the largest of the heads, and `num_tokens` - 1 in the last slot.
+        becomes a KV prefix. Otherwise the cache has one position per slot for all heads: the largest of the heads, and
+        `num_tokens` - 1 in the last slot. These positions only decide where the next token stands.
         """
-        rows = [self.select_rows([row]) for row in range(self.B)] if self.B != 1 else [self]
-        caches = [memory._to_dense_cache() if memory.has_equal_heads else memory.to_prefix_cache() for memory in rows]
-        return caches[0] if len(caches) == 1 else KVCache.concat_rows(*caches)
+        if self.B != 1:
+            return KVCache.concat_rows(*(self.select_rows([row]).to_cache() for row in range(self.B)))
+        return self._to_dense_cache() if self.has_equal_heads else self.to_prefix_cache()
 
     def _to_dense_cache(self) -> KVCache:
         """Return the cache of one document whose heads have equally many slots."""
-        (L, _, G), M = self.slots.shape, self.M
-        keys, values = (tuple(x.view(1, G, M, x.shape[1]) for x in tensors) for tensors in (self.keys, self.values))
+        L, _, G = self.slots.shape
+        M = self.M
+        keys = tuple(k.view(1, G, M, k.shape[1]) for k in self.keys)
+        values = tuple(v.view(1, G, M, v.shape[1]) for v in self.values)
         positions = self.positions.view(L, 1, G, M).amax((0, 2))
         positions = torch.cat([positions[:, : M - 1], self.num_tokens[:, None] - 1], 1)
         return KVCache(keys, values, positions, torch.ones_like(positions, dtype=torch.bool))
 
     def to_prefix_cache(self) -> KVCache:
         """Return the cache of one document with a KV prefix and no slots."""
-        (L, _, G), E = self.slots.shape, self.keys[0].shape[1]
+        L, _, G = self.slots.shape
         sizes = tuple(tuple(to_ints(layer)) for layer in self.slots[:, 0])
         prefix = KVPrefix(
             tuple(k[None] for k in self.keys), tuple(v[None] for v in self.values), (), self.num_tokens, sizes
         )
-        nothing, positions = (self.keys[0].new_empty(1, G, 0, E),) * L, self.num_tokens.new_empty(1, 0)
-        return KVCache(nothing, nothing, positions, positions.bool(), prefix)
+        no_slots = (self.keys[0].new_empty(1, G, 0, self.keys[0].shape[1]),) * L
+        no_positions = self.num_tokens.new_empty(1, 0)
+        return KVCache(no_slots, no_slots, no_positions, no_positions.bool(), prefix)
 
     def keep_top_slots(self, num_slots: int) -> "KVMemory":
         """Keep the most important slots: `num_slots` per head, on average over heads if the ranks compare heads.
@@ -219,7 +223,8 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         is_top = self.ranks < num_slots
         if bool(is_top.all()):
             return self
-        layers, counts = self.split_layers(is_top), [head.sum() for head in self.split_heads(is_top)]
+        layers = self.split_layers(is_top)
+        counts = [head.sum() for head in self.split_heads(is_top)]
         return replace(
             self,
             keys=tuple(k[top] for k, top in zip(self.keys, layers, strict=True)),
@@ -277,12 +282,8 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
     def concat_documents(config: DecoderConfig, *memories: "KVMemory") -> "KVMemory":
         """Concatenate memories of the same rows: each document follows the one before it at consecutive positions.
 
-        Keys are rotated on to their new positions, which RoPE allows without error beyond rounding. The documents were
-        read apart, so no document has seen those before it.
-
-        Args:
-            config: Architecture of the decoder that wrote the memories.
-            memories: At least one, in order.
+        Keys are rotated on to their new positions, which RoPE of the decoder's `config` allows without error beyond
+        rounding. The documents were read apart, so no document has seen those before it in `memories`.
 
         Raises:
             UsageError: If the shapes differ, or if the architecture's keys cannot be moved.
@@ -290,10 +291,11 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         """
         check_type("config", config, DecoderConfig, "the decoder's, as in concat_documents(decoder.config, *memories)")
         first = KVMemory.check_joinable("concat_documents", memories, equal_rows=True)
-        moved, start = list[KVMemory](), torch.zeros_like(first.num_tokens)
-        for memory in memories:
-            end, positions = start + memory.num_tokens, memory.positions + start[memory.row_index]
-            moved.append(memory.move_slots(config, positions, end) if moved else memory)
+        moved = [first]  # which stays at its positions
+        start = first.num_tokens
+        for memory in memories[1:]:
+            end = start + memory.num_tokens
+            moved.append(memory.move_slots(config, memory.positions + start[memory.row_index], end))
             start = end
         known = [memory.metadata for memory in memories if memory.metadata is not None]
         sizes = [m.num_ranks for m in moved]
@@ -345,8 +347,9 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> "KVMemory":
         """Build a memory with `metadata` from the `tensors` of a file, which have the names that `tensors` returns."""
-        keys, values = (tuple(tensors[f"{kind}.{i}"] for i in range(metadata.layers)) for kind in ("keys", "values"))
-        positions, ranks = (tensors[name].long() for name in ("positions", "ranks"))
+        keys = tuple(tensors[f"keys.{i}"] for i in range(metadata.layers))
+        values = tuple(tensors[f"values.{i}"] for i in range(metadata.layers))
+        positions, ranks = tensors["positions"].long(), tensors["ranks"].long()
         return cls(keys, values, positions, ranks, tensors["slots"], tensors["num_tokens"], metadata)
 
 

@@ -57,16 +57,20 @@ class KVMemoryMetadata(BaseMetadata):
         return replace(parts[0], documents=tuple(rows), measured={})
 
     def first_invalid_tensor(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Check the tensors: keys and values hold the slots in use of all documents and heads of a layer, one after the
-        other; `slots` [L, B, G] counts them.
+        """Return the name of the first tensor that is missing, unknown or inconsistent; None if all are good.
+
+        Keys and values of a layer hold the slots in use of all documents and heads, one after the other; `slots`
+        [L, B, G] counts them.
         """
         layers = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(self.layers)]
         dtypes = {"positions": torch.int32, "ranks": torch.int32, "slots": torch.long, "num_tokens": torch.long}
         bad = min(tensors.keys() ^ {*layers, *dtypes}, default=None)
-        bad = bad or next((name for name, dtype in dtypes.items() if tensors[name].dtype != dtype), None)
+        if bad is None:
+            bad = next((name for name, dtype in dtypes.items() if tensors[name].dtype != dtype), None)
         if bad is not None:
             return bad
-        L, B, slots = self.layers, len(self.documents), tensors["slots"]
+        L, B = self.layers, len(self.documents)
+        slots = tensors["slots"]
         if tuple(slots.shape) != (L, B, self.kv_heads) or not slots.numel() or bool((slots < 0).any()):
             return "slots"
         shapes: dict[str, tuple[int, ...]] = {"num_tokens": (B,)}

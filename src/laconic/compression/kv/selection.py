@@ -41,13 +41,13 @@ class RepeatPrompt(NamedTuple):
     later: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
 
-    def build(self, ids: Int[Tensor, "1 N"], start: int, stop: int, first: int = 0) -> Int[Tensor, "1 T"]:
+    def build(self, ids: Int[Tensor, "1 N"], start: int, stop: int, begin: int = 0) -> Int[Tensor, "1 T"]:
         """Return the ids of the request and of the piece from `start` to `stop` that the model repeats.
 
-        The piece that begins at `first`, the first token that is repeated at all, is the first.
+        The tokens before `begin` are never repeated, so the piece that starts there is the first.
         """
-        quoted = ids[:, max(first, start - PREVIOUS_TOKENS) : start]
-        request = torch.tensor([self.first if start == first else self.later], dtype=torch.long, device=ids.device)
+        quoted = ids[:, max(begin, start - PREVIOUS_TOKENS) : start]
+        request = torch.tensor([self.first if start == begin else self.later], dtype=torch.long, device=ids.device)
         suffix = torch.tensor([self.suffix], dtype=torch.long, device=ids.device)
         return torch.cat([request, quoted, suffix, ids[:, start:stop]], 1)
 
@@ -56,10 +56,11 @@ NO_REPEAT_PROMPT = RepeatPrompt()
 
 
 class DocumentReader:
-    """Reads ids with a decoder, `READ_TOKENS` per pass, counts the positions, and tells `on_read` their number."""
+    """Reads ids with a decoder, `READ_TOKENS` per pass; calls `on_read` with the number of positions read so far."""
 
     def __init__(self, decoder: Decoder, on_read: Callable[[int], None] | None = None) -> None:
-        self.decoder, self.on_read, self.positions = decoder, on_read, 0
+        self.decoder, self.on_read = decoder, on_read
+        self.positions = 0
 
     def read(
         self,
@@ -118,7 +119,8 @@ def rank_document(reader: DocumentReader, ids: Int[Tensor, "1 N"], ranking: Rank
 
 def score_cache(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache, ranking: Ranking) -> LayerScores:
     """Return the scores of the methods that need no queries of the document."""
-    (L, G, _), N = cache.shape_summary, ids.shape[1]
+    L, G, _ = cache.shape_summary
+    N = ids.shape[1]
     if ranking.method == "kvzip":
         return score_repetition(reader, ids, cache, ranking)
     if ranking.method == "knorm":
@@ -126,19 +128,20 @@ def score_cache(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache,
     if ranking.method == "random":
         layer, head, key = np.ogrid[:L, :G, :N]
         return torch.tensor(uniform(ranking.seed, layer, head, key), device=ids.device)[:, None]
+    # "window": the later a token, the higher its score; also SnapKV and R-KV of a single token, which observe no query
     return torch.arange(N, device=ids.device, dtype=torch.float32).expand(L, 1, G, N)
 
 
 def score_observed_attention(reader: DocumentReader, ids: Int[Tensor, "1 N"]) -> tuple[KVCache, LayerScores]:
     """Return the mean attention to each key, over the queries of the document that see it (HH1)."""
-    config, N = reader.decoder.config, ids.shape[1]
-    shape = (config.num_hidden_layers, 1, config.num_key_value_heads, N)
-    total = torch.zeros(shape, device=ids.device)
+    config = reader.decoder.config
+    N = ids.shape[1]
+    total = torch.zeros(config.num_hidden_layers, 1, config.num_key_value_heads, N, device=ids.device)
 
     def observe(output: DecoderOutput) -> None:
         for i, k in enumerate(output.cache.keys):
-            q, scale = output.activations[f"q_rot.{i}"], reader.decoder.attention_scale(i)
-            total[i, ..., : k.shape[2]] += kv_scores.accumulated_attention(q, k, scale)
+            q = output.activations[f"q_rot.{i}"]
+            total[i, ..., : k.shape[2]] += kv_scores.accumulated_attention(q, k, reader.decoder.attention_scale(i))
 
     cache = reader.read(ids, None, ("q_rot",), observe)
     return cache, total / torch.arange(N, 0, -1, device=ids.device)
@@ -166,23 +169,25 @@ def score_expected_attention(
 
     The sinks are left out of the statistics and of the softmax, because their queries and keys are outliers.
     """
-    decoder, (_, N) = reader.decoder, ids.shape
-    config, start = decoder.config, min(num_sinks, N - 1)
+    decoder = reader.decoder
+    config = decoder.config
+    N = ids.shape[1]
+    start = min(num_sinks, N - 1)
     L, H, E = config.num_hidden_layers, config.num_attention_heads, config.head_dim
-    first = torch.zeros(L, 1, H, E, dtype=torch.float64, device=ids.device)  # float64: the moments nearly cancel
-    second = torch.zeros(L, 1, H, E, E, dtype=torch.float64, device=ids.device)
+    sum_q = torch.zeros(L, 1, H, E, dtype=torch.float64, device=ids.device)  # float64: the moments nearly cancel
+    sum_qq = torch.zeros(L, 1, H, E, E, dtype=torch.float64, device=ids.device)
 
     def observe(output: DecoderOutput) -> None:
         T = output.hidden_states.shape[1]
         skipped = max(0, start - (output.cache.S - T))
         for i in range(L):
             q = output.activations[f"q.{i}"][:, :, skipped:].double()
-            first[i] += q.sum(2)
-            second[i] += q.transpose(-1, -2) @ q
+            sum_q[i] += q.sum(2)
+            sum_qq[i] += q.transpose(-1, -2) @ q
 
     cache = reader.read(ids, None, ("q",), observe)
-    mean = first / (N - start)
-    covariance = second / (N - start) - mean[..., None] * mean[..., None, :]
+    mean = sum_q / (N - start)
+    covariance = sum_qq / (N - start) - mean[..., None] * mean[..., None, :]
     dtype = kv_scores.accumulation_dtype(cache.keys[0].dtype)
     mean, covariance = mean.to(dtype), covariance.to(dtype)
     scores = torch.zeros(L, *cache.keys[0].shape[:3], dtype=dtype, device=ids.device)
@@ -213,11 +218,8 @@ class RepeatedPrefix(KVPrefix):
 
     def heads(self, layer: int) -> list[PrefixHead]:
         """Return the heads of a layer, which attend by themselves."""
-        heads = super().heads(layer)
-        return [
-            h._replace(attend=partial(self.attend, scores))
-            for h, scores in zip(heads, self.scores[layer, 0], strict=True)
-        ]
+        pairs = zip(super().heads(layer), self.scores[layer, 0], strict=True)
+        return [head._replace(attend=partial(self.attend, scores)) for head, scores in pairs]
 
     def attend(
         self, scores: Float[Tensor, " N"], q: Tensor, k: Tensor, v: Tensor, scale: float, mask: object, dropout: float
@@ -226,8 +228,8 @@ class RepeatedPrefix(KVPrefix):
         others = None
         if self.piece.stop - self.piece.start < len(scores):
             key = torch.arange(k.shape[2], device=k.device)
-            is_counted = (key < self.num_sinks) | (key >= self.piece.start) & (key < self.piece.stop)
-            others = ~is_counted & (key < len(scores))
+            is_in_piece = (key >= self.piece.start) & (key < self.piece.stop)
+            others = (key < len(scores)) & ~is_in_piece & (key >= self.num_sinks)
         context, best = kv_scores.attend_and_score(q, k, v, scale, self.piece, others)
         scores[self.piece] = torch.maximum(scores[self.piece], best[0])
         return context
@@ -238,22 +240,24 @@ def score_repetition(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVC
 
     The cache is a KV prefix of the repetition, so that no pass copies it.
     """
-    (L, G, _), N, decoder = cache.shape_summary, cache.S, reader.decoder
+    L, G, _ = cache.shape_summary
+    N = cache.S
     scores = torch.zeros(L, 1, G, N, dtype=kv_scores.accumulation_dtype(cache.keys[0].dtype), device=ids.device)
-    first, document = min(ranking.prefix_tokens, N - 1), KVMemory.from_cache(cache).to_prefix_cache()
+    begin = min(ranking.prefix_tokens, N - 1)
+    document = KVMemory.from_cache(cache).to_prefix_cache()
     assert document.prefix is not None
-    for piece, stop in iter_pieces(decoder, N, first):
-        start = 0 if piece == first else piece  # a prefix is scored with the first piece
+    for piece, stop in iter_pieces(reader.decoder, N, begin):
+        start = 0 if piece == begin else piece  # a prefix is scored with the first piece
         sinks = min(ranking.num_sinks, start)
         prefix = RepeatedPrefix(**vars(document.prefix), piece=slice(start, stop), num_sinks=sinks, scores=scores)
-        reader.read(ranking.repeat_prompt.build(ids, piece, stop, first), replace(document, prefix=prefix))
+        reader.read(ranking.repeat_prompt.build(ids, piece, stop, begin), replace(document, prefix=prefix))
     return scores
 
 
-def iter_pieces(decoder: Decoder, N: int, first: int) -> Iterator[tuple[int, int]]:
-    """Yield beginning and end of each piece that KVzip has repeated, from the token `first` on."""
+def iter_pieces(decoder: Decoder, N: int, begin: int) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of each piece that KVzip has repeated, from the token `begin` on."""
     size = repeat_tokens(decoder)
-    return ((start, min(start + size, N)) for start in range(first, N, size))
+    return ((start, min(start + size, N)) for start in range(begin, N, size))
 
 
 def count_positions(decoder: Decoder, ids: Int[Tensor, "1 N"], ranking: Ranking) -> int:
@@ -261,9 +265,9 @@ def count_positions(decoder: Decoder, ids: Int[Tensor, "1 N"], ranking: Ranking)
     N = ids.shape[1]
     if ranking.method != "kvzip":
         return N
-    first = min(ranking.prefix_tokens, N - 1)
-    pieces = iter_pieces(decoder, N, first)
-    return N + sum(ranking.repeat_prompt.build(ids, *piece, first).shape[1] for piece in pieces)
+    begin = min(ranking.prefix_tokens, N - 1)
+    pieces = iter_pieces(decoder, N, begin)
+    return N + sum(ranking.repeat_prompt.build(ids, start, stop, begin).shape[1] for start, stop in pieces)
 
 
 def repeat_tokens(decoder: Decoder) -> int:

@@ -63,11 +63,7 @@ def score_languages(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricS
     """Return whether all sets of a string are correct, overall and by length, and the share of sets."""
     n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), int(correct.sum())
     low, is_correct = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
-    return {
-        OVERALL: (is_correct, 1),
-        f"length {low}-{low + LENGTH_BIN - 1}": (is_correct, 1),
-        "positions": (hits, n),
-    }
+    return {OVERALL: (is_correct, 1), f"length {low}-{low + LENGTH_BIN - 1}": (is_correct, 1), "positions": (hits, n)}
 
 
 def score_needle(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:

@@ -137,14 +137,12 @@ class ChatSession:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def reply(self, text: str, config: GenerationConfig = GREEDY) -> Generation:
-        """Add a user message, generate the reply and add it.
+        """Add `text` as a user message, generate the reply and add it.
 
         An error or interruption leaves the conversation as it was. A reply that `config.on_token` cancels is added as
         far as it goes.
 
-        Args:
-            text: The user message.
-            config: Length, sampling and callbacks; `max_tokens` is lowered to what fits the context.
+        `max_tokens` of the `config` is lowered to what fits the context.
 
         Returns:
             The reply; its `num_prompt_tokens` are the tokens that were read for it.

@@ -167,10 +167,7 @@ class TextCompressor:
         memory.save(path)
 
     def load_memory(self, path: str | Path) -> SummaryMemory:
-        """Read a memory that this model may read, with the decoder's dtype and device.
-
-        Args:
-            path: File that `save` or `laconic compress` wrote.
+        """Read a file of `save` or `laconic compress` that this model may read, with the decoder's dtype and device.
 
         Raises:
             CorruptArtifactError: If the file is damaged or was written for other weights.
@@ -200,11 +197,9 @@ class TextCompressor:
         return MemoryPrompts(ids, cache, None if positions is None else positions[:, -1] + 1 - mask.sum(1))
 
     def prompt_embeddings(self, memory: SummaryMemory, prompt: str | None = None) -> Float[Tensor, "T D"]:
-        """Return the embeddings of a memory of one text and a prompt, as servers take them (vLLM: `prompt_embeds`).
+        """Return the embeddings of a `memory` of one text and a `prompt`, if any, as servers take them.
 
-        Args:
-            memory: Memory of one text.
-            prompt: Text that follows; None for the memory alone.
+        In vLLM they are `prompt_embeds`.
 
         Raises:
             UsageError: If the memory has several texts or positions that are not consecutive, which a server gives to

@@ -29,10 +29,7 @@ from laconic.models.modes import eval_no_grad
 
 
 def compress_documents(
-    model: SegmentModel,
-    document_ids: Int[Tensor, "B Nd"],
-    document_mask: Bool[Tensor, "B Nd"],
-    segment_tokens: int,
+    model: SegmentModel, document_ids: Int[Tensor, "B Nd"], document_mask: Bool[Tensor, "B Nd"], segment_tokens: int
 ) -> SummaryMemory:
     """Compress documents into K summary vectors per segment; gradients flow through all of them."""
     memory, K = model.empty_memory(len(document_ids)), model.config.fixed_length

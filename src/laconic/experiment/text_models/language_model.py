@@ -149,10 +149,7 @@ class LanguageModel:
         return load_kv_memories(path, self.decoder, self.tokenizer)
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as a Hugging Face folder, which transformers and `laconic.load` read.
-
-        Args:
-            folder: Must not exist, or be empty.
+        """Write the model as a Hugging Face folder, new or empty, which transformers and `laconic.load` read.
 
         Raises:
             BusyError: If the folder is not empty.

@@ -162,11 +162,9 @@ class NestedTextModel:
         return self.sign(job.finish([[self.token_stream(name, [text], is_new) for name, text in named_texts]]))
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | str | Path | None = None) -> FastWeightState:
-        """Read one text that arrives in chunks, of any total length, into a state of one row.
+        """Read one text that arrives in `chunks` of any size, of any total length, into a state of one row.
 
-        Args:
-            chunks: The text, in pieces of any size.
-            state: State of one row to continue from, or its file; None for the initial one.
+        `state` is the one to continue from, or its file; None for the initial one.
         """
         job = self.start_reading(self.open_state(state))
         return self.sign(job.finish([[self.token_stream("stream", chunks, state is None)]]))

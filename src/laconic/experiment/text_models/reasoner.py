@@ -232,11 +232,9 @@ class Reasoner:
         return replace(decoding, jacobi_tolerance=self.jacobi_tolerance, tokenizer=tokenizer)
 
     def compress(self, texts: Sequence[str], *, names: Sequence[str] = ()) -> SummaryMemory:
-        """Compress documents into summary vectors, for `generate` and `think`; `memory.save(path)` stores them.
+        """Compress documents, one per row, into summary vectors for `generate` and `think`.
 
-        Args:
-            texts: The documents; one row of the memory is written for each.
-            names: Names stored in the memory's metadata.
+        The metadata of the memory has their `names`; `memory.save(path)` stores it. `texts` are the documents.
 
         Raises:
             UsageError: If the run's recipe has no table [compression], or a document does not fit the model.
@@ -281,11 +279,7 @@ class Reasoner:
 
     @torch.no_grad()
     def think(self, question: str, *, memory: Memory | str | Path | None = None) -> Thoughts:
-        """Compute the latents that the answer to a question follows.
-
-        Args:
-            question: The question.
-            memory: What the question is about, as for `read_memory`: of one text.
+        """Compute the latents that the answer to a `question` follows; `memory`, of one text, is as for `read_memory`.
 
         Raises:
             UsageError: If the method has no latents, or this step of the run has none yet; or as `read_memory`.

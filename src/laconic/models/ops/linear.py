@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
-MODULES: Any = nn.modules.module
-DISPATCH: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+NN_MODULE: Any = nn.modules.module
+TORCH_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 ONEDNN: Any = torch.ops.mkldnn  # private like the packed weights of generation.static_cache
 MIN_ROWS = 8  # for fewer rows oneDNN gains little or loses
 CPU_INFO = Path("/proc/cpuinfo")
@@ -54,7 +54,8 @@ def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
 
 def multiply(x: Float[Tensor, "N in"], weight: Float[Tensor, "out in"], bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b without gradients, by oneDNN if that is faster; both may be transposed views."""
-    if can_use_onednn(x, weight) and not DISPATCH._len_torch_dispatch_stack():  # modes that count know F.linear
+    # FlopCounterMode counts F.linear, but does not know oneDNN's operator
+    if can_use_onednn(x, weight) and not TORCH_C._len_torch_dispatch_stack():
         return ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
@@ -104,7 +105,7 @@ def apply_linear(module: nn.Module, x: Float[Tensor, "*rows in"]) -> Float[Tenso
 def is_unmodified(module: nn.Module) -> bool:
     """Return whether calling a module does what its class says: it has no hooks and no `forward` of its own."""
     hooks = any(getattr(module, attribute) for attribute in HOOK_ATTRIBUTES)
-    return not (hooks or "forward" in vars(module) or MODULES._has_any_global_hook())
+    return not (hooks or "forward" in vars(module) or NN_MODULE._has_any_global_hook())
 
 
 # What blocks, heads and levels call: chosen once, so that other processors pay nothing.

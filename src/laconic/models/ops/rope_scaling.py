@@ -33,7 +33,8 @@ def dynamic_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) ->
 
 def llama3_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
     """Eq. C4d: divide low frequencies by f, keep high ones, interpolate between the two; a = 1."""
-    omega, low, high = frequencies(rope.theta, E, longest.device), rope.low_freq_factor, rope.high_freq_factor
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    omega = frequencies(rope.theta, E, longest.device)
     wave = 2 * math.pi / omega
     s = (rope.pretrained_positions / wave - low) / (high - low)
     between = (1 - s) * omega / rope.scaling_factor + s * omega
@@ -51,7 +52,7 @@ def yarn_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> Sc
     if rope.truncate:
         lo, hi = math.floor(lo), math.ceil(hi)
     lo, hi = max(lo, 0), min(hi, E - 1)
-    hi = hi + 0.001 if lo == hi else hi
+    hi = hi + 0.001 if lo == hi else hi  # as in transformers: no division by 0
     ramp = ((torch.arange(E // 2, device=longest.device).float() - lo) / (hi - lo)).clamp(0, 1)
     wave = rope.theta ** (torch.arange(0, E, 2, device=longest.device).float() / E)
     extrapolated = 1 - ramp  # same order of operations as transformers, for bit equality

@@ -20,11 +20,13 @@ RowFn = Callable[[Tensor, Tensor], Scores]
 
 
 def get_chunk_size(logits: Float[Tensor, "1 V"]) -> int:
-    """Return the number of rows in a chunk, from the logits of a detached row; if the head is trained, they have a
-    gradient.
+    """Return the number of rows in a chunk, from the logits of one row of detached hidden states.
+
+    These logits require a gradient only if the head is trained.
     """
-    size = (MAX_CHUNK_LOGITS if logits.device.type == "cpu" else MAX_CHUNK_LOGITS_GPU) // logits.shape[-1]
-    return max(1, size * TRAINED_HEAD_FACTOR if logits.requires_grad else size)
+    max_logits = MAX_CHUNK_LOGITS if logits.device.type == "cpu" else MAX_CHUNK_LOGITS_GPU
+    factor = TRAINED_HEAD_FACTOR if logits.requires_grad else 1
+    return max(1, max_logits // logits.shape[-1] * factor)
 
 
 def run_in_chunks(
@@ -50,20 +52,22 @@ class GradientWithLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, function: RowFn, hidden_states: Tensor, labels: Tensor, size: int) -> Scores:
-        gradient, nats, is_correct = torch.empty_like(hidden_states), list[Tensor](), list[Tensor]()
+        gradient = torch.empty_like(hidden_states)
+        nats: list[Tensor] = []
+        is_correct: list[Tensor] = []
         for start in range(0, len(labels), size):
             chunk = slice(start, start + size)
             with torch.enable_grad():
                 rows = hidden_states[chunk].detach().requires_grad_()
                 # a view, as the hooks of FlopCounterMode on the head cannot take a leaf of autograd.grad
-                chunk_nats, right = function(rows.view_as(rows), labels[chunk])
+                chunk_nats, chunk_correct = function(rows.view_as(rows), labels[chunk])
                 (gradient[chunk],) = torch.autograd.grad(chunk_nats.sum(), rows)
             nats.append(chunk_nats.detach())
-            is_correct.append(right)
+            is_correct.append(chunk_correct)
         ctx.save_for_backward(gradient)
-        right = torch.cat(is_correct)
-        ctx.mark_non_differentiable(right)
-        return torch.cat(nats), right
+        all_correct = torch.cat(is_correct)
+        ctx.mark_non_differentiable(all_correct)
+        return torch.cat(nats), all_correct
 
     @staticmethod
     @once_differentiable

@@ -42,5 +42,5 @@ def find_real_tokens(mask: Bool[Tensor, "B T"], captured: frozenset[str]) -> Rea
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not captured <= PADDED_ACTIVATIONS:
         return None
     places = mask.flatten().nonzero()[:, 0]
-    worthwhile = 0 < len(places) <= (1 - MIN_PADDING) * mask.numel()
-    return RealTokens(places, *mask.shape) if worthwhile else None
+    is_worthwhile = 0 < len(places) <= (1 - MIN_PADDING) * mask.numel()
+    return RealTokens(places, *mask.shape) if is_worthwhile else None

@@ -107,8 +107,10 @@ def _scan_aligned(
     params: CMSParams, levels: LevelStates, x: Vectors, lengths: tuple[int, ...] | None, gradient_mode: GradientMode
 ) -> tuple[Vectors, LevelStates]:
     """Read rows at the same offset, up to the next boundary of any level at a time."""
-    T, T_valid = x.shape[1], x.shape[1] if lengths is None else max(lengths)
-    valid, longest = build_valid_mask(lengths, T, x.device), 0 if lengths is None else lengths.index(T_valid)
+    T = x.shape[1]
+    T_valid = T if lengths is None else max(lengths)
+    longest = 0 if lengths is None else lengths.index(T_valid)  # the row with the most tokens
+    valid = build_valid_mask(lengths, T, x.device)
     outputs: list[Tensor] = []
     a = 0
     while a < T_valid:
@@ -234,7 +236,8 @@ class CMS(nn.Module):
         levels = require_levels(state)
         if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
             return forward_levels(params, levels, x)[0], state
-        tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
+        tokens = pack_left(x, attention_mask)
+        gradient_mode = GradientMode(outer_gradient, truncate_after)
         groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
         results: list[tuple[Vectors, LevelStates]] = []
         for rows in groups:

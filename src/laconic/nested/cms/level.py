@@ -152,7 +152,8 @@ def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
 
 def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:
     """Return the state of a level that has read nothing."""
-    o, sizes = shape.options, {name: shape.projection_shape(name) for name in shape.projections}
+    o = shape.options
+    sizes = {name: shape.projection_shape(name) for name in shape.projections}
     empty: dict[str, WeightChange] = {name: zero_change(B, *size, like) for name, size in sizes.items()}
     moments: dict[str, Tensor] = {}
     if o.inner_optimizer in ("momentum", "delta_momentum", "muon"):
@@ -199,9 +200,11 @@ def linear_map(
 ) -> Float[Tensor, "B T o"]:
     """Apply a linear map with its change; if `records` is given, record its input and output."""
     key = f"levels.{l}.{name}"
-    weight, change = params.weights[f"{key}.weight"], None if level is None else level.change[name]
+    weight = params.weights[f"{key}.weight"]
+    change = None if level is None else level.change[name]
     if change is not None and can_merge(weight, change, x):
-        weight, change = weight + to_dense(change)[0], None
+        weight = weight + to_dense(change)[0]
+        change = None
     y = linear_function(x, weight, params.weights.get(f"{key}.bias"))
     if records is None and (change is None or is_empty(change)):
         return y
@@ -276,7 +279,8 @@ def associative_errors(
     params: CMSParams, l: int, level: CMSLevelState, z: Float[Tensor, "B T D"], gradient_mode: GradientMode
 ) -> ErrorPairs:
     """Return delta and x of ½‖MLP_l(κ) - ν‖² at every token. The loss is local, so no token waits for another."""
-    create_graph, dtype = gradient_mode.is_differentiable, accumulation_dtype(z.dtype)
+    create_graph = gradient_mode.is_differentiable
+    dtype = accumulation_dtype(z.dtype)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(z.device.type, enabled=False):
         weights = {name: w.to(dtype) for name, w in params.weights.items() if name.startswith(f"levels.{l}.")}
         if not create_graph:

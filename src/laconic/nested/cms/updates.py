@@ -70,7 +70,8 @@ def accumulate_errors(
     gradient_mode: GradientMode,
 ) -> CMSLevelState:
     """Add the tokens' terms to the open chunk; `step_sizes`, by level, are 0 for a token that is not valid."""
-    step_size, is_dgd = step_sizes[l], params.shape.options.inner_optimizer == "dgd"
+    step_size = step_sizes[l]
+    is_dgd = params.shape.options.inner_optimizer == "dgd"
     terms = {name: scale_by_step(pair, step_size, is_dgd) for name, pair in errors.items()}
     meta_names = [name for name in level.meta_accumulated if name in errors]
     meta_terms = {name: scale_by_step(errors[name], step_sizes[l + 1], False) for name in meta_names}
@@ -98,7 +99,8 @@ def inner_optimizer_step(
     params: CMSParams, l: int, name: str, level: CMSLevelState
 ) -> tuple[WeightChange, dict[str, Tensor]]:
     """Return what the inner optimizer subtracts from a map at the end of a chunk, and its new moments."""
-    o, terms, moments = params.shape.options, level.accumulated[name], dict[str, Tensor]()
+    o, terms = params.shape.options, level.accumulated[name]
+    moments: dict[str, Tensor] = {}
     if o.inner_optimizer == "dgd":
         assert isinstance(terms, LowRankChange)
         W = to_dense(level.change[name]) + start_weight(params, l, name)
@@ -157,10 +159,10 @@ def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode:
     )
     if gradient_mode.outer_gradient == "none":
         return detach(new)
-    n = gradient_mode.truncate_after
-    if n is not None and bool((rows := new.num_updates % n == 0).any()):
-        return where_rows(rows, detach(new), new)
-    return new
+    if gradient_mode.truncate_after is None:
+        return new
+    is_cut = new.num_updates % gradient_mode.truncate_after == 0
+    return where_rows(is_cut, detach(new), new) if bool(is_cut.any()) else new
 
 
 def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str, WeightChange]:
@@ -195,7 +197,9 @@ def meta_gradient(
     The chunk is read again from the start, so that the gradient passes through every update made in it. The slower
     step sizes keep their gradient in every mode but "none".
     """
-    shape, stored, create_graph = params.shape, level.meta_accumulated[STORED_INPUTS], torch.is_grad_enabled()
+    shape = params.shape
+    create_graph = torch.is_grad_enabled()
+    stored = level.meta_accumulated[STORED_INPUTS]
     assert isinstance(stored, LowRankChange)
     C, N = shape.chunk_sizes[l], shape.chunk_sizes[l + 1]
     is_graph_needed = gradient_mode.is_differentiable
@@ -217,7 +221,8 @@ def meta_gradient(
         now = replace(init_level(shape, l, len(z), z.detach()), change=start, meta_accumulated={})
         total = z.new_zeros(())
         for a in range(0, N, C):
-            chunk, chunk_steps = z[:, a : a + C], [steps[:, a : a + C]] * (l + 1)
+            chunk = z[:, a : a + C]
+            chunk_steps = [steps[:, a : a + C]] * (l + 1)  # by level; only the last one, that of level l, is read
             total = total + (slower_steps[:, a : a + C] * associative_loss(inner_params, l, now, chunk)).sum()
             if a + C < N:
                 errors = associative_errors(inner_params, l, now, chunk, GradientMode())

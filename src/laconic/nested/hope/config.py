@@ -171,11 +171,7 @@ class HopeConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "HopeConfig":
-        """Read the config.json of a checkpoint. Raises `InputError` for another model or unknown fields.
-
-        Args:
-            folder: Folder with a config.json that `save_pretrained` wrote.
-        """
+        """Read the config.json of a Hope checkpoint. Raises `InputError` for another model or unknown fields."""
         file = read_json(folder / "config.json")
         if file.get("model_type") != MODEL_TYPE or not isinstance(file.get("hope"), dict):
             raise InputError(

@@ -103,13 +103,15 @@ def copy_donor_weights(
 
     The first level that starts as the layer's own MLP shares its tensors; all others are copies.
     """
-    shape, roles = config.cms_shape(layer), ("gate", "up", "down") if config.decoder.gated_mlp else ("up", "down")
+    shape = config.cms_shape(layer)
+    roles = ("gate", "up", "down") if config.decoder.gated_mlp else ("up", "down")
     weights = init_level_weights(config, layer, cast(Tensor, decoder.token_embedding.weight))
     for l, donor in enumerate(placement.donor_layers):
         if donor is None:
             zero_level(weights, shape, l)
             continue
-        block, is_shared = decoder.layers[donor], donor == layer and donor not in placement.donor_layers[:l]
+        is_shared = donor == layer and donor not in placement.donor_layers[:l]
+        block = decoder.layers[donor]
         assert isinstance(block, Block)
         for name, role in zip(shape.projections, roles, strict=True):
             for kind, p in block.submodule(role).named_parameters(recurse=False):

@@ -119,10 +119,13 @@ class SelfTitans(nn.Module):
         memories = build_memories(params, outer_gradient)
         with torch.autocast(x.device.type, enabled=False):
             if update_weights:
-                inputs, checkpointing = (heads, q), params.shape.options.activation_checkpointing
-                y, memory = scan_chunks(memories, state.memory, inputs, tokens.lengths, checkpointing, truncate_after)
+                checkpointing = params.shape.options.activation_checkpointing
+                y, memory = scan_chunks(
+                    memories, state.memory, (heads, q), tokens.lengths, checkpointing, truncate_after
+                )
             else:
-                y, memory = memories.read(state.memory, heads, q), state.memory
+                memory = state.memory
+                y = memories.read(memory, heads, q)
         y = unpack(gate_and_project(y, tokens.x, params.weights), tokens.order, attention_mask)
         return y, replace(state, conv_tails=conv_tails, memory=memory)
 
@@ -159,9 +162,10 @@ def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[
     alone, up to the nonlinear part of the key's map.
     """
     H, E, D, W = shape.num_heads, shape.head_dim, shape.width, shape.options.conv_kernel_size
-    k, identity = w.get("k.M"), torch.eye(E)
-    M = identity if k is None else k + identity if shape.options.memory_kind == "affine" else k
-    query = (M @ w["mix_proj.weight"].view(H, E, D)).flatten(0, 1)
+    key_map = w.get("k.M", torch.eye(E))
+    if "k.M" in w and shape.options.memory_kind == "affine":
+        key_map = key_map + torch.eye(E)
+    query = (key_map @ w["mix_proj.weight"].view(H, E, D)).flatten(0, 1)
     return {"mix_conv.weight": torch.full((H * E, W), W**-0.5), "q_proj.weight": query}
 
 

@@ -136,20 +136,23 @@ class SelfModifyingMemories:
 
     def generate(self, states: MemoryStates, x: Vectors) -> tuple[Vectors, Vectors, dict[str, Gates]]:
         """Eq. 83,86,94: k = l2(M_k x), v = M_v x, and every group's gates, all from the states at the chunk's start."""
-        k, v = l2_normalize(self.generate_vectors(states, "k", x)), self.generate_vectors(states, "v", x)
+        k = l2_normalize(self.generate_vectors(states, "k", x))
+        v = self.generate_vectors(states, "v", x)
         return k, v, {group: self.compute_gates(states, x, group) for group in self.shape.group_chunk_sizes}
 
     def read(self, states: MemoryStates, x: Vectors, q: Vectors) -> Vectors:
         is_mlp = self.shape.options.memory_kind == "mlp"
-        state, w = states["memory" if is_mlp else self.shape.group_of("memory")], self.w
+        state = states["memory" if is_mlp else self.shape.group_of("memory")]
         if self.shape.options.adaptive_query:
             q = l2_normalize(self.generate_vectors(states, "q", x))
         if isinstance(state, MLPMemoryState):
             return read_mlp(self.mlp_start("memory"), state, q, self.rule)
-        M, is_affine = w["memory.M"], self.shape.options.memory_kind == "affine"
+        M = self.w["memory.M"]
         if not self.shape.adaptive:
-            return (q if is_affine else 0) + read_linear(M, state, q, self.rule)
-        y, Q = read_linear(None, state, q, self.rule) @ M.mT, states.get(f"{self.shape.group_of('memory')}_own")
+            y = read_linear(M, state, q, self.rule)
+            return q + y if self.shape.options.memory_kind == "affine" else y
+        y = read_linear(None, state, q, self.rule) @ M.mT
+        Q = states.get(f"{self.shape.group_of('memory')}_own")
         return y + read_linear(None, Q, q, self.rule) if isinstance(Q, LinearMemoryState) else y
 
     def boundary_change(self, states: MemoryStates, name: str) -> Float[Tensor, "B H O I"]:
@@ -213,7 +216,8 @@ class SelfModifyingMemories:
         self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, gates: Gates
     ) -> tuple[Vectors, MemoryStates]:
         """Eq. 76-78: the baseline, k = l2(W_k x), v = W_v x and gates static; values are written as they are."""
-        M, state, is_affine = self.w["memory.M"], states["memory"], self.shape.options.memory_kind == "affine"
+        M, state = self.w["memory.M"], states["memory"]
+        is_affine = self.shape.options.memory_kind == "affine"
         assert isinstance(state, LinearMemoryState)
         at_key = apply_start(M, k) + k @ change_for_writes(state, self.rule).mT
         u = self.write_value(v, k + at_key if is_affine else at_key)
@@ -225,13 +229,16 @@ class SelfModifyingMemories:
         self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, group_gates: Mapping[str, Gates]
     ) -> tuple[Vectors, MemoryStates]:
         """Write P of every group, and Q; y = M_0 P q, plus q + Q q if the memory is affine."""
-        y, M, new_states = torch.zeros_like(q), self.w["memory.M"], dict[str, MemoryState]()
+        M = self.w["memory.M"]
+        y = torch.zeros_like(q)
+        new_states: dict[str, MemoryState] = {}
         for group in self.shape.group_chunk_sizes:
             queries = q if group == self.shape.group_of("memory") else None
             P, Q = states[group], states.get(f"{group}_own")
             assert isinstance(P, LinearMemoryState)
             u = self.shared_write_value(v, k, change_for_writes(P, self.rule))
-            write_norm, self_written = self.shared_write_norm(u, k), None
+            write_norm = self.shared_write_norm(u, k)
+            self_written = None
             if isinstance(Q, LinearMemoryState):
                 self_written = self.shared_write_value(v, k, change_for_writes(Q, self.rule))
                 write_norm = vector_norm(torch.stack([write_norm, vector_norm(self_written)], -1))
@@ -272,7 +279,8 @@ class SelfModifyingMemories:
         inner = mlp_forward(start, state, k, self.rule)
         e = -self.write_value(v, inner.y)
         decays_to_start = o.decay_target == "start"
-        d, h_norm = (e @ inner.W1) * silu_derivative(inner.a), vector_norm(inner.h)
+        d = (e @ inner.W1) * silu_derivative(inner.a)
+        h_norm = vector_norm(inner.h)
         write_norm = vector_norm(d + apply_start(start.W2, k) if o.delta_rule and decays_to_start else d)
         gates_W2 = self.cap_gates(gates, group, write_norm)
         write_norm = vector_norm(e)

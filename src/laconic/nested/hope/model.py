@@ -268,11 +268,8 @@ class Hope(Decoder):
     def add_levels(self, chunk_sizes: Sequence[int]) -> "Hope":
         """Return this model with slower levels, which add nothing at first, in every layer; its tensors are shared.
 
-        Args:
-            chunk_sizes: Chunk sizes of all levels, those of the model first.
-
         Raises:
-            UsageError: If `chunk_sizes` does not begin with those of every layer.
+            UsageError: If `chunk_sizes`, those of all levels, does not begin with those of every layer of the model.
         """
         check_growth(self.hope_config.cms)
         for sizes in self.hope_config.chunk_sizes:
@@ -290,19 +287,11 @@ class Hope(Decoder):
         return fingerprint_tensors(dict(self.named_parameters()))
 
     def save_state(self, state: FastWeightState, path: str | Path) -> None:
-        """Save a state in a file that only these weights load. Raises `NonFiniteError` if it is not finite.
-
-        Args:
-            state: State of this model.
-            path: File to write.
-        """
+        """Save a `state` to a file at `path` that only these weights load; it must be finite (`NonFiniteError`)."""
         state_file.save_state(detach(state), path, model_fingerprint=self.weights_fingerprint)
 
     def load_state(self, path: str | Path) -> FastWeightState:
-        """Load a state, bit for bit.
-
-        Args:
-            path: A file that `save_state` wrote.
+        """Load a state that `save_state` wrote, bit for bit.
 
         Raises:
             CorruptArtifactError: If the file is damaged, of another kind, or of other weights.
@@ -350,8 +339,7 @@ class HopeAttention(Hope):
         options = options or CMSOptions(associative_target="start")
         if donor_layout == "grow":
             check_growth(options)
-        L = decoder.config.num_hidden_layers
-        placements = place_levels(L, chunk_sizes, donor_layout)
+        placements = place_levels(decoder.config.num_hidden_layers, chunk_sizes, donor_layout)
         config = HopeConfig(decoder.config, tuple(placement.chunk_sizes for placement in placements), options)
         tensors: dict[str, Tensor] = dict(decoder.named_parameters())
         for n, placement in enumerate(placements):

@@ -99,7 +99,8 @@ def read_and_learn(
     if attention_mask is not None:  # real tokens to the left
         order = torch.sort((~attention_mask).to(torch.uint8), stable=True, dim=1).indices
         ids = ids.gather(1, order)
-    groups, results = group_aligned_rows(state, lengths), list[tuple[Vectors, FastWeightState]]()
+    groups = group_aligned_rows(state, lengths)
+    results: list[tuple[Vectors, FastWeightState]] = []
     for rows in groups:
         n = lengths[rows[0]]
         y, new_state = _read_aligned(model, select_rows(state, rows), ids[rows, :n], gradient_mode)
@@ -112,7 +113,9 @@ def _read_aligned(
     model: Decoder, state: FastWeightState, ids: Ids, gradient_mode: GradientMode
 ) -> tuple[Vectors, FastWeightState]:
     """Read rows at the same offset, at most one chunk at a time."""
-    rows, outputs, position, n = to_aligned_rows(state), list[Tensor](), 0, ids.shape[1]
+    rows = to_aligned_rows(state)
+    outputs: list[Tensor] = []
+    position, n = 0, ids.shape[1]
     while position < n:
         pairs = zip(cms_params_of(model), rows.layers_at_start, strict=True)
         to_boundary = min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
@@ -166,7 +169,8 @@ def read_whole_chunk(
         model, layers, ids, next_ids, options, keeps_start_graph=is_training, retain_graph=is_training
     )
     if not is_training:
-        hidden, outputs = hidden.detach(), outputs._replace(layers=detach(outputs.layers))
+        hidden = hidden.detach()
+        outputs = outputs._replace(layers=detach(outputs.layers))
     return hidden, apply_errors(model, outputs.layers, errors, outputs, gradient_mode)
 
 
@@ -204,11 +208,9 @@ def apply_errors(
     for n, (params, layer) in enumerate(zip(cms_params_of(model), layers, strict=True)):
         shape, keep_graph = params.shape, gradient_mode.is_differentiable
         inputs = [z if keep_graph else detach_for_grad(z) for z in outputs.level_inputs[n]]
+        max_norm = shape.options.max_error_norm
         level_errors = [
-            {
-                name: clip_error(errors[f"{n} levels.{l}.{name}"], shape.options.max_error_norm)
-                for name in shape.projections
-            }
+            {name: clip_error(errors[f"{n} levels.{l}.{name}"], max_norm) for name in shape.projections}
             for l in range(len(inputs))
         ]
         levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, gradient_mode)

@@ -108,9 +108,6 @@ class DGD(RuleOptimizer):
         """Return groups of the trainable parameters of a model that `record_inputs` has prepared.
 
         Linear maps and embeddings whose inputs are recorded are updated by DGD, everything else by AdamW.
-
-        Args:
-            model: Model whose trainable parameters are grouped.
         """
         return group_parameters(model, "dgd", is_recorded)
 
@@ -147,16 +144,13 @@ class DGD(RuleOptimizer):
             if not is_recorded(p):
                 raise UsageError(f"DGD: {describe_parameter(p)} has no recorded inputs; set rule='adamw' for its group")
             statistics = cast(InputStatistics, get_statistics(p))
-            statistics.store_pairs, statistics.normalize_inputs = self.batch != "joint", self.inputs == "unit"
+            statistics.store_pairs = self.batch != "joint"
+            statistics.normalize_inputs = self.inputs == "unit"
             statistics.bias_in_input = {id(statistics.weight), id(statistics.bias)} <= members
             statistics.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients and everything recorded with them.
-
-        Args:
-            set_to_none: As in torch.optim.
-        """
+        """Reset gradients, as torch's optimizers do, and everything recorded with them."""
         super().zero_grad(set_to_none)
         for statistics in self.input_statistics():
             statistics.clear()
@@ -168,11 +162,7 @@ class DGD(RuleOptimizer):
         return list({id(statistics): statistics for statistics in every if statistics is not None}.values())
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update by what was recorded since the last step; return the closure's loss.
-
-        Args:
-            closure: Function that computes and returns the loss.
-        """
+        """Update by what was recorded since the last step; return the loss of the closure, if there is one."""
         loss = super().step(closure)
         for statistics in self.input_statistics():
             statistics.clear()
@@ -247,9 +237,9 @@ class DGD(RuleOptimizer):
         if self.batch == "joint":
             return solve_ridge(V - eta * G, X, self.erase * eta / N)
         D = torch.cat(statistics.output_gradients).to(V.dtype) * (N if self.loss == "mean" else 1)
-        valid, scale = (D != 0).any(-1), self._gradient_scale(G, X, D / N, statistics.name)
+        scale = self._gradient_scale(G, X, D / N, statistics.name)
         form = dgd_mean if self.batch == "mean" else dgd_sequential
-        return form(V, X, scale * D, eta, valid=valid, erase=self.erase)
+        return form(V, X, scale * D, eta, valid=(D != 0).any(-1), erase=self.erase)
 
     def _gradient_scale(self, G: Tensor, X: Tensor, D: Tensor, name: str) -> Tensor:
         """Return the number s for which G = s D'X, from unscaling or clipping; 0 if D'X is 0.
@@ -257,10 +247,12 @@ class DGD(RuleOptimizer):
         Raises `UsageError` if there is none, so that D is not what G comes from.
         """
         tiny = torch.finfo(D.dtype).tiny
-        R, rounding = D.mT @ X, (D.square().sum(-1) * X.square().sum(-1)).sum().sqrt()
+        R = D.mT @ X
+        rounding = (D.square().sum(-1) * X.square().sum(-1)).sum().sqrt()
         length = R.square().sum().sqrt().clamp(min=tiny)
         scale = (G * (R / length)).sum() / length
-        error, size = (G - scale * R).square().sum().sqrt(), G.square().sum().sqrt()
+        error = (G - scale * R).square().sum().sqrt()
+        size = G.square().sum().sqrt()
         if size.isfinite() and not error <= TOLERANCE * (size + scale.abs() * rounding):
             raise UsageError(
                 f"DGD: the .grad of {name} is no multiple of the recorded gradient, which batch={self.batch!r} needs: "

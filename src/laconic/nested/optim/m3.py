@@ -89,7 +89,8 @@ class M3(RuleOptimizer):
         check_number("M3", "adam_weight_decay", adam_weight_decay)
         explicit = {"betas": betas, "alpha": alpha, "slow_every": slow_every, "eps": eps}
         defaults = M3Hyperparameters() if mode == "ema" else M3Hyperparameters((0.9, 0.999, 0.9), 1.0, 100)
-        self.mode, self.adamw_settings = mode, {"weight_decay": adam_weight_decay}
+        self.mode = mode
+        self.adamw_settings = {"weight_decay": adam_weight_decay}
         super().__init__(
             params,
             {
@@ -105,9 +106,6 @@ class M3(RuleOptimizer):
         Matrices are updated by M3; embeddings, output heads and everything else by AdamW. A head is a linear map with
         as many outputs as an embedding has rows, outside the numbered blocks of the model: inside them, a map may
         just be as wide as the table of positions.
-
-        Args:
-            model: Model whose trainable parameters are grouped.
         """
         embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
         vocab_sizes = {embedding.num_embeddings for embedding in embeddings}
@@ -197,7 +195,8 @@ def orthogonalize(m: Tensor, divisor: float, steps: int) -> Tensor:
     from torch.distributed.tensor import DTensor, Replicate  # slow to import
 
     sharded = cast(DTensor, m)
-    full, mesh = fused_newton_schulz(sharded.full_tensor(), divisor, steps), sharded.device_mesh
+    mesh = sharded.device_mesh
+    full = fused_newton_schulz(sharded.full_tensor(), divisor, steps)
     replicated = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return replicated.redistribute(placements=sharded.placements)
 

@@ -23,8 +23,8 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
 
     Attributes:
         rule: Name of its own rule.
-        settings: Names of the attributes that a copy needs.
-        state_settings: Those of them that a state belongs to.
+        settings: Names of the attributes that a copy of the optimizer needs.
+        state_settings: Those of them that an optimizer must have to load a state; its state dict records them.
         state_name: The part of a state whose type torch would change to that of the parameter.
         adamw_settings: Settings of AdamW groups that do not name them.
     """
@@ -74,17 +74,18 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
         """Update a group by the optimizer's own rule."""
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group, or two if its parameters have two rules and it names none.
-
-        Args:
-            param_group: `params` and options of the constructor.
-        """
-        members, by_rule = param_group["params"], dict[str, list[Any]]()
-        for entry in [members] if isinstance(members, Tensor) else list(members):
+        """Add a group, `params` and options of the constructor, or two if its parameters have two rules."""
+        members = param_group["params"]
+        entries: list[Any] = [members] if isinstance(members, Tensor) else list(members)
+        by_rule: dict[str, list[Any]] = {}
+        for entry in entries:
             named = cast(Any, entry if isinstance(entry, tuple) else (describe_parameter(entry), entry))
-            by_rule.setdefault(param_group.get("rule") or self._find_rule(*named), []).append(entry)
-        for rule, some in by_rule.items():
-            group = {**(self.adamw_settings if rule == "adamw" else {}), **param_group, "params": some, "rule": rule}
+            rule = param_group.get("rule") or self._find_rule(*named)
+            by_rule.setdefault(rule, []).append(entry)
+        for rule, params in by_rule.items():
+            group = {**param_group, "params": params, "rule": rule}
+            if rule == "adamw":
+                group = {**self.adamw_settings, **group}
             self._check_group({**self.defaults, **group})
             super().add_param_group(group)
             added = self.param_groups[-1]
@@ -95,13 +96,14 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
             }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict, and undo torch's conversion of a part of it to the type of its parameter.
+        """Load the state dict of an optimizer with the same options. Raises `UsageError` for another.
 
-        Args:
-            state_dict: From `state_dict`, of the same optimizer with the same options. Raises `UsageError` for another.
+        The conversion by which torch gives a part of the state its parameter's type is undone.
         """
-        name, saved_groups = type(self).__name__, state_dict["param_groups"]
-        saved_rules, rules = ([group.get("rule") for group in groups] for groups in (saved_groups, self.param_groups))
+        name = type(self).__name__
+        saved_groups = state_dict["param_groups"]
+        saved_rules = [group.get("rule") for group in saved_groups]
+        rules = [group["rule"] for group in self.param_groups]
         if saved_rules != rules:
             raise UsageError(
                 f"{name}: the state has groups with the rules {saved_rules}, not {rules}; load it as it was saved"
@@ -113,22 +115,18 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
                 raise UsageError(
                     f"{name}: the state is of {key}={theirs!r}, not {ours!r}; build {name}({key}={theirs!r})"
                 )
-        # a state that an earlier version saved has fewer settings
         own_settings = [group[RULE_SETTINGS] for group in self.param_groups]
         super().load_state_dict(state_dict)
         for saved, group, settings in zip(saved_groups, self.param_groups, own_settings, strict=True):
-            group[RULE_SETTINGS] = settings | group.get(RULE_SETTINGS, {})
+            group[RULE_SETTINGS] = settings | group.get(RULE_SETTINGS, {})  # those of an earlier version are fewer
             for index, p in zip(saved["params"], cast("list[Tensor]", group["params"]), strict=True):
-                if self.state_name in (state := state_dict["state"].get(index, {})):
+                state = state_dict["state"].get(index, {})
+                if self.state_name in state:
                     self.state[p][self.state_name] = state[self.state_name].to(p.device, copy=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update all parameters; return the closure's loss.
-
-        Args:
-            closure: Function that computes and returns the loss.
-        """
+        """Update all parameters; return the loss of the closure, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -175,7 +173,8 @@ def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> Non
     for p in params:
         if not state[p]:
             state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-    states, is_mixed = [state[p] for p in params], len({type(p) for p in params}) > 1  # sharded tensors, whole scalars
+    states = [state[p] for p in params]
+    has_shards_and_scalars = len({type(p) for p in params}) > 1  # FSDP shards all but scalars; one call cannot mix them
     adamw(
         params,
         [cast(Tensor, p.grad) for p in params],
@@ -183,7 +182,7 @@ def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> Non
         [s["exp_avg_sq"] for s in states],
         [],
         [s["step"] for s in states],
-        foreach=False if is_mixed else None,
+        foreach=False if has_shards_and_scalars else None,
         amsgrad=False,
         beta1=group["adam_betas"][0],
         beta2=group["adam_betas"][1],

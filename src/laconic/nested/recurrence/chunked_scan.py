@@ -5,6 +5,7 @@ gives the result it gives alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 import torch
@@ -84,7 +85,8 @@ def causal_conv(
     """
     D, W = weight.shape
     padded = torch.cat([tail.to(x.dtype), x], 1)
-    taps, T = weight.to(x.dtype), x.shape[1]
+    T = x.shape[1]
+    taps = weight.to(x.dtype)
     y = padded[:, :T] * taps[:, 0]
     for j in range(1, W):
         y = torch.addcmul(y, padded[:, j : j + T], taps[:, j])
@@ -143,10 +145,11 @@ def check_inputs(
 
 def check_gradient_mode(layer: str, outer_gradient: OuterGradient, truncate_after: int | None) -> None:
     """Raise `UsageError` for an unknown outer gradient, and for `truncate_after` that does not fit it."""
-    if outer_gradient not in (modes := get_args(OuterGradient)):
+    modes = get_args(OuterGradient)
+    if outer_gradient not in modes:
         raise UsageError(f"{layer}: outer_gradient {outer_gradient!r} is not one of {', '.join(modes)}")
-    fits = (truncate_after or 0) >= 1 if outer_gradient == "truncated" else truncate_after is None
-    if not fits:
+    is_set = truncate_after is not None
+    if is_set != (outer_gradient == "truncated") or (is_set and truncate_after < 1):
         raise UsageError(f"{layer}: truncate_after {truncate_after}: set it (>= 1) for 'truncated', and only for it")
 
 
@@ -179,12 +182,12 @@ def scan_chunks(
     """
     period = max(memory.chunk_sizes.values())  # which every chunk size divides
     offsets = [n % period for n in to_ints(token_counts(states))]
-    groups, results = group_rows(offsets), list[tuple[Tensor, MemoryStates]]()
+    scan = partial(_scan_aligned, memory, is_checkpointed=activation_checkpointing, truncate_after=truncate_after)
+    groups = group_rows(offsets)
+    results: list[tuple[Tensor, MemoryStates]] = []
     for rows in groups:
-        group, group_inputs = select_rows(states, rows), select_rows(inputs, rows)
         group_lengths = None if lengths is None else tuple(lengths[row] for row in rows)
-        options = (offsets[rows[0]], activation_checkpointing, truncate_after)
-        results.append(_scan_aligned(memory, group, group_inputs, group_lengths, *options))
+        results.append(scan(select_rows(states, rows), select_rows(inputs, rows), group_lengths, offsets[rows[0]]))
     return join_groups(groups, results)
 
 
@@ -200,7 +203,8 @@ def _scan_aligned(
     inputs: tuple[Tensor, ...],
     lengths: tuple[int, ...] | None,
     offset: int,
-    activation_checkpointing: bool,
+    *,
+    is_checkpointed: bool,
     truncate_after: int | None,
 ) -> tuple[Tensor, MemoryStates]:
     """Scan rows at the same offset, up to the next boundary of any memory at a time."""
@@ -211,7 +215,7 @@ def _scan_aligned(
     for a, b in split_at_boundaries(offset, T_valid, min(memory.chunk_sizes.values())):
         part_valid = None if valid is None or (lengths is not None and min(lengths) >= b) else valid[:, a:b]
         part = tuple(x[:, :, a:b] for x in inputs)
-        if activation_checkpointing and torch.is_grad_enabled():
+        if is_checkpointed and torch.is_grad_enabled():
             y, states = cast(Any, checkpoint)(memory.step_chunk, states, part, part_valid, use_reentrant=False)
         else:
             y, states = memory.step_chunk(states, part, part_valid)

@@ -74,9 +74,13 @@ def mask_gates(gates: Gates) -> Gates:
     """Set the gates of tokens that are not valid to decay 1, step size 0, momentum 1 and erasure 0."""
     if gates.valid is None:
         return gates
-    invalid, fills = ~gates.valid[:, None], {"decay": 1.0, "step_size": 0.0, "momentum": 1.0, "erase": 0.0}
-    present = {name: x for name in fills if (x := getattr(gates, name)) is not None}
-    return gates._replace(**{name: x.masked_fill(invalid, fills[name]) for name, x in present.items()})
+    invalid = ~gates.valid[:, None]
+    return gates._replace(
+        decay=gates.decay.masked_fill(invalid, 1.0),
+        step_size=gates.step_size.masked_fill(invalid, 0.0),
+        momentum=None if gates.momentum is None else gates.momentum.masked_fill(invalid, 1.0),
+        erase=None if gates.erase is None else gates.erase.masked_fill(invalid, 0.0),
+    )
 
 
 def decay_gate(a: PerToken) -> PerToken:
@@ -130,8 +134,9 @@ def chunk_gated_delta_rule(
     gates = mask_gates(gates)
     G = decay_products(gates.decay)
     c, L = (G, None) if gates.momentum is None else momentum_products(G, gates.momentum, gates.valid)
+    initial = None if L is None else N
     write = gates.step_size[..., None] * u
-    initial, erased = None if L is None else N, None
+    erased = None
     if gates.erase is not None:
         steps = (gates.erase[..., None], (gates.erase / gates.decay.clamp(min=MIN_GATE))[..., None])
         if L is None:
@@ -184,7 +189,9 @@ def solve_erasures(
 
     (I + e/decay K Kᵀ⊙G) R = e (anchor + what the initial state, its momentum and the writes hold at k).
     """
-    (G, c), (e, e_over_decay), similarity = products, steps, k @ k.mT
+    G, c = products
+    e, e_over_decay = steps
+    similarity = k @ k.mT
     r = (similarity * shift_right(c.between)) @ write
     if N is not None:
         r = r + shift_right(c.from_start) * (k @ N.mT)
@@ -204,14 +211,17 @@ def read_out(
     read: ReadTime,
 ) -> Float[Tensor, "B H T O"]:
     """Return S_t q_t of every token, or S_{t-1} q_t."""
-    (G, c), before, similarity = products, read == "before", q @ k.mT
-    y = (similarity * (shift_right(c.between) if before else c.between)) @ write
-    y = torch.addcmul(y, shift_right(G.from_start, 1.0) if before else G.from_start, q @ S.mT)
+    G, c = products
+    similarity = q @ k.mT
+
+    def at_read(x: Tensor, fill: float = 0.0) -> Tensor:
+        return shift_right(x, fill) if read == "before" else x
+
+    y = (similarity * at_read(c.between)) @ write
+    y = torch.addcmul(y, at_read(G.from_start, 1.0), q @ S.mT)
     if erased is not None:
-        y = y - (similarity * (shift_right(G.between) if before else G.between)) @ erased
-    if N is None:
-        return y
-    return y + (shift_right(c.from_start) if before else c.from_start) * (q @ N.mT)
+        y = y - (similarity * at_read(G.between)) @ erased
+    return y if N is None else y + at_read(c.from_start) * (q @ N.mT)
 
 
 def limit_step(step_size: PerToken, decay: PerToken) -> PerToken:

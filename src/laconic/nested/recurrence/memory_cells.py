@@ -1,7 +1,7 @@
 """Fast-weight memories of one matrix or two layers, written while they are read, chunk by chunk.
 
-Titans arXiv:2501.00663 (12 to 18), Nested Learning arXiv:2512.24695 (88 to 93). A memory is its trained start plus the
-change that `nested/state.py` holds. What a chunk writes is computed from the memory at the chunk's first token.
+Titans arXiv:2501.00663, Eqs. 12 to 18; Nested Learning arXiv:2512.24695, Eqs. 88 to 93. A memory is its trained start
+plus the change that `nested/state.py` holds. A chunk's writes are computed from the memory at its first token.
 
 Symbols: k keys, v values, q queries; e gradient at the output of a memory, d the same before the inner σ = SiLU.
 """
@@ -38,10 +38,10 @@ def l2_normalize(x: Float[Tensor, "*rows E"]) -> Float[Tensor, "*rows E"]:
     return x * x.square().sum(-1, keepdim=True).clamp(min=1e-12).rsqrt()
 
 
-def zero_state(B: int, shape: tuple[int, ...], momentum: bool, like: Tensor) -> LinearMemoryState:
+def zero_state(B: int, shape: tuple[int, ...], has_momentum: bool, like: Tensor) -> LinearMemoryState:
     """Return the state of a memory that has read nothing, with the type and device of `like`."""
     zero = torch.zeros(B, *shape, device=like.device, dtype=like.dtype)
-    return LinearMemoryState(zero, zero, zero if momentum else None, torch.zeros(B, dtype=torch.long))
+    return LinearMemoryState(zero, zero, zero if has_momentum else None, torch.zeros(B, dtype=torch.long))
 
 
 def apply_start(start: Start, x: Float[Tensor, "B H T I"]) -> Float[Tensor, "B H T O"]:
@@ -55,6 +55,7 @@ def materialize(start: Start, change: Tensor) -> Float[Tensor, "B H O I"]:
 
 
 def start_matrix(start: Start, like: Tensor) -> Float[Tensor, "*H O I"]:
+    """Return the start, or the identity for None, with the size, type and device of `like`."""
     return torch.eye(like.shape[-1], device=like.device, dtype=like.dtype) if start is None else start
 
 
@@ -73,22 +74,23 @@ def write_linear(
     rule: UpdateRule,
 ) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
     """Write values `u` along their keys into one matrix; return what the queries read, and the state after that."""
-    base = start
+    written_start = start
     if rule.outer_gradient == "none":
-        m, key, u, base = detach(m), key.detach(), u.detach(), None if start is None else start.detach()
-        gates = gates.detach()
+        m = detach(m)
+        key, u, gates = key.detach(), u.detach(), gates.detach()
+        written_start = None if start is None else start.detach()
     decays_to_start = rule.decay_to == "start"
     output = chunk_gated_delta_rule(
-        m.change if decays_to_start else materialize(base, m.change),
+        m.change if decays_to_start else materialize(written_start, m.change),
         key,
         u,
         None if rule.read == "boundary" else q,
         gates,
         N=m.momentum,
-        anchor=apply_start(base, key) if decays_to_start and gates.erase is not None else None,
+        anchor=apply_start(written_start, key) if decays_to_start and gates.erase is not None else None,
         read="before" if rule.read == "before" else "after",
     )
-    change = output.S if decays_to_start else output.S - start_matrix(base, m.change)
+    change = output.S if decays_to_start else output.S - start_matrix(written_start, m.change)
     after = replace(m, change=change, momentum=output.N)
     if q is None:
         return None, after
@@ -138,9 +140,8 @@ class MLPActivations(NamedTuple):
 
 def mlp_forward(starts: MLPStart, m: MLPMemoryState, x: Vectors, rule: UpdateRule) -> MLPActivations:
     """Compute x + W1 σ(W2 x) with the weights at the chunk's start."""
-    W1, W2 = (
-        materialize(start, change_for_writes(part, rule)) for start, part in zip(starts, (m.W1, m.W2), strict=True)
-    )
+    W1 = materialize(starts.W1, change_for_writes(m.W1, rule))
+    W2 = materialize(starts.W2, change_for_writes(m.W2, rule))
     a = x @ W2.mT
     h = F.silu(a)
     return MLPActivations(a, h, x + h @ W1.mT, W1)
@@ -199,7 +200,7 @@ def clip_memory_at_boundary(
 def scale_state(
     start: Start, m: LinearMemoryState, factor: Float[Tensor, "B H 1 1"], rule: UpdateRule
 ) -> LinearMemoryState:
-    """End a chunk with the matrix scaled, or only its change if it decays to its start."""
+    """End a chunk: scale the matrix, or only its change where memories decay to their start."""
     change = m.change * factor
     if rule.decay_to == "zero":
         change = materialize(start, m.change) * factor - start_matrix(start, change)

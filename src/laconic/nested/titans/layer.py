@@ -184,8 +184,7 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
     last_tap = torch.eye(W)[-1].repeat(D, 1)
     w["q_conv.weight"], w["v_conv.weight"] = last_tap, last_tap.clone()
     w["k_conv.weight"] = torch.full((D, W), W**-0.5)
-    step_bias = logit(o.initial_lr(shape.chunk_size))
-    biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
+    biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(o.initial_lr(shape.chunk_size))}
     if o.momentum:
         biases["momentum"] = logit(INITIAL_MOMENTUM)
     for name, bias in biases.items():

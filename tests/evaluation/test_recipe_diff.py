@@ -1,4 +1,4 @@
-"""Recipe keys in which a run differs from its table row."""
+"""Recipe keys in which a run differs from the row of the paper that its recipe reproduces."""
 
 from pathlib import Path
 
