@@ -41,8 +41,19 @@ class AnswerDecoding:
     answer_prompt: tuple[int, ...] = ()
     sampling: GenerationConfig = field(default_factory=GenerationConfig)  # greedy
     seed: int = 0  # a row's samples depend on it and on the row's index only
-    tokenizer: TokenizerLike | None = None  # needed if `sampling` has stop strings
+    tokenizer: TokenizerLike | None = None  # needed if `sampling` has stop strings, or callbacks that receive text
     jacobi_tolerance: float = 0.0  # residual below which the Jacobi iterations of a row end; 0 runs all of them
+
+    def decode_answer(self, ids: Sequence[int]) -> str:
+        """Return the text of ids without the eos tokens, which a chain may contain too."""
+        return self.decode([i for i in ids if i not in self.eos_token_ids])
+
+
+class AnswerTokenizer:
+    """The tokenizer with which `generate` decodes answers: their text has no eos tokens."""
+
+    def __init__(self, tokenizer: TokenizerLike, decoding: AnswerDecoding) -> None:
+        self.encode, self.decode = tokenizer.encode, decoding.decode_answer
 
 
 class AnswerPrompt(NamedTuple):
@@ -74,9 +85,10 @@ def decode_answers(
     """Generate what follows a prompt of `prompt_answers`."""
     inputs, mask, cache = prompt.inputs_embeds, prompt.attention_mask, prompt.cache
     config = build_answer_config(decoder, questions.row_index, decoding, inputs.shape[1], prompt.writes_chain)
+    tokenizer = decoding.tokenizer and AnswerTokenizer(decoding.tokenizer, decoding)
     with eval_no_grad(decoder):
         generations = generate(
-            decoder, decoding.tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
+            decoder, tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
         )
     num_positions = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
     if prompt.passes:
@@ -89,9 +101,14 @@ def decode_answers(
     ends = [n + len(row) - 1 for n, row in zip(first, ids, strict=True)]  # the last token is never read
     offsets = [find_answer_offset(decoding.answer_prompt, row) if prompt.writes_chain else 0 for row in ids]
     starts = [min(n + offset, end) for n, offset, end in zip(first, offsets, ends, strict=True)]
-    texts = [decoding.decode([i for i in row if i not in decoding.eos_token_ids]) for row in ids]
-    passes = tuple(g.passes for g in generations)
-    return AnswerBatch(tuple(texts), tuple(map(tuple, ids)), passes, tuple(zip(starts, ends, strict=True)))
+    return AnswerBatch(
+        tuple(g.text if tokenizer else decoding.decode_answer(g.token_ids) for g in generations),
+        tuple(map(tuple, ids)),
+        tuple(g.passes for g in generations),
+        tuple(zip(starts, ends, strict=True)),
+        tuple(tuple(g.logprobs) for g in generations),
+        tuple(g.stop_reason for g in generations),
+    )
 
 
 class PromptedAnswers(nn.Module, ABC):
