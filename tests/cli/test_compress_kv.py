@@ -15,7 +15,7 @@ from laconic.compression.kv import cartridge
 from laconic.compression.kv import compress as kv_compress
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
-from laconic.experiment.text_models.kv_compressor import encode_document, encode_prompt, load_kv_memories
+from laconic.experiment.text_models.kv_compressor import encode_document, load_kv_memories
 from laconic.storage.atomic import save_artifact
 from tests.conftest import RunCli, check_refused
 
@@ -129,7 +129,9 @@ def test_compress_chat_opens_a_message_that_the_question_continues(
     assert run_cli("compress", model, text, "--out", memory, "--keep", 1, "--chat")[0] == 0
     decoder, tokenizer = Decoder.from_pretrained(model), load_tokenizer(model)
     loaded = load_kv_memories([memory], decoder, tokenizer)
-    ids = encode_document(tokenizer, TEXT, chat=True)[0] + encode_prompt(tokenizer, loaded, "Which month?")
+    ids = encode_document(tokenizer, TEXT, chat=True)[0] + encode_messages(
+        tokenizer, loaded, [{"role": "user", "content": "Which month?"}]
+    )
     assert tokenizer.decode(ids) == f"<user>{TEXT}\n\nWhich month?</user><assistant>"
     options = ("--memory", memory, "--max-tokens", 9, "--format", "json")
     code, out, _ = run_cli("generate", model, "Which month?", *options)

@@ -13,7 +13,7 @@ import torch
 
 import laconic
 from laconic.cli import generate_batch
-from laconic.cli.generate_output import GenerationPrinter
+from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
 from laconic.cli.generate_prompts import read_prompt_rows
 from laconic.cli.threads import apply_cpu_quota, count_cores
 from laconic.data.tokenizer import build_byte_tokenizer
@@ -102,7 +102,7 @@ def test_generate_json_measures_prefill_and_decoding_apart(run_cli: RunCli, chat
 def test_generate_prints_texts_in_row_order_as_they_finish(capsys: pytest.CaptureFixture[str]) -> None:
     decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=300))
     short, long = laconic.generate(decoder, build_byte_tokenizer(), ["Once", "Hello"], config=GenerationConfig(2))
-    on_finish = GenerationPrinter(["one:", "two:"]).attach(GenerationConfig(2)).on_finish
+    on_finish = GenerationPrinter(["one:", "two:"], GenerationTimer()).attach(GenerationConfig(2)).on_finish
     assert on_finish is not None
     on_finish(1, long)
     assert capsys.readouterr().out == ""
@@ -131,9 +131,41 @@ def test_generate_rows_equal_single_prompts(
         assert answer["generation"]["ids"] == single["ids"]
     again = run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", *flags)
     assert [row["generation"]["ids"] for row in read_jsonl(again.out)] == [a["generation"]["ids"] for a in answers]
-    assert run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", "--output", output).code == 73
     pipe(monkeypatch, (tmp_path / "rows.jsonl").read_text())
     assert run_cli("generate", chat_model, "--input", "-", *flags).out == again.out
+
+
+def test_generate_says_that_an_output_is_complete(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
+    rows, output, done = (tmp_path / name for name in ("rows.jsonl", "answers.jsonl", "answers.jsonl.done"))
+    rows.write_text('{"prompt": "Once"}\n{"prompt": "Hello"}\n')
+    command = ("generate", chat_model, "--input", rows, "--output", output, "--max-tokens", 3)
+    assert run_cli(*command).code == 0
+    written = output.read_bytes()
+    output.with_name("answers.jsonl.part").touch()  # as if killed before it was deleted
+    again = run_cli(*command)
+    assert (again.code, again.out) == (0, "")
+    assert again.err.endswith(f"{output} is complete: this command wrote its 2 rows\n")
+    other = run_cli(*command, "--temperature", 1)
+    assert other.code == 73
+    assert "exists, with other rows, flags or weights; delete it or choose another file" in other.err
+    output.write_bytes(written.replace(b"Once", b"Then"))
+    assert run_cli(*command).code == 73
+    assert {path.name for path in tmp_path.iterdir()} == {rows.name, output.name, done.name}
+    output.unlink()
+    assert run_cli(*command).code == 0
+    assert output.read_bytes() == written
+    done.unlink()
+    assert run_cli(*command).code == 73
+
+
+def test_generate_reads_an_output_as_input(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
+    rows.write_text('{"prompt": "Once", "id": 1}\n{"prompt": "Hello"}\n')
+    command = ("generate", chat_model, "--max-tokens", 3, "--input")
+    assert run_cli(*command, rows, "--output", output).code == 0
+    again = run_cli(*command, output)
+    assert again.out == output.read_text()
+    assert "answers.jsonl: the field generation of 2 rows is replaced" in again.err
 
 
 def test_generate_rows_end_a_reply_where_its_turn_ends(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:

@@ -264,6 +264,19 @@ def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:
     assert on.position.tolist() == [43]
 
 
+def test_generate_rows_continue_a_state(run: RunCli, me: str, place: Path) -> None:
+    """Each row begins with the state, whatever the size of a batch."""
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Who", "x", "Chapter")))
+    arguments = ("generate", "hope", "--memory", me, "--max-tokens", "3")
+    for flags in ((), ("--learn",)):
+        single = json.loads(run(*arguments, *flags, "Who", "x", "Chapter", "--format", "json")[1])["generations"]
+        for size in (1, 2):
+            code, out, err = run(*arguments, *flags, "--input", "prompts.jsonl", "--batch-size", size)
+            assert code == 0, err
+            ids = [json.loads(line)["generation"]["ids"] for line in out.splitlines()]
+            assert ids == [row["ids"] for row in single]
+
+
 @pytest.mark.medium
 def test_attention_cache_stays_within_the_positions(run: RunCli, place: Path) -> None:
     """Its caches stay within the model's positions, and the levels go on."""
@@ -351,7 +364,8 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
         refused(
             run, 2, "--inner-lr: needs --learn", "compress", "donor", "book.txt", "--out", "a", "--inner-lr", inner_lr
         )
-    refused(run, 2, "--input: not available for a model with fast weights", "generate", "hope", "--input", "rows.jsonl")
+    arguments = ("--input", "rows.jsonl", "--learn", "--save-state", "a.safetensors")
+    refused(run, 2, "--input: not available with --save-state", "generate", "hope", *arguments)
     message = "--vectors: not available with a fast-weight state"
     refused(run, 2, message, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")

@@ -407,7 +407,7 @@ def test_generate_run_answers_with_its_method_or_chain(run: RunCli) -> None:
     question = "3 + 4 * 2 ="
     code, out, _ = run("generate", "runs/a", question, question, "--max-tokens", 5)
     assert code == 0
-    assert out.splitlines()[0] == out.splitlines()[1]
+    assert out == f"{out.splitlines()[0]}\n\n{out.splitlines()[0]}\n"
     report = json.loads(run("generate", "runs/a", question, "--max-tokens", 5, "--format", "json")[1])
     (decoder,) = report["generations"]
     assert (report["method"], report["step"], decoder["text"]) == ("kava", 1, out.splitlines()[0])

@@ -269,6 +269,28 @@ def test_load_looks_a_name_on_the_hub_up_once(tmp_path: Path, monkeypatch: pytes
     assert names == ["org/model"]
 
 
+def test_answers_end_at_stop_strings_and_stream_their_text(place: Path, run_cli: RunCli) -> None:
+    run = train_tiny_run("kava", place)
+    model = laconic.load(run)
+    assert isinstance(model, Reasoner)
+    config = replace(SHORT, temperature=2.0, seed=5, max_tokens=8)
+    whole = model.generate("1+2*3=", config)[0]
+    assert whole.logprobs is not None
+    assert (len(whole.logprobs), whole.num_prompt_tokens) == (len(whole.token_ids), 7)
+    stop, pieces = whole.text[2:4], list[str]()
+    config = replace(config, stop_strings=stop)
+    ended = model.generate("1+2*3=", replace(config, on_token=lambda row, token, text, _: pieces.append(text)))[0]
+    assert (ended.text, ended.stop_reason) == (whole.text[: whole.text.index(stop)], "stop")
+    assert ended.token_ids == whole.token_ids[: len(ended.token_ids)]
+    assert "".join(pieces) == ended.text
+    flags = ("--max-tokens", 8, "--temperature", 2, "--seed", 5, "--stop-string", stop)
+    assert run_cli("generate", run, "1+2*3=", *flags).out == f"{ended.text}\n"
+    printed = json.loads(run_cli("generate", run, "1+2*3=", *flags, "--format", "json", "--logprobs").out)
+    assert ended.logprobs is not None
+    assert printed["generations"][0]["logprobs"] == [round(x, 6) for x in ended.logprobs]
+    assert printed["generations"][0]["stop_reason"] == "stop"
+
+
 def test_stream_answers_equals_generate_and_checks_its_arguments(place: Path) -> None:
     model = laconic.load(train_tiny_run("kava", place))
     assert isinstance(model, Reasoner)
@@ -285,6 +307,7 @@ def test_stream_answers_equals_generate_and_checks_its_arguments(place: Path) ->
         (questions, {"start": 5}, "start: question 5 of 4"),
         (questions, {"batch_size": 0}, "batch_size"),
         (questions, {"batch_size": 2.5}, "batch_size"),
+        (questions, {"config": replace(SHORT, eos_token_ids=(1,))}, "eos_token_ids: the recipe's data.format"),
     )
     for invalid, options, message in cases:
         with pytest.raises(UsageError, match=message):

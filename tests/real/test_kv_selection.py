@@ -16,7 +16,7 @@ from laconic.compression.kv import scores as kv_scores
 from laconic.compression.kv import selection as kv_selection
 from laconic.compression.kv.compress import compress_document
 from laconic.compression.kv.selection import NO_REPEAT_PROMPT, DocumentReader, Ranking, RepeatPrompt
-from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text, encode_prompt
+from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text, encode_messages
 from tests.conftest import needs, shared_dir
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("unchecked")]
@@ -152,7 +152,9 @@ def test_kv_memory_answers_a_question_about_its_text(decoder: Decoder, smollm2: 
     tokenizer = laconic.load_tokenizer(smollm2)
     text = f"{book[:1200]}\n\nThe secret code of the archive is 7341.\n\n{book[1200:2400]}"
     memory = compress_text(decoder, tokenizer, text, KVCompressionConfig(keep=0.2), chat=True).memory
-    prompt = encode_prompt(tokenizer, memory, "What is the secret code of the archive?")
+    prompt = encode_messages(
+        tokenizer, memory, [{"role": "user", "content": "What is the secret code of the archive?"}]
+    )
     config = GenerationConfig(max_tokens=24)
     assert (
         "7341"

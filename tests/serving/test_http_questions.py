@@ -76,7 +76,6 @@ def test_question_is_answered_with_latents(thinker: TestClient, reasoner: Reason
         ({"messages": [USER] * 2}, 'single questions (data.format = "digits")'),
         ({"messages": [{"role": "system", "content": "1"}]}, "the last one has role system"),
         ({"messages": [USER], "memory": ["a"]}, "reads no memories"),
-        ({"messages": [USER], "chat_template_kwargs": {"a": 1}}, "the template of a run or memory is fixed"),
         ({"prompt": [1, 2]}, "give texts, not token ids"),
     ],
 )
@@ -146,6 +145,12 @@ def test_question_of_a_conversation_is_answered_as_in_training(
 
 def test_question_of_a_conversation_names_what_is_wrong(chat_reasoner: Reasoner, start_server: StartServer) -> None:
     server = start_server(chat_reasoner)
+    body: dict[str, object] = {"messages": HISTORY}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        neutral = {"chat_template_kwargs": {"enable_thinking": False}}  # no variable of this template
+        assert server.post(path, json=body | neutral).status_code == 200
+        refused = server.post(path, json=body | {"chat_template_kwargs": {"note": "Be brief."}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
     for messages, text in (
         (HISTORY[:3], "the last one has role assistant"),
         ([{"role": "user", "content": "a" * 600}], "this model's maximum context length is"),

@@ -1,7 +1,9 @@
 """Answers of a model, and the forward passes that they took."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+StopReason = Literal["eos", "stop", "length", "cancelled"]
 
 
 class PassCounts(NamedTuple):
@@ -30,9 +32,13 @@ class AnswerBatch:
         token_ids: Generated ids of each row.
         passes: Decoder calls of each row.
         cache_positions: Per row, the number of cached positions when the answer began and when it ended.
+        logprobs: Log probability of each id; empty for a method that does not return them.
+        stop_reasons: Why each answer ended, as in `laconic.Generation`; empty for such a method.
     """
 
     texts: tuple[str, ...]
     token_ids: tuple[tuple[int, ...], ...]
     passes: tuple[PassCounts, ...]
     cache_positions: tuple[tuple[int, int], ...]
+    logprobs: tuple[tuple[float, ...], ...] = ()
+    stop_reasons: tuple[StopReason, ...] = ()

@@ -2,20 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from laconic.cli.generate_context import ContextLimit
-from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
-from laconic.cli.generate_prompts import PromptRow, find_row_stop_ids
-from laconic.compression.kv.memory import KVMemory
+from laconic.cli.generate_output import GenerationTimer, find_done_file, generation_to_json, write_text
 from laconic.console import log_message, progress
-from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
-from laconic.experiment.text_models.kv_compressor import build_row_caches
+from laconic.experiment.text_models.prompts import PreparedPrompts
 from laconic.generation.config import GenerationConfig
 from laconic.storage.atomic import write_file_atomically, write_text_atomically
 from laconic.storage.manifest import hash_file, hash_json, hash_line
@@ -24,93 +20,62 @@ from laconic.storage.run_dir import truncate_partial_line
 if TYPE_CHECKING:
     from laconic.cli.commands.generate import GenerateCommand
 
+KEY_FLAGS = ("quantize", "logprobs", "allow_long_prompt", "with_cot", "jacobi_tolerance", "learn", "inner_lr")
+
 
 def generate_rows(
-    command: "GenerateCommand",
-    limit: ContextLimit,
-    tokenizer: Tokenizer,
-    rows: Sequence[PromptRow],
-    ids: Sequence[list[int]],
-    config: GenerationConfig,
-    memory: KVMemory | None = None,
+    command: "GenerateCommand", prompts: PreparedPrompts, config: GenerationConfig, timer: GenerationTimer
 ) -> None:
-    """Generate for all rows and write them, as `write_rows` does. Row i samples with seed + i.
+    """Generate for all rows, and write each as JSON, with its fields and a field `generation`.
 
-    `memory` has one text for all prompts, or one for each. The rows of a batch end with the same ids: where texts
-    follow chat messages, a new batch begins.
+    Row i samples with seed + i. Without --output, rows go to standard output. With it, they are collected in
+    OUTPUT.part, which is renamed at the end and which the same command continues after an interruption. The errors are
+    those of `PartialOutput`.
     """
-    timer, seed = GenerationTimer(shows_progress=False), config.seed
-    assert isinstance(seed, int)
-    stop_ids = [find_row_stop_ids(row, limit.decoder, tokenizer) for row in rows]
-
-    def key() -> str:
-        model = [limit.decoder.fingerprint, str(limit.decoder.config.dtype), command.quantize]
-        flags = [list_options(config), command.logprobs, limit.may_exceed, *hash_memory_files(command.memory)]
-        return hash_json([*model, *flags, [row.source for row in rows], ids])
-
-    def results(first: int) -> Iterator[dict[str, Any]]:
-        stop = first
-        while stop < len(ids):
-            start = stop
-            while stop < min(start + command.batch_size, len(ids)) and stop_ids[stop] == stop_ids[start]:
-                stop += 1
-            options = replace(
-                config,
-                seed=[seed + i for i in range(start, stop)],
-                eos_token_ids=stop_ids[start],
-                return_state=False,
-                on_prefill=timer.on_prefill,
-                on_token=lambda *_: timer.on_token(),
-            )
-            state = None if memory is None else build_row_caches(memory, range(start, stop))
-            generations = limit.generate(tokenizer, ids[start:stop], state, options)
-            timer.add(generations)
-            yield from (generation_to_json(generation, command.logprobs) for generation in generations)
-
-    write_rows(rows, command.output, key, results)
-    log_message(timer.describe())
-    limit.log_ended()
-
-
-def write_rows(
-    rows: Sequence[PromptRow],
-    output: Path | None,
-    key: Callable[[], str],
-    results: Callable[[int], Iterator[dict[str, Any]]],
-) -> None:
-    """Write each row as JSON, with its fields and a field `generation`.
-
-    Without `output`, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
-    end and which the same command continues after an interruption: `results` returns the generations of the rows from
-    an index on, and `key` a hash of all that determines the output. The errors are those of `PartialOutput`.
-    """
-    part, first = None, 0
-    if output is not None:
-        part = PartialOutput(output.with_name(f"{output.name}.part"), key())
-        first = part.num_rows
-        if first:
-            log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; continuing")
+    config, num_rows, part = (
+        replace(config, return_state=False, on_prefill=timer.on_prefill),
+        len(prompts.prompts),
+        None,
+    )
+    if command.output is not None:
+        part = PartialOutput(command.output, build_key(command, prompts, config))
+        if part.is_complete:
+            log_message(f"{command.output} is complete: this command wrote its {part.num_rows:,} rows")
+            return
+        if part.num_rows:
+            log_message(f"{part.path}: {part.num_rows:,} of {num_rows:,} rows are done; continuing")
+    done = 0 if part is None else part.num_rows
     try:
         with progress("generating,") as show:
-            for row, generation in zip(rows[first:], results(first), strict=True):
-                line = json.dumps(row.source | {"generation": generation}, ensure_ascii=False)
-                if part is None:
-                    write_text(f"{line}\n")
-                else:
-                    part.append(line)
-                first += 1
-                show("rows", first, len(rows))
+            for generations in prompts.generate_in_batches(config, command.batch_size, done):
+                timer.add(generations, config.max_tokens)
+                for generation in generations:
+                    result = {"generation": generation_to_json(generation, command.logprobs)}
+                    line = json.dumps(prompts.prompts[done].source | result, ensure_ascii=False)
+                    if part is None:
+                        write_text(f"{line}\n")
+                    else:
+                        part.append(line)
+                    done += 1
+                    show("rows", done, num_rows)
     except KeyboardInterrupt:
         if part is not None:
-            log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; the same command continues")
+            log_message(f"{part.path}: {done:,} of {num_rows:,} rows are done; the same command continues")
         raise
-    if output is not None and part is not None:
-        part.finish(output)
-        log_message(f"wrote {output}, {len(rows):,} rows")
+    if part is not None:
+        part.finish()
+        log_message(f"wrote {part.output}, {num_rows:,} rows")
+    if timer.rows:
+        log_message(timer.describe())
 
 
-def list_options(config: GenerationConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
+def build_key(command: "GenerateCommand", prompts: PreparedPrompts, config: GenerationConfig) -> str:
+    """Return the hash of all that determines the output."""
+    options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
+    flags = [getattr(command, name) for name in KEY_FLAGS]
+    weights = [prompts.fingerprint, str(prompts.model.decoder.config.dtype), *hash_memory_files(command.memory)]
+    sources = [prompt.source for prompt in prompts.prompts]
+    return hash_json([weights, options, flags, sources, list(map(list, prompts.ids))])
 
 
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:
@@ -122,18 +87,37 @@ def hash_memory_files(paths: Sequence[Path]) -> list[str]:
 class PartialOutput:
     """OUTPUT.part: a line with the key of the command, then the rows that are done, each after a hash of all so far.
 
-    Raises CorruptArtifactError if a row was changed; UsageError if it was begun with another key.
+    When all are done, OUTPUT has the rows alone, and OUTPUT.done the last hash, which covers the key and all of them.
+
+    Raises CorruptArtifactError if a row was changed; UsageError if it was begun with another key; BusyError if OUTPUT
+    is not of this command.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
-        self.path, self.num_rows, self.digest = path, 0, key
-        with translate_os_errors(path):
-            if not path.exists():
-                write_text_atomically(path, f"{key}\n")
+    def __init__(self, output: Path, key: str) -> None:
+        self.output, self.path = output, output.with_name(f"{output.name}.part")
+        self.num_rows, self.digest, self.is_complete = 0, key, output.exists()
+        if self.is_complete:
+            self.check_complete()
+            return
+        with translate_os_errors(self.path):
+            if not self.path.exists():
+                write_text_atomically(self.path, f"{key}\n")
                 return
-            with path.open(encoding="utf-8", errors="replace") as file:
+            with self.path.open(encoding="utf-8", errors="replace") as file:
                 self.read(file)
-            truncate_partial_line(path)
+            truncate_partial_line(self.path)
+
+    def check_complete(self) -> None:
+        """Count the rows of OUTPUT, and delete what an interruption at the very end left of OUTPUT.part."""
+        with translate_os_errors(self.output), self.output.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                self.add(line.removesuffix("\n"))
+        done = find_done_file(self.output)
+        if not done.is_file() or done.read_text(encoding="utf-8", errors="replace") != f"{self.digest}\n":
+            raise BusyError(
+                f"--output {self.output} exists, with other rows, flags or weights; delete it or choose another file"
+            )
+        self.path.unlink(missing_ok=True)
 
     def read(self, file: TextIO) -> None:
         """Check the key and the rows of an open file; count the rows, without a partial one at the end."""
@@ -143,20 +127,23 @@ class PartialOutput:
             )
         for number, line in enumerate(takewhile(lambda line: line.endswith("\n"), file), 2):
             digest, _, row = line.rstrip("\n").partition(" ")
-            self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
+            self.add(row)
             if digest != self.digest:
                 raise CorruptArtifactError(f"{self.path}:{number}: was changed after it was written; delete the file")
 
-    def append(self, row: str) -> None:
+    def add(self, row: str) -> None:
         self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
+
+    def append(self, row: str) -> None:
+        self.add(row)
         with translate_os_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(f"{self.digest} {row}\n")
 
-    def finish(self, output: Path) -> None:
-        """Write the rows alone to OUTPUT, and delete OUTPUT.part; raise `BusyError` if OUTPUT was made meanwhile."""
-        if output.exists():
+    def finish(self) -> None:
+        """Write OUTPUT.done and OUTPUT, and delete OUTPUT.part; raise `BusyError` if OUTPUT was made meanwhile."""
+        if self.output.exists():
             raise BusyError(
-                f"{output} exists by now; the rows are in {self.path}: delete {output} and repeat the command"
+                f"{self.output} exists by now; the rows are in {self.path}: delete {self.output} and repeat the command"
             )
 
         def copy(new: Path) -> None:
@@ -165,5 +152,6 @@ class PartialOutput:
                 for line in source:
                     target.write(line.partition(b" ")[2])
 
-        write_file_atomically(output, copy, self.path.stat().st_size)
+        write_text_atomically(find_done_file(self.output), f"{self.digest}\n")
+        write_file_atomically(self.output, copy, self.path.stat().st_size)
         os.unlink(self.path)

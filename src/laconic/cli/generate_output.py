@@ -5,26 +5,30 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from laconic.console import ProgressFn, pluralize, progress
+from laconic.console import ProgressFn, log_message, pluralize, progress
 
 if TYPE_CHECKING:
+    from laconic.experiment.text_models.prompts import GeneratedText
     from laconic.generation.config import GenerationConfig
-    from laconic.generation.generate import Generation
 
-MIN_PROGRESS_PROMPT = 256  # positions of a prompt from which reading it shows progress
+MIN_PROGRESS_PROMPT = 256  # positions of a prompt from which reading it shows progress, or its loss
 
 
 class GenerationTimer:
-    """Measure prefill and decoding of one or more `generate` calls, and show the progress of prefill."""
+    """Measure prefill and decoding of one or more `generate` calls, and show the progress of prefill.
 
-    def __init__(self, *, shows_progress: bool = True) -> None:
-        self.shows_progress = shows_progress
+    With `counts_passes`, for runs that also think, it describes passes instead.
+    """
+
+    def __init__(self, *, shows_progress: bool = True, counts_passes: bool = False) -> None:
+        self.shows_progress, self.counts_passes = shows_progress, counts_passes
         self.start = self.phase_start = time.perf_counter()
         self.prefill_seconds = self.decode_seconds = 0.0
         self.first_token_seconds: float | None = None
-        self.prompt_tokens = self.new_tokens = self.rows = 0
+        self.prompt_tokens = self.new_tokens = self.passes = self.rows = self.num_full = 0
         self.stack = ExitStack()
         self.show: ProgressFn | None = None
 
@@ -42,6 +46,12 @@ class GenerationTimer:
             self.prefill_seconds += now - self.phase_start
             self.phase_start = now
 
+    def on_reading(self, done: int, total: int, nats: float) -> None:
+        """Follow a prompt that is learned; report its loss if it is long."""
+        self.on_prefill(done, total, f"tokens, {nats:.2f} nats per token" if done else "tokens")
+        if done == total >= MIN_PROGRESS_PROMPT:
+            log_message(f"learned from {total:,} tokens, {nats:.3f} nats per token")
+
     def close_progress(self) -> None:
         self.stack.close()
         self.show = None
@@ -50,8 +60,11 @@ class GenerationTimer:
         if self.first_token_seconds is None:
             self.first_token_seconds = time.perf_counter() - self.start
 
-    def add(self, generations: "Sequence[Generation]") -> None:
+    def add(self, generations: "Sequence[GeneratedText]", max_tokens: int) -> None:
+        """Count the tokens of a batch, and the texts that ended before `max_tokens` because the context was full."""
         self.decode_seconds += time.perf_counter() - self.phase_start
+        self.passes += sum(g.passes.total for g in generations)
+        self.num_full += sum(g.stop_reason == "length" and len(g.token_ids) < max_tokens for g in generations)
         self.prompt_tokens += sum(g.num_prompt_tokens for g in generations)
         self.new_tokens += sum(len(g.token_ids) for g in generations)
         self.rows += len(generations)
@@ -64,6 +77,9 @@ class GenerationTimer:
     def describe(self) -> str:
         import torch
 
+        if self.counts_passes:
+            seconds = time.perf_counter() - self.start
+            return f"{self.new_tokens:,} tokens in {self.passes:,} passes, {seconds:.2f} s"
         digits = 0 if self.decode_rate >= 10 else 1
         rate = f" ({self.decode_rate:,.{digits}f} tokens/s)" if self.new_tokens > self.rows else ""
         return (
@@ -75,12 +91,14 @@ class GenerationTimer:
     def to_json(self) -> dict[str, Any]:
         import torch
 
+        seconds = {"seconds": round(time.perf_counter() - self.start, 3)}
+        if self.counts_passes:
+            return seconds
         rates = (self.prompt_tokens / max(self.prefill_seconds, 1e-9), self.decode_rate)
         prefill = {"tokens": self.prompt_tokens, "seconds": self.prefill_seconds, "tokens_per_second": rates[0]}
         decode = {"tokens": self.new_tokens, "tokens_after_first": self.new_tokens - self.rows}
         decode |= {"seconds": self.decode_seconds, "tokens_per_second": rates[1]}
-        return {
-            "seconds": round(time.perf_counter() - self.start, 3),
+        return seconds | {
             "seconds_to_first_token": round(self.first_token_seconds or 0.0, 4),
             "prefill": {name: round(value, 4) for name, value in prefill.items()},
             "decode": {name: round(value, 4) for name, value in decode.items()},
@@ -94,8 +112,8 @@ class GenerationPrinter:
     Until then, and if the printer is silent, progress is shown.
     """
 
-    def __init__(self, labels: Sequence[str], *, is_silent: bool = False) -> None:
-        self.labels, self.is_silent, self.timer = labels, is_silent, GenerationTimer()
+    def __init__(self, labels: Sequence[str], timer: GenerationTimer, *, is_silent: bool = False) -> None:
+        self.labels, self.timer, self.is_silent = labels, timer, is_silent
         self.is_streaming = len(labels) == 1 and not is_silent
         self.finished: dict[int, str] = {}
         self.num_printed = self.num_tokens = self.max_tokens = 0
@@ -116,7 +134,7 @@ class GenerationPrinter:
             self.show("tokens", self.num_tokens, self.max_tokens)
         self.num_tokens += 1
 
-    def print_finished(self, row: int, generation: "Generation") -> None:
+    def print_finished(self, row: int, generation: "GeneratedText") -> None:
         """Print the rows that have ended, in order."""
         self.finished[row] = generation.text
         self.timer.close_progress()  # it must not be on the terminal while a text is printed
@@ -126,11 +144,20 @@ class GenerationPrinter:
             write_text(f"{separator}{self.labels[self.num_printed]}{self.finished[self.num_printed]}\n")
             self.num_printed += 1
 
-    def finish(self, generations: "Sequence[Generation]") -> None:
+    def finish(self, generations: "Sequence[GeneratedText]", max_tokens: int) -> None:
+        """Print the end of a text that was streamed, or the texts of which no callback was called."""
         self.timer.close_progress()
-        self.timer.add(generations)
-        if self.is_streaming:
+        self.timer.add(generations, max_tokens)
+        if self.is_streaming and self.num_tokens:
             write_text("\n")
+        elif not self.is_silent:
+            for row in range(self.num_printed, len(generations)):
+                self.print_finished(row, generations[row])
+
+
+def find_done_file(output: Path) -> Path:
+    """Return the file that a complete output has beside it; see `PartialOutput`."""
+    return output.with_name(f"{output.name}.done")
 
 
 def write_text(text: str) -> None:
@@ -138,7 +165,7 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def generation_to_json(generation: "Generation", should_add_logprobs: bool) -> dict[str, Any]:
+def generation_to_json(generation: "GeneratedText", should_add_logprobs: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "text": generation.text,
         "ids": generation.token_ids,
@@ -146,4 +173,7 @@ def generation_to_json(generation: "Generation", should_add_logprobs: bool) -> d
         "prompt_tokens": generation.num_prompt_tokens,
         "passes": generation.passes._asdict() | {"total": generation.passes.total},
     }
-    return row | ({"logprobs": [round(x, 6) for x in generation.logprobs]} if should_add_logprobs else {})
+    if not should_add_logprobs:
+        return row
+    logprobs = generation.logprobs  # None for a method of one's own that does not return them
+    return row | {"logprobs": None if logprobs is None else [round(x, 6) for x in logprobs]}

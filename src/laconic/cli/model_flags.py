@@ -28,11 +28,18 @@ class ModelFlags:
     revision: OptionalStr = None
     """commit, tag or branch on the hub"""
 
-    def load_model(self, name: str) -> "LoadedModel":
+    def load_model(self, name: str, allow_missing: tuple[str, ...] = ()) -> "LoadedModel":
         """Load a checkpoint or a run, for which the flags other than `device` are refused."""
         import laconic
 
-        return laconic.load(name, device=self.device, dtype=self.dtype, revision=self.revision, quantize=self.quantize)
+        return laconic.load(
+            name,
+            device=self.device,
+            dtype=self.dtype,
+            revision=self.revision,
+            quantize=self.quantize,
+            allow_missing=allow_missing,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

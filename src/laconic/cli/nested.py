@@ -1,9 +1,6 @@
-"""Models with fast weights in `laconic compress`, `generate` and `inspect`."""
+"""Models with fast weights in `laconic compress`, `generate` and `serve`."""
 
-import json
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,20 +11,14 @@ from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
 from laconic.cli.commands.serve import ServeCommand
-from laconic.cli.files import check_memories, check_replaceable
-from laconic.cli.generate_output import GenerationTimer
-from laconic.cli.generate_prompts import title_rows
 from laconic.cli.model_flags import ModelFlags
-from laconic.console import log_message, status
+from laconic.console import status
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
+from laconic.experiment.load_run import is_nested
 from laconic.experiment.state_report import describe_state_cost, format_reports
-from laconic.experiment.text_models.nested_model import NestedTextModel, is_nested, load_read_documents, match_rows
-from laconic.experiment.text_models.read_into_state import ReadDocument
-from laconic.nested.state import FastWeightState, concat_rows
-
-BATCH_FLAGS = ("output", "sample", "allow_long_prompt", "quantize")
-MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
+from laconic.experiment.text_models.nested_model import NestedTextModel
+from laconic.experiment.text_models.read_into_state import load_read_documents, spread_documents
 
 
 def load_model(command: CompressCommand | GenerateCommand | ServeCommand, memory: Path | None) -> NestedTextModel:
@@ -86,86 +77,9 @@ def compress_text(command: CompressCommand) -> int:
     return 0
 
 
-def spread_documents(documents: list[list[ReadDocument]], n: int) -> list[list[ReadDocument]]:
-    """Return what each of n rows has read: the state's documents, or those of its only row for all; else none."""
-    return documents if len(documents) == n else documents * n or [[]] * n
-
-
 def compress_resume_key(command: CompressCommand, model: NestedTextModel) -> dict[str, Any]:
     return {
         "batch_size": command.batch_size if command.is_jsonl else None,
         "weights": model.model.weights_fingerprint,
         "tokenizer": model.tokenizer.fingerprint,
     } | ({} if command.memory is None else {"memory": sha256(command.memory.read_bytes()).hexdigest()})
-
-
-def generate_text(command: GenerateCommand) -> int:
-    """Continue prompts from a state; `--save-state` saves the updated state."""
-    validate_generate(command)
-    rows, memory = command.read_prompts(), command.memory[0] if command.memory else None
-    with status(f"loading {command.model}"):
-        model = load_model(command, memory)
-        if command.learn and not model.update_weights:
-            raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
-        state = None if memory is None else model.load_memory(memory)
-        documents = [] if memory is None else load_read_documents(memory)
-    ids, state = match_rows([row.encode(model.tokenizer, is_continuation=state is not None) for row in rows], state)
-    rows = title_rows(rows, len(ids), documents)
-    printer = command.build_printer(rows)
-    show_reading = partial(report_reading, printer.timer)
-    if command.max_tokens == 0:
-        states, answers = [model.read_ids(ids, state, on_reading=show_reading)], [""] * len(ids)
-        counts = list(map(len, ids))
-        if command.format == "json":
-            printer.timer.prompt_tokens = sum(counts)
-            command.print_generations([], [], model.model, printer)
-    else:
-        config = replace(printer.attach(command.generation_config()), update_on_prompt=command.learn or None)
-        generations = model.generate_from_ids(ids, state, config, show_reading)
-        command.print_generations(rows, generations, model.model, printer)
-        states = [cast(FastWeightState, generation.state) for generation in generations]
-        answers = [generation.text for generation in generations]
-        counts = [generation.num_prompt_tokens + len(generation.token_ids) for generation in generations]
-    if command.save_state is not None:
-        prompts = [json.dumps(row.messages) if row.text is None else row.text for row in rows]
-        texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        save_generated_state(command.save_state, model, states, documents, list(zip(texts, counts, strict=True)))
-    return 0
-
-
-def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -> None:
-    timer.on_prefill(done, total, f"tokens, {nats:.2f} nats per token" if done else "tokens")
-    if done == total >= MIN_REPORTED_PROMPT:
-        log_message(f"learned from {total:,} tokens, {nats:.3f} nats per token")
-
-
-def validate_generate(command: GenerateCommand) -> None:
-    """Raise `UsageError` (2) for flags that do not fit a model with fast weights, before it is loaded."""
-    names = ("input", "with_cot", "allow_missing", *BATCH_FLAGS)
-    refuse_flags(command, names, "not available for a model with fast weights")
-    if len(command.memory) > 1:
-        raise UsageError(f"--memory: {len(command.memory)} files given; a model with fast weights takes one state")
-    check_memories(command.memory)
-    if command.save_state is None:
-        return
-    if not command.learn:
-        raise UsageError(f"--save-state {command.save_state}: requires --learn")
-    check_replaceable("--save-state", command.save_state)
-
-
-def save_generated_state(
-    path: Path,
-    model: NestedTextModel,
-    states: Sequence[FastWeightState],
-    documents: list[list[ReadDocument]],
-    texts: Sequence[tuple[str, int]],
-) -> None:
-    """Save the state of rows that had read `documents`, and then `texts`, with their numbers of tokens."""
-    state, n = concat_rows(*states), len(texts)
-    updated = [
-        [*row, ReadDocument("prompt and answer", sha256(text.encode()).hexdigest(), num_tokens)]
-        for row, (text, num_tokens) in zip(spread_documents(documents, n), texts, strict=True)
-    ]
-    model.save(state, path, updated)
-    tokens = int(state.position.sum())
-    log_message(f"wrote {path}, {path.stat().st_size:,} bytes: {tokens:,} tokens read so far")

@@ -19,13 +19,14 @@ from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE, read_base_model
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.text_models.language_model import LanguageModel
-from laconic.experiment.text_models.nested_model import NestedTextModel, as_nested
+from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import check_type
 from laconic.interfaces import AnswersQuestions
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder
 from laconic.models.quantize import quantize_decoder
+from laconic.nested.hope.model import Hope
 from laconic.storage.manifest import MANIFEST_FILE
 
 LoadedModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
@@ -40,6 +41,7 @@ def load(
     revision: str | None = None,
     allow_code: bool = False,
     quantize: Literal["int8"] | None = None,
+    allow_missing: tuple[str, ...] = (),
 ) -> LoadedModel:
     """Load a checkpoint or a trained run.
 
@@ -64,6 +66,7 @@ def load(
         allow_code: Import the method of a run that was trained with code outside laconic (`method =
             "package.module:Class"`). Set it only for runs that you trust.
         quantize: "int8" rounds the linear layers of a checkpoint while reading; see `laconic.quantize_decoder`.
+        allow_missing: Tensors that may be missing from a checkpoint; they are then initialised at random.
 
     Returns:
         The model, ready to use.
@@ -88,16 +91,16 @@ def load(
     check_type("step", step, int | None, "the number of a step")
     path_or_name = os.path.expanduser(path_or_name)
     target, run = weights.resolve_device(device), find_run(path_or_name, step)
-    fixed = {"dtype": dtype, "quantize": quantize, "revision": revision}
+    fixed = {"dtype": dtype, "quantize": quantize, "allow_missing": allow_missing or None, "revision": revision}
     if run is None:
         check_is_model(path_or_name)
         if step is not None:
             raise UsageError(f"step {step}: {path_or_name} is a checkpoint, not a run, and has no steps; remove step")
         if read_base_model(path_or_name) is not None:
-            return LanguageModel(*load_plain_model(path_or_name, target, dtype, revision, quantize))
+            return LanguageModel(*load_plain_model(path_or_name, target, dtype, revision, quantize, allow_missing))
         folder = weights.find_checkpoint(path_or_name, weights.check_revision(path_or_name, revision))
         if not is_export(folder):
-            return load_checkpoint(path_or_name, folder, target, dtype, quantize)
+            return load_checkpoint(path_or_name, folder, target, dtype, quantize, allow_missing)
         run = RunStep(folder, None)  # on the hub, which has revisions; local ones are found as runs
         del fixed["revision"]
     for name, value in fixed.items():
@@ -110,7 +113,9 @@ def wrap_run(run: LoadedRun) -> LoadedModel:
     if isinstance(run.method, AutoCompressor):
         return as_compressor(run)
     if run.recipe.method == "hope":
-        return as_nested(run)
+        assert isinstance(run.parts.decoder, Hope)
+        updates = run.recipe.inner_loop is None or run.recipe.inner_loop.enabled
+        return NestedTextModel(run.parts.decoder, run.parts.tokenizer, updates, run.recipe)
     if not isinstance(run.method, AnswersQuestions):
         return LanguageModel(run.parts.decoder, run.parts.tokenizer, run.recipe)
     return Reasoner(run)
@@ -122,19 +127,21 @@ def load_checkpoint(
     device: torch.device,
     dtype: torch.dtype | str | None,
     quantize: Literal["int8"] | None,
+    allow_missing: tuple[str, ...],
 ) -> LoadedModel:
     """Load the checkpoint in a folder: a plain decoder, a saved nested model, or a published AutoCompressor."""
     with name_folder_in_errors(folder):
         float_dtype = weights.resolve_dtype(dtype, folder)
         shape = read_saved_config(folder) if (folder / "config.json").is_file() else None
-        if quantize and (shape is not None or is_published_compressor(folder)):
-            raise UsageError(f"quantize: {path_or_name} is not a plain model; remove quantize")
+        for name, value in (("quantize", quantize), ("allow_missing", allow_missing)):
+            if value and (shape is not None or is_published_compressor(folder)):
+                raise UsageError(f"{name}: {path_or_name} is not a plain model; remove {name}")
         if shape is not None:
             nested = model_class(shape).from_pretrained(folder, float_dtype, device)
             return NestedTextModel(nested, load_tokenizer(folder))
         if is_published_compressor(folder):
             return load_published_compressor(folder, device, float_dtype)
-    decoder, tokenizer = load_plain_model(folder, device, float_dtype, quantize=quantize)
+    decoder, tokenizer = load_plain_model(folder, device, float_dtype, quantize=quantize, allow_missing=allow_missing)
     decoder.name_or_path = str(path_or_name)
     return LanguageModel(decoder, tokenizer)
 

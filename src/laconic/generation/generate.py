@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from laconic.batches import PassCounts
+from laconic.batches import PassCounts, StopReason
 from laconic.errors import NonFiniteError, UsageError
 from laconic.generation.backends import (
     StatefulBackend,
@@ -29,7 +29,7 @@ from laconic.generation.prompt import (
     check_vocabulary,
     prefill,
 )
-from laconic.generation.result import Generation, StopReason
+from laconic.generation.result import Generation
 from laconic.generation.sampling import Sampler
 from laconic.generation.state import DecodeState
 from laconic.generation.text_stream import IncrementalDetokenizer

@@ -1,17 +1,14 @@
 """Result of text generation for one row."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from laconic.batches import PassCounts
+from laconic.batches import PassCounts, StopReason
 from laconic.console import to_html_table
 from laconic.errors import UsageError
 from laconic.generation.state import DecodeState
 from laconic.interfaces import RecurrentState
-
-StopReason = Literal["eos", "stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, eq=False)

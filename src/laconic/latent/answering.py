@@ -41,8 +41,19 @@ class AnswerDecoding:
     answer_prompt: tuple[int, ...] = ()
     sampling: GenerationConfig = field(default_factory=GenerationConfig)  # greedy
     seed: int = 0  # a row's samples depend on it and on the row's index only
-    tokenizer: TokenizerLike | None = None  # needed if `sampling` has stop strings
+    tokenizer: TokenizerLike | None = None  # needed if `sampling` has stop strings, or callbacks that receive text
     jacobi_tolerance: float = 0.0  # residual below which the Jacobi iterations of a row end; 0 runs all of them
+
+    def decode_answer(self, ids: Sequence[int]) -> str:
+        """Return the text of ids without the eos tokens, which a chain may contain too."""
+        return self.decode([i for i in ids if i not in self.eos_token_ids])
+
+
+class AnswerTokenizer:
+    """The tokenizer with which `generate` decodes answers: their text has no eos tokens."""
+
+    def __init__(self, tokenizer: TokenizerLike, decoding: AnswerDecoding) -> None:
+        self.encode, self.decode = tokenizer.encode, decoding.decode_answer
 
 
 class AnswerPrompt(NamedTuple):
@@ -74,25 +85,30 @@ def decode_answers(
     """Generate what follows a prompt of `prompt_answers`."""
     inputs, mask, cache = prompt.inputs_embeds, prompt.attention_mask, prompt.cache
     config = build_answer_config(decoder, questions.row_index, decoding, inputs.shape[1], prompt.writes_chain)
+    tokenizer = decoding.tokenizer and AnswerTokenizer(decoding.tokenizer, decoding)
     with eval_no_grad(decoder):
         generations = generate(
-            decoder, decoding.tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
+            decoder, tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
         )
     passes = [generation.passes for generation in generations]
     if prompt.passes:
         pairs = zip(prompt.passes, passes, strict=True)
         passes = [before._replace(answer=before.answer + after.answer) for before, after in pairs]
     prompt_lengths = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
-    texts: list[str] = []
     positions: list[tuple[int, int]] = []
     for num_positions, generation in zip(map(int, prompt_lengths), generations, strict=True):
         row = generation.token_ids
-        texts.append(decoding.decode([i for i in row if i not in decoding.eos_token_ids]))
         end = num_positions + len(row) - 1  # the last token is never read
         offset = find_answer_offset(decoding.answer_prompt, row) if prompt.writes_chain else 0
         positions.append((min(num_positions + offset, end), end))
-    ids = tuple(tuple(generation.token_ids) for generation in generations)
-    return AnswerBatch(tuple(texts), ids, tuple(passes), tuple(positions))
+    return AnswerBatch(
+        tuple(g.text if tokenizer else decoding.decode_answer(g.token_ids) for g in generations),
+        tuple(tuple(g.token_ids) for g in generations),
+        tuple(passes),
+        tuple(positions),
+        tuple(tuple(g.logprobs) for g in generations),
+        tuple(g.stop_reason for g in generations),
+    )
 
 
 class PromptedAnswers(nn.Module, ABC):

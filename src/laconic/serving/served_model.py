@@ -1,7 +1,6 @@
 """Models as the engine runs them: prepare a loaded model of each kind, and start sequences of texts or questions."""
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -160,12 +159,7 @@ def start_decoding(
     first = find_first_new_position(decoder, prompt, cache)
     check_position_table(decoder.config, first, config.max_tokens)
     sequence.sampler = build_sampler(decoder, prompt, config)
-    sequence.output = SequenceState(0, without_eos(decoding), [], decoding.eos_token_ids, config)
-
-
-def without_eos(decoding: AnswerDecoding) -> Callable[[list[int]], str]:
-    """Return the map from ids to an answer's text, in which the eos tokens that a chain contains do not occur."""
-    return lambda ids: decoding.decode([i for i in ids if i not in decoding.eos_token_ids])
+    sequence.output = SequenceState(0, decoding.decode_answer, [], decoding.eos_token_ids, config)
 
 
 def answer_whole(
@@ -176,7 +170,7 @@ def answer_whole(
     answers = answer_questions(model.method, question, replace(decoding, sampling=replace(options, stop_strings=())))
     sequence.latent_passes, ids = answers.passes[0].latent, answers.token_ids[0]
     config = replace(options, max_tokens=max(1, len(ids)), min_tokens=min(options.min_tokens, max(1, len(ids))))
-    sequence.output = SequenceState(0, without_eos(decoding), [], (), config)
+    sequence.output = SequenceState(0, decoding.decode_answer, [], (), config)
     sequence.send(PromptEvent())
     for token in ids:
         if sequence.add_token(token, None) == "stop":

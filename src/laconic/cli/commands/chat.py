@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -21,9 +21,7 @@ from laconic.console import log_message, log_note, status
 from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
 if TYPE_CHECKING:
-    from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
-    from laconic.experiment.text_models.compressor import TextCompressor
-    from laconic.experiment.text_models.language_model import LanguageModel
+    from laconic.experiment.text_models.chat_session import ChatSession
     from laconic.generation.config import GenerationConfig
 
 PROMPT = ">>> "
@@ -110,30 +108,8 @@ class ChatCommand(ModelFlags, SamplingFlags):
         if model.tokenizer.chat_template is None:
             message = f"{self.model} has no chat template (base models have none), so it does not chat"
             raise InputError(f"{message}; use laconic generate, or the model's instruction-tuned version")
-        prefix = read_memories(model, self.memory) if self.memory else None
+        prefix = model.open_prefix(self.memory) if self.memory else None
         return ChatSession(model.decoder, model.tokenizer, system=self.system, prefix=prefix)
-
-
-def read_memories(model: "TextCompressor | LanguageModel", paths: Sequence[Path]) -> "ChatPrefix | None":
-    """Return the joined memories of one text as the beginning of a conversation."""
-    import laconic
-    from laconic.experiment.text_models.chat_session import ChatPrefix
-    from laconic.experiment.text_models.kv_compressor import load_kv_memories
-
-    if isinstance(model, laconic.LanguageModel):
-        memory = load_kv_memories(paths, model.decoder, model.tokenizer)
-    else:
-        memory = model.join_memories(paths)
-    if memory.B != 1:
-        raise UsageError(f"--memory: {memory.B} texts in {paths[0]}; a conversation takes a memory of one text")
-    if isinstance(memory, laconic.KVMemory):
-        return ChatPrefix.from_kv_memory(memory, model.tokenizer)
-    assert isinstance(model, laconic.TextCompressor)
-    prompt = model.prepare_prompts(["a"], memory)
-    if prompt.cache is None:
-        return None
-    position = None if prompt.positions is None else int(prompt.positions[0])
-    return ChatPrefix(prompt.cache, position, reading_mode=model.reading_mode)
 
 
 def read_turns(is_terminal: bool) -> Iterator[str]:
@@ -221,7 +197,7 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
         log_note("\nstopped; the question is not part of the conversation")
         return
     write_text("\n")
-    timer.add([generation])
+    timer.add([generation], config.max_tokens)
     if is_terminal:
         stopped = "stopped; " if generation.stop_reason == "cancelled" else ""
         log_note(f"{stopped}{timer.describe()}")

@@ -117,7 +117,7 @@ class CompressCommand:
 
     def run(self) -> int:
         self.validate()
-        from laconic.experiment.text_models.nested_model import is_nested
+        from laconic.experiment.load_run import is_nested
 
         if is_nested(self.model) or self.learn or self.memory is not None:
             from laconic.cli.nested import compress_text

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -15,33 +15,24 @@ from laconic.cli.arguments import (
     OptionalStr,
     OutputFormat,
     check_minimum,
-    parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_new_file, print_json
-from laconic.cli.generate_output import GenerationPrinter, generation_to_json
-from laconic.cli.generate_prompts import (
-    PromptRow,
-    find_row_stop_ids,
-    read_message_file,
-    read_prompt_rows,
-    read_texts,
-    title_rows,
-    to_chat,
-)
+from laconic.cli.files import check_memories, check_new_file, check_replaceable, print_json
+from laconic.cli.generate_output import GenerationPrinter, GenerationTimer, find_done_file, generation_to_json
 from laconic.cli.model_flags import ModelFlags, SamplingFlags
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 from laconic.storage.temporary import is_device_or_pipe
 
 if TYPE_CHECKING:
-    from laconic import Decoder, Generation, GenerationConfig
-    from laconic.compression.kv.memory import KVMemory
-    from laconic.data.tokenizer import Tokenizer
+    from laconic.config.recipe import Recipe
+    from laconic.experiment.text_models.prompts import GeneratedText, PreparedPrompts, PromptRow, TextModel
+    from laconic.generation.config import GenerationConfig
 
+ModelKind = Literal["language model", "compressor", "fast weights", "reasoner"]
 DEFAULT_MAX_TOKENS = 128
 REASONING_FLAGS = ("with_cot", "jacobi_tolerance")
-RECIPE_FLAGS, RECIPE_REASON = ("allow_missing", "dtype", "revision"), "not available for a run; its recipe fixes it"
+RECIPE_FLAGS = ("allow_missing", "dtype", "revision", "quantize")
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """model (folder in Hugging Face layout, .gguf, hub name, smollm2 or stories260k), or a run of laconic train"""
-    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT", help_behavior_hint="")]
+    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="[PROMPT ...]", help_behavior_hint="")]
     """prompts to continue or questions to answer; several are one batch; - reads standard input"""
     file: OptionalPath = None
     """text file with the prompt; only the continuation is printed, as for standard input"""
@@ -75,14 +66,15 @@ class GenerateCommand(ModelFlags, SamplingFlags):
     """JSON file with a list of chat messages (role, content) to reply to; - reads standard input"""
     input: OptionalPath = None
     """JSONL file whose rows have a prompt, question or messages (for a run: no messages); each is written with a field
-    generation; - reads standard input"""
+    generation, which replaces one of this name; - reads standard input"""
     output: OptionalPath = None
-    """with --input: JSONL file to write; an interrupted command continues when repeated (default: standard output)"""
+    """with --input: JSONL file to write; an interrupted command continues when repeated, and does nothing once OUTPUT
+    is complete, as OUTPUT.done records (default: standard output)"""
     batch_size: int = 8
     """with --input: rows to process at once; what a row samples depends on --seed and its number alone"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
     """file(s) written by laconic compress, prepended to every prompt or conversation in order; for a model with fast
-    weights, one file with its state"""
+    weights, one file with its state, which every prompt continues"""
     learn: bool = False
     """let prompt and answer update the fast weights of a Hope model, or the MLPs of a checkpoint; see --save-state"""
     inner_lr: OptionalFloat = None
@@ -113,25 +105,31 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         self.validate()
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
-        from laconic.experiment.from_recipe.untrained_levels import is_state_file
-        from laconic.experiment.load_autocompressor import is_compressor
-        from laconic.experiment.load_run import read_run_method
-        from laconic.experiment.text_models.nested_model import is_nested
+        self.check_flags()
+        rows = self.read_prompts()
+        with status(f"loading {self.model}"):
+            prompts = self.prepare(rows)
+        config = self.generation_config(prompts.model.decoder.source_folder)
+        timer = GenerationTimer(shows_progress=self.input is None, counts_passes=prompts.counts_passes)
+        if self.input is None:
+            self.print_generations(prompts, config, timer)
+        else:
+            from laconic.cli.generate_batch import generate_rows
 
-        if self.learn or any(map(is_state_file, self.memory)) or is_nested(self.model):
-            from laconic.cli.nested import generate_text
+            generate_rows(self, prompts, config, timer)
+        if timer.num_full:
+            answers = "the answer" if timer.rows == 1 else f"{timer.num_full:,} of {timer.rows:,} answers"
+            position = prompts.model.decoder.config.max_position_embeddings
+            log_message(
+                f"{answers} ended at position {position:,}, where the context of {self.model} is full; "
+                "--allow-long-prompt goes on, but the text may be poor"
+            )
+        return 0
 
-            return generate_text(self)
-        check_memories(self.memory, self.system)
-        refuse_flags(self, ("save_state", "inner_lr"), "needs --learn")
-        if is_compressor(self.model):
-            return self.generate_with_memory(self.read_plain_prompts())
-        if read_run_method(self.model) is not None and not self.is_language_model_run:
-            from laconic.cli.generate_answers import answer_prompts
-
-            return answer_prompts(self)
-        refuse_flags(self, REASONING_FLAGS, f"{self.model} is not a run of laconic train")
-        return self.generate_with_checkpoint(self.read_prompts())
+    def generation_config(self, folder: Path | None = None) -> "GenerationConfig":
+        """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""
+        config = self.sampling_config(self.max_tokens or DEFAULT_MAX_TOKENS, folder)
+        return replace(config, min_tokens=self.min_tokens, update_on_prompt=self.learn or None)
 
     def find_step(self) -> Path:
         """Return the folder of the checkpoint that `--checkpoint` names; raise `UsageError` (2) if there is none."""
@@ -150,11 +148,24 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         return RunDirectory(folder).step_path(step)
 
     @cached_property
-    def is_language_model_run(self) -> bool:
-        """Whether the model is a run of method lm, which continues texts as a checkpoint does."""
-        from laconic.experiment.load_run import read_run_method
+    def recipe(self) -> "Recipe | None":
+        """The recipe of a run."""
+        from laconic.experiment.load_run import read_run_recipe
 
-        return read_run_method(self.model) == "lm"
+        return read_run_recipe(self.model)
+
+    @cached_property
+    def kind(self) -> ModelKind:
+        """What the model is opened as; a checkpoint that learns, or continues a state, has fast weights."""
+        from laconic.experiment.from_recipe.untrained_levels import is_state_file
+        from laconic.experiment.load_autocompressor import is_compressor
+        from laconic.experiment.load_run import is_nested
+
+        if self.learn or any(map(is_state_file, self.memory)) or is_nested(self.model):
+            return "fast weights"
+        if is_compressor(self.model):
+            return "compressor"
+        return "language model" if self.recipe is None or self.recipe.method == "lm" else "reasoner"
 
     def validate(self) -> None:
         """Raise `UsageError` (2) for flags that do not fit one another, and `BusyError` (73) if the output exists."""
@@ -167,7 +178,8 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
-            check_new_file("--output", self.output)
+            if not find_done_file(self.output).is_file():  # else the output may be complete
+                check_new_file("--output", self.output)
             if is_device_or_pipe(self.output):
                 raise UsageError(f"--output {self.output} is not a regular file; leave it out to print the rows")
         if self.max_tokens == 0 and not (self.learn and self.save_state is not None):
@@ -178,137 +190,103 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             raise UsageError("--logprobs: needs --format json or --input")
         replace(self, sample=False).generation_config()  # numbers out of range are refused before the model is loaded
 
-    def read_prompts(self, question_column: str = "question") -> list[PromptRow]:
-        if self.input is not None:
-            return read_prompt_rows(self.input, self.chat, self.system, question_column)
-        if self.messages is not None:
-            return [read_message_file(self.messages, self.system)]
-        rows = read_texts(self.prompts, self.file)
-        return [to_chat(row, self.system) for row in rows] if self.chat else rows
-
-    def read_plain_prompts(self, question_column: str | None = None) -> list[PromptRow]:
-        """Return the prompts of a run, which are texts, or rows of a file if their `question_column` is given."""
-        names = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
-        names += ("input",) if question_column is None else ()
-        refuse_flags(self, names, "not available for a run of this method")
-        return self.read_prompts(question_column or "question")
-
-    def generation_config(self, folder: Path | None = None) -> "GenerationConfig":
-        """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""
-        config = self.sampling_config(self.max_tokens or DEFAULT_MAX_TOKENS, folder)
-        return replace(config, min_tokens=self.min_tokens)
-
-    def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
-        """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
-        from laconic.cli.generate_context import ContextLimit
-        from laconic.experiment.text_models.kv_compressor import build_row_caches, load_kv_memories
-
-        with status(f"loading {self.model}"):
-            decoder, tokenizer = self.load_decoder()
-            memory = load_kv_memories(self.memory, decoder, tokenizer) if self.memory else None
-        if memory is None:
-            ids = [row.encode(tokenizer) for row in rows]
+    def check_flags(self) -> None:
+        """Raise `UsageError` (2) for flags that do not fit the kind of model, before it is loaded."""
+        if self.kind == "fast weights":
+            flags = (*REASONING_FLAGS, "sample", "allow_long_prompt", "quantize", "allow_missing")
+            refuse_flags(self, flags, "not available for a model with fast weights")
         else:
-            rows, ids = encode_after_memory(rows, tokenizer, memory)
-        limit = ContextLimit(decoder, self.model, may_exceed=self.allow_long_prompt)
-        limit.check_prompts(rows, ids, memory)
-        config = self.generation_config(decoder.source_folder)
-        config = replace(config, eos_token_ids=find_row_stop_ids(rows[0], decoder, tokenizer))
+            refuse_flags(self, ("save_state", "inner_lr"), "needs --learn")
+        if len(self.memory) > 1 and self.kind in ("fast weights", "reasoner"):
+            reads = "takes one state" if self.kind == "fast weights" else "reads one memory"
+            raise UsageError(f"--memory: {len(self.memory)} files; {self.model} {reads}")
+        check_memories(self.memory, self.system)
+        if self.kind in ("compressor", "reasoner"):
+            flags = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
+            refuse_flags(self, flags, "not available for a run of this method")
+        if self.kind in ("compressor", "language model"):
+            reason = f"{self.model} is not a run {'that answers questions' if self.recipe else 'of laconic train'}"
+            refuse_flags(self, REASONING_FLAGS, reason)
+        if self.kind != "fast weights" and (self.recipe is not None or self.kind == "compressor"):
+            refuse_flags(self, RECIPE_FLAGS, "not available for a run; its recipe fixes it")
+        if self.save_state is not None:
+            refuse_flags(self, ("input",), "not available with --save-state")
+            if not self.learn:
+                raise UsageError(f"--save-state {self.save_state}: requires --learn")
+            check_replaceable("--save-state", self.save_state)
+
+    def read_prompts(self) -> "list[PromptRow]":
+        """Read the prompts, for a run that answers questions those."""
+        from laconic.cli.generate_prompts import check_questions, read_message_file, read_prompt_rows, read_texts
+
+        columns = {} if self.recipe is None or self.kind != "reasoner" else self.recipe.data.columns
         if self.input is not None:
-            from laconic.cli.generate_batch import generate_rows
+            rows = read_prompt_rows(self.input, self.chat, self.system, columns.get("question", "question"))
+        elif self.messages is not None:
+            rows = [read_message_file(self.messages, self.system)]
+        else:
+            rows = read_texts(self.prompts, self.file)
+            rows = [row.to_chat(self.system) for row in rows] if self.chat else rows
+        if self.kind == "reasoner" and self.recipe is not None:
+            reads_documents = self.recipe.reads_documents and not self.memory
+            check_questions(rows, columns.get("document", "document") if reads_documents else None)
+        return rows
 
-            generate_rows(self, limit, tokenizer, rows, ids, config, memory)
-            return 0
-        printer = self.build_printer(rows)
-        state = None if memory is None else build_row_caches(memory, range(len(rows)))
-        generations = limit.generate(tokenizer, ids, state, printer.attach(config))
-        self.print_generations(rows, generations, decoder, printer)
-        limit.log_ended()
-        return 0
-
-    def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
+    def load(self) -> "TextModel":
+        """Load the model. Raises `UsageError` (2) for one that does not learn, or answers no questions."""
         import laconic
-        from laconic.experiment.load_model import check_is_model, load_plain_model
-        from laconic.experiment.load_run import is_export
 
-        if self.is_language_model_run:
-            refuse_flags(self, (*RECIPE_FLAGS, "quantize"), RECIPE_REASON)
-            model = laconic.load(self.model, device=self.device)
-            return model.decoder, model.tokenizer
-        check_is_model(self.model)
-        decoder, tokenizer = load_plain_model(
-            self.model,
-            device=self.device,
-            dtype=parse_dtype(self.dtype),
-            revision=self.revision,
-            quantize=self.quantize,
-            allow_missing=self.allow_missing,
-        )
-        if decoder.source_folder is not None and is_export(decoder.source_folder):
-            folder = decoder.source_folder
-            raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; use that folder")
-        return decoder, tokenizer
+        if self.kind == "fast weights":
+            from laconic.cli.nested import load_model
 
-    def generate_with_memory(self, rows: list[PromptRow]) -> int:
-        """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""
-        import laconic
-        from laconic.compression.memory import SummaryMemory
+            nested = load_model(self, self.memory[0] if self.memory else None)
+            if self.learn and not nested.update_weights:
+                raise UsageError(f"--learn: the recipe of {self.model} has inner_loop.enabled = false; remove --learn")
+            return nested
+        model = self.load_model(self.model, self.allow_missing)
+        if isinstance(model, laconic.Reasoner):
+            return replace(model, jacobi_tolerance=self.jacobi_tolerance or 0.0)
+        if self.kind == "reasoner" and self.recipe is not None:
+            raise UsageError(
+                f"{self.model}: method {self.recipe.method} has no `answer`, so it answers no questions; give the "
+                "class one, or continue texts in Python with laconic.load(RUN, allow_code=True).generate(TEXT)"
+            )
+        return model
 
-        refuse_flags(self, REASONING_FLAGS, "not available for a run of autocompressor")
-        refuse_flags(self, RECIPE_FLAGS, RECIPE_REASON)
-        with status(f"loading {self.model}"):
-            compressor = laconic.load(self.model, device=self.device)
-            assert isinstance(compressor, laconic.TextCompressor)
-            memories = [compressor.load_memory(path) for path in self.memory]
-            memory = SummaryMemory.concat_segments(*memories) if memories else None
-        prompts = [row.text or "" for row in rows]
-        if memory is not None:
-            rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
-        printer = self.build_printer(rows)
-        generations = compressor.generate(prompts, printer.attach(self.generation_config()), memory=memory)
-        self.print_generations(rows, generations, compressor.decoder, printer)
-        return 0
+    def prepare(self, rows: "Sequence[PromptRow]") -> "PreparedPrompts":
+        """Load the model and its memory, and encode the prompts."""
+        from laconic.experiment.text_models.language_model import TextPrompts
+        from laconic.experiment.text_models.reasoner import QuestionPrompts
 
-    def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
-        labels = [row.title + (row.text or "" if row.should_echo and not self.no_echo else "") for row in rows]
-        return GenerationPrinter(labels, is_silent=self.format == "json")
+        prompts = self.load().prepare(rows, self.memory[0] if len(self.memory) == 1 else self.memory or None)
+        if isinstance(prompts, TextPrompts) and not self.allow_long_prompt:
+            return prompts.end_in_context(self.model)
+        return replace(prompts, with_cot=self.with_cot) if isinstance(prompts, QuestionPrompts) else prompts
 
-    def print_generations(
-        self,
-        prompts: Sequence[PromptRow],
-        generations: "Sequence[Generation]",
-        decoder: "Decoder",
-        printer: GenerationPrinter,
-    ) -> None:
-        printer.finish(generations)
+    def print_generations(self, prompts: "PreparedPrompts", config: "GenerationConfig", timer: GenerationTimer) -> None:
+        """Generate for all prompts as one batch, print the texts or JSON, and save the state if a flag says so."""
+        from laconic.experiment.text_models.nested_model import StatePrompts
+
+        state, generations = None, list["GeneratedText"]()
+        if isinstance(prompts, StatePrompts):
+            prompts = replace(prompts, on_reading=timer.on_reading)
+        if self.max_tokens == 0 and isinstance(prompts, StatePrompts):
+            state, timer.prompt_tokens = prompts.read(), sum(map(len, prompts.ids))
+        else:
+            labels = [p.title + (p.text or "" if p.should_echo and not self.no_echo else "") for p in prompts.prompts]
+            printer = GenerationPrinter(labels, timer, is_silent=self.format == "json")
+            generations += prompts.generate(range(len(labels)), printer.attach(config))
+            printer.finish(generations, config.max_tokens)
         if self.format == "json":
-            rows = [
+            results = [
                 prompt.to_json() | generation_to_json(generation, self.logprobs)
-                for prompt, generation in zip(prompts, generations, strict=True)
+                for prompt, generation in zip(prompts.prompts, generations, strict=state is None)
             ]
-            metadata = {"schema": 1, "model": self.model, "weights": decoder.fingerprint}
-            print_json(metadata | printer.timer.to_json() | {"generations": rows})
-            return
-        log_message(printer.timer.describe())
-
-
-def encode_after_memory(
-    rows: Sequence[PromptRow], tokenizer: "Tokenizer", memory: "KVMemory"
-) -> tuple[list[PromptRow], list[list[int]]]:
-    """Return as many prompts as texts of a memory, and their ids; after a memory of a chat they are user messages."""
-    from laconic.experiment.text_models.kv_compressor import encode_messages, encode_prompt, is_chat_memory
-    from laconic.experiment.text_models.text_model import match_prompts
-
-    with_tools = next((row for row in rows if row.tools), None)
-    if with_tools is not None:
-        raise UsageError(f"{with_tools.name}: tools cannot follow a memory, whose text is already in the prompt")
-    rows = [to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows
-    rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
-    rows = match_prompts(rows, memory.B)
-    ids = [
-        encode_messages(tokenizer, memory, row.messages)
-        if row.text is None
-        else encode_prompt(tokenizer, memory, row.text)
-        for row in rows
-    ]
-    return rows, ids
+            metadata = {"schema": 1, "model": self.model} | prompts.describe_model()
+            print_json(metadata | timer.to_json() | {"generations": results})
+        elif state is None:
+            log_message(timer.describe())
+        if self.save_state is not None and isinstance(prompts, StatePrompts):
+            state = prompts.save_state(self.save_state, generations, state)
+            num_bytes, num_tokens = self.save_state.stat().st_size, int(state.position.sum())
+            log_message(f"wrote {self.save_state}, {num_bytes:,} bytes: {num_tokens:,} tokens read so far")

@@ -29,9 +29,10 @@ from laconic.experiment.text_models.kv_compressor import (
     build_repeat_prompt,
     compress_text,
     encode_document,
-    encode_prompt,
     load_kv_memories,
 )
+from laconic.experiment.text_models.language_model import LanguageModel
+from laconic.experiment.text_models.prompts import PromptRow
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.cache import KVCache
@@ -137,7 +138,8 @@ def compare_reading(
     memory.save(memory_path)
     seconds = time.perf_counter() - start
     form = CHAT_QUESTION if chat else PLAIN_QUESTION
-    prompts = [encode_prompt(tokenizer, memory, form.format(question.text)) for question in questions]
+    rows = [PromptRow(question.text, form.format(question.text)) for question in questions]
+    prompts = [list(row) for row in LanguageModel(decoder, tokenizer).prepare(rows, memory).ids]
     document = torch.tensor([ids], device=decoder.token_embedding.weight.device)
     conditions = build_conditions(decoder, tokenizer, document, prefix, memory, memory_path)
     with torch.no_grad():

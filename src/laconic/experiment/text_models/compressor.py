@@ -24,8 +24,11 @@ from laconic.errors import UsageError
 from laconic.experiment.compress import CompressionJob, SummaryLength
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.text_models.chat_session import ChatPrefix
 from laconic.experiment.text_models.document_reasoning import DocumentReasoning
+from laconic.experiment.text_models.prompts import PreparedPrompts, PromptRow, pair_with_texts
 from laconic.experiment.text_models.text_model import (
+    check_is_one_text,
     check_memory_type,
     current_time,
     describe_decoder,
@@ -225,13 +228,24 @@ class TextCompressor:
         """Return a context in which an adapter that only writes is off."""
         return self.method.segment_model.reading_context()
 
+    def open_prefix(self, sources: Sequence[SummaryMemory | str | Path]) -> ChatPrefix | None:
+        """Return joined memories of one text as the beginning of a conversation; None if they have no vectors."""
+        memory = self.join_memories(sources)
+        check_is_one_text(memory.B)
+        prompt = self.prepare_prompts(["a"], memory)
+        position = None if prompt.positions is None else int(prompt.positions[0])
+        return prompt.cache and ChatPrefix(prompt.cache, position, reading_mode=self.reading_mode)
+
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
         return find_stop_token_ids(self.tokenizer, self.decoder.config)
 
-    def join_memories(self, sources: Sequence[SummaryMemory | str | Path]) -> SummaryMemory:
+    def join_memories(
+        self, sources: SummaryMemory | str | Path | Sequence[SummaryMemory | str | Path]
+    ) -> SummaryMemory:
         """Load the memories that are files, and concatenate all, oldest first. Raises `UsageError` if there is none."""
+        sources = [sources] if isinstance(sources, SummaryMemory | str | Path) else sources
         check_type("memory", sources, Sequence, "a SummaryMemory, its file, or a list of them")
         if not sources:
             raise UsageError("memory: the list is empty; give at least one memory, or None")
@@ -268,8 +282,7 @@ class TextCompressor:
         if memory is None:
             encoded = MemoryPrompts([self.tokenizer.encode(text) for text in texts], None, None)
         else:
-            sources = [memory] if isinstance(memory, SummaryMemory | str | Path) else memory
-            encoded = self.prepare_prompts(texts, self.join_memories(sources))
+            encoded = self.prepare_prompts(texts, self.join_memories(memory))
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.stop_token_ids)
         with self.reading_mode():
@@ -282,8 +295,36 @@ class TextCompressor:
                 config=config,
             )
 
+    def prepare(
+        self,
+        prompts: Sequence[PromptRow],
+        memory: SummaryMemory | str | Path | Sequence[SummaryMemory | str | Path] | None = None,
+    ) -> "SummaryPrompts":
+        """Encode `prompts`, which are texts, after a `memory`, as for `generate`; the errors are its errors."""
+        joined = None if memory is None else self.join_memories(memory)
+        if joined is not None:
+            prompts = pair_with_texts(prompts, joined.B, joined.metadata.documents if joined.metadata else ())
+        ids = [prompt.encode(self.tokenizer, is_continuation=joined is not None) for prompt in prompts]
+        if joined is not None:
+            self.method.segment_model.check_fits(joined, max(map(len, ids)))
+        return SummaryPrompts(prompts, ids, self, joined)
+
     def __repr__(self) -> str:
         return f"TextCompressor({describe_decoder(self.decoder)}, up to {self.method.config.max_vectors} vectors)"
+
+
+@dataclass(frozen=True)
+class SummaryPrompts(PreparedPrompts):
+    """Prompts of a `TextCompressor`, after the texts of a memory: one for all, or one for each."""
+
+    model: TextCompressor
+    memory: SummaryMemory | None = None
+
+    def generate(self, rows: range, config: GenerationConfig) -> list[Generation]:
+        memory = self.memory
+        if memory is not None and memory.B > 1:
+            memory = memory.select_rows(list(rows))
+        return self.model.generate([self.prompts[row].text or "" for row in rows], config, memory=memory)
 
 
 def compute_writer_fingerprint(method: AutoCompressor) -> str:

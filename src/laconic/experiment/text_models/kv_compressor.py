@@ -65,16 +65,6 @@ def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tupl
     return tokenizer.encode(opening + text.rstrip(), add_special_tokens=False), prefix
 
 
-def encode_prompt(tokenizer: Tokenizer, memory: KVMemory, prompt: str) -> list[int]:
-    """Return the ids that follow a memory: the prompt, or for a memory of a chat the rest of the user message."""
-    if is_chat_memory(memory):
-        return encode_messages(tokenizer, memory, [{"role": "user", "content": prompt}])
-    ids = tokenizer.encode(prompt, add_special_tokens=False)
-    if not ids:
-        raise UsageError("the prompt is empty; give text")
-    return ids
-
-
 def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[Message]) -> list[int]:
     """Return the ids of chat messages that follow a memory; the first user message continues that of a chat memory."""
     if is_chat_memory(memory):

@@ -1,5 +1,6 @@
 """Read texts into the fast weights of a nested model, trained or a plain checkpoint, and generate text on them."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,6 @@ from laconic.config.nested import CMSConfig
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.from_recipe import build_nested
 from laconic.experiment.from_recipe.untrained_levels import (
     UNTRAINED_CHUNK_SIZES,
     UNTRAINED_INNER_LR,
@@ -23,16 +23,22 @@ from laconic.experiment.from_recipe.untrained_levels import (
     parse_level_options,
     read_writer_metadata,
 )
-from laconic.experiment.load_run import LoadedRun, read_run_method
 from laconic.experiment.resumable_stream import TokenStream, pad_segments
-from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, make_room
+from laconic.experiment.text_models.prompts import GeneratedText, PreparedPrompts, PromptRow, pair_with_texts
+from laconic.experiment.text_models.read_into_state import (
+    ReadDocument,
+    StateReadingJob,
+    load_read_documents,
+    make_room,
+    repeat_state,
+    spread_documents,
+)
 from laconic.experiment.text_models.text_model import (
     check_memory_type,
     current_time,
     describe_decoder,
     find_stop_token_ids,
     list_texts,
-    match_prompts,
     name_texts,
 )
 from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_range, check_type
@@ -44,7 +50,6 @@ from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from laconic.nested.state_check import check_cache_dtype, check_model_key, check_waiting_tokens
 
-NESTED_METHOD = "hope"
 READING_CHUNK = 512  # tokens of a segment; the result does not depend on it
 OnReading = Callable[[int, int, float], None]
 
@@ -249,9 +254,18 @@ class NestedTextModel:
             CorruptArtifactError: If the file is damaged or belongs to another model.
         """
         check_config(config)
+        prepared = self.prepare([PromptRow("the prompt", text) for text in list_texts("prompts", prompts)], memory)
+        return prepared.generate(range(len(prepared.prompts)), config)
+
+    def prepare(
+        self, prompts: Sequence[PromptRow], memory: FastWeightState | str | Path | None = None
+    ) -> "StatePrompts":
+        """Encode `prompts` that continue the state `memory`, as for `generate`; the errors are its errors."""
         state = self.open_state(memory)
-        ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in list_texts("prompts", prompts)]
-        return self.generate_from_ids(ids, state, config)
+        documents = load_read_documents(memory) if isinstance(memory, str | Path) else []
+        prompts = prompts if state is None else pair_with_texts(prompts, len(state.position), documents)
+        ids = [prompt.encode(self.tokenizer, is_continuation=state is not None) for prompt in prompts]
+        return StatePrompts(prompts, ids, self, state, documents)
 
     def generate_from_ids(
         self,
@@ -260,12 +274,12 @@ class NestedTextModel:
         config: GenerationConfig = GREEDY,
         on_reading: OnReading | None = None,
     ) -> list[Generation]:
-        """Continue prompts, given as `ids`, from `state`, as `generate` does with this `config`.
+        """Continue prompts, given as `ids`, from a `state` of one row or as many, as `generate` does with `config`.
 
         While a prompt updates the fast weights, `on_reading` is called with the tokens read, their total, and the nats
         per token.
         """
-        ids, state = match_rows(ids, state)
+        state = repeat_state(state, len(ids))
         if not self.update_weights:
             config = replace(config, update_on_prompt=False, update_on_output=False)
         if config.eos_token_ids is None:
@@ -292,8 +306,8 @@ class NestedTextModel:
         window: int | None = None,
         on_reading: OnReading | None = None,
     ) -> FastWeightState:
-        """Read ids into fast weights, one row each, on a state of as many rows; see `generate_from_ids`."""
-        job = StateReadingJob(self.model, window or self.attention_window, state)
+        """Read ids into fast weights, one row each, on a state of one row or as many; see `generate_from_ids`."""
+        job = StateReadingJob(self.model, window or self.attention_window, repeat_state(state, len(rows)))
         n, total = self.segment_tokens, max(map(len, rows))
         if on_reading is not None:
             on_reading(0, total, 0.0)
@@ -336,11 +350,7 @@ class NestedTextModel:
         state_file.save_state(stored, path, model_fingerprint=self.model.weights_fingerprint, source=source)
 
     def load_memory(self, path: str | Path) -> FastWeightState:
-        """Read a state that `save` wrote.
-
-        Raises:
-            CorruptArtifactError: If the file is damaged, or belongs to other weights or another tokenizer.
-        """
+        """Read a state that `save` wrote. Raises CorruptArtifactError if it is damaged, or of another model."""
         check_writer(path, read_writer_metadata(path), self.source)
         state = self.model.load_state(path)
         embedding = cast(torch.Tensor, self.model.token_embedding.weight)
@@ -351,31 +361,43 @@ class NestedTextModel:
         return f"NestedTextModel({describe_decoder(self.model)}, levels of {sizes} tokens)"
 
 
-def match_rows(
-    ids: Sequence[Sequence[int]], state: FastWeightState | None
-) -> tuple[list[Sequence[int]], FastWeightState | None]:
-    """Return as many prompts as rows of the state. Raises `UsageError` for other numbers than one and the same."""
-    if state is None:
-        return list(ids), None
-    rows = match_prompts(ids, len(state.position))
-    return rows, values.select_rows(state, [0] * len(rows)) if len(state.position) == 1 else state
+@dataclass(frozen=True)
+class StatePrompts(PreparedPrompts):
+    """Prompts of a `NestedTextModel`, after a state of one row for all, or one for each.
 
+    `documents` are the texts that each row of the state has read; `on_reading` is as in `generate_from_ids`.
+    """
 
-def load_read_documents(path: str | Path) -> list[list[ReadDocument]]:
-    """Return the texts that each row of a state's file has read."""
-    rows = read_writer_metadata(path).get("documents") or ()
-    return [[ReadDocument(*(document[name] for name in ReadDocument._fields)) for document in row] for row in rows]
+    model: NestedTextModel
+    state: FastWeightState | None = None
+    documents: Sequence[Sequence[ReadDocument]] = ()
+    on_reading: OnReading | None = None
 
+    def generate(self, rows: range, config: GenerationConfig) -> list[Generation]:
+        state = self.state
+        if state is not None and len(state.position) > 1:
+            state = values.select_rows(state, list(rows))
+        return self.model.generate_from_ids(self.ids[rows.start : rows.stop], state, config, self.on_reading)
 
-def is_nested(path: str | Path) -> bool:
-    """Return whether a folder holds a run of method hope, or a saved nested model."""
-    folder, method = Path(path), read_run_method(path)
-    if method is not None:
-        return method == NESTED_METHOD
-    return (folder / "config.json").is_file() and build_nested.read_saved_config(folder) is not None
+    def read(self) -> FastWeightState:
+        """Return the state after all prompts, without generating anything."""
+        return self.model.read_ids(self.ids, self.state, on_reading=self.on_reading)
 
+    def save_state(
+        self, path: Path, generations: Sequence[GeneratedText], state: FastWeightState | None = None
+    ) -> FastWeightState:
+        """Write and return the state after prompts and generations; `state` is that of `read`, if nothing follows.
 
-def as_nested(run: LoadedRun) -> NestedTextModel:
-    assert isinstance(run.parts.decoder, Hope)
-    updates = run.recipe.inner_loop is None or run.recipe.inner_loop.enabled
-    return NestedTextModel(run.parts.decoder, run.parts.tokenizer, updates, run.recipe)
+        Prompt and answer become a text in the file that each row has read.
+        """
+        if state is None:
+            state = values.concat_rows(
+                *(cast(FastWeightState, cast(Generation, generation).state) for generation in generations)
+            )
+        documents = spread_documents(self.documents, len(self.prompts))
+        answers = [(g.text, len(g.token_ids)) for g in generations] or [("", 0)] * len(self.prompts)
+        for row, prompt, ids, (answer, num_tokens) in zip(documents, self.prompts, self.ids, answers, strict=True):
+            text = (json.dumps(prompt.messages) if prompt.text is None else prompt.text) + answer
+            row.append(ReadDocument("prompt and answer", sha256(text.encode()).hexdigest(), len(ids) + num_tokens))
+        self.model.save(state, path, documents)
+        return state

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from laconic.batches import next_token_targets
 from laconic.batches.padding import PaddedIds
 from laconic.errors import UsageError
+from laconic.experiment.from_recipe.untrained_levels import read_writer_metadata
 from laconic.experiment.resumable_stream import ResumableReading
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested import nan_check, state_file
@@ -29,6 +31,23 @@ class ReadDocument(NamedTuple):
     name: str
     sha256: str
     tokens: int
+
+
+def spread_documents(documents: Sequence[Sequence[ReadDocument]], n: int) -> list[list[ReadDocument]]:
+    """Return what each of n rows has read: the state's documents, or those of its only row for all; else none."""
+    rows = documents if len(documents) == n else [*documents] * n or [()] * n
+    return [list(row) for row in rows]
+
+
+def load_read_documents(path: str | Path) -> list[list[ReadDocument]]:
+    """Return the texts that each row of a state's file has read."""
+    rows = read_writer_metadata(path).get("documents") or ()
+    return [[ReadDocument(*(document[name] for name in ReadDocument._fields)) for document in row] for row in rows]
+
+
+def repeat_state(state: FastWeightState | None, n: int) -> FastWeightState | None:
+    """Return a state of one row for each of n prompts; another state as it is."""
+    return state if state is None or n == 1 or len(state.position) != 1 else values.select_rows(state, [0] * n)
 
 
 class ReadingLoss:

@@ -17,6 +17,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.config.recipe import Recipe
 from laconic.console import to_html_table
 from laconic.data.reasoning.dataset import collate
+from laconic.data.reasoning.encode import EncodedExample
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.methods import (
@@ -28,27 +29,20 @@ from laconic.experiment.from_recipe.methods import (
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.text_models.kv_compressor import MemorySource, load_kv_memories
-from laconic.experiment.text_models.text_model import check_memory_type, describe_decoder
+from laconic.experiment.text_models.prompts import Answer, PreparedPrompts, PromptRow
+from laconic.experiment.text_models.text_model import describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig, check_type
 from laconic.interfaces import ThinksInLatents
 from laconic.latent.adaptive_rollout import check_tolerance
-from laconic.latent.answering import AnswerDecoding
+from laconic.latent.answering import AnswerDecoding, PromptedAnswers
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
+from laconic.models.checkpoints.weights import weights_fingerprint
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 from laconic.storage.atomic import read_artifact_kind
 
 Memory = SummaryMemory | KVMemory
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one question: its text, its ids, and the decoder calls that it took."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    passes: PassCounts
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +144,7 @@ class Reasoner:
 
         Args:
             questions: Texts; a single text is one question.
-            config: Length and sampling. Where an answer ends belongs to the data's format.
+            config: Length, sampling and stop strings. The data's format has the ids that end an answer.
             with_cot: For codi, pccot, kava and cot: write the chain of thought instead of latents.
             memory: What the questions are about, as for `read_memory`: of one text, or of one text per question.
 
@@ -158,7 +152,7 @@ class Reasoner:
             One `Answer` per question.
 
         Raises:
-            UsageError: For `stop_strings` or `eos_token_ids`, or as `read_memory`.
+            UsageError: For `eos_token_ids`, for `stop_strings` with a method of one's own, or as `read_memory`.
         """
         texts = [questions] if isinstance(questions, str) else list(questions)
         batch_size = max(len(texts), 1)
@@ -196,39 +190,34 @@ class Reasoner:
         check_type("questions", questions, list | tuple, "a list of texts")
         for question in questions:
             check_type("questions", question, str, "a list of texts")
-        if config.stop_list or config.eos_token_ids is not None:
-            raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; remove them")
         check_type("batch_size", batch_size, int, "a number of questions")
         if batch_size < 1:
             raise UsageError(f"batch_size: must be at least 1, not {batch_size}; set 1 or more")
         check_type("start", start, int, "the index of a question")
         if not 0 <= start <= len(questions):
             raise UsageError(f"start: question {start} of {len(questions)}; give 0 to {len(questions)}")
-        rows = encode_questions(self.tokenizer, self.recipe.data, questions)
-        decoding = self.build_decoding(config)
-        state = None if memory is None or start == len(rows) else self.read_memory(memory, len(rows))
+        self.build_decoding(config)  # refuses options now
+        rows = [PromptRow(f"question {number}", text) for number, text in enumerate(questions, 1)]
+        prepared = replace(self.prepare(rows, memory if start < len(rows) else None), with_cot=with_cot)
+        batches = prepared.generate_in_batches(config, batch_size, start)
+        return (cast(Answer, answer) for batch in batches for answer in batch)
 
-        def answer_batches() -> Iterator[Answer]:
-            for first in range(start, len(rows), batch_size):
-                index = range(first, min(first + batch_size, len(rows)))
-                batch = collate(rows[index.start : index.stop], index)
-                answers = answer_questions(
-                    self.method,
-                    batch.to(self.decoder.token_embedding.weight.device),
-                    decoding,
-                    with_cot=with_cot,
-                    state=state if state is None or len(index) == state.B else state.select_rows(list(index)),
-                )
-                yield from map(Answer, answers.texts, answers.token_ids, answers.passes)
-
-        return answer_batches()
+    def prepare(self, prompts: Sequence[PromptRow], memory: Memory | str | Path | None = None) -> "QuestionPrompts":
+        """Encode questions (`prompts`), which are not echoed, after a `memory`; the errors are those of `generate`."""
+        examples = encode_questions(self.tokenizer, self.recipe.data, [prompt.text or "" for prompt in prompts])
+        state = None if memory is None else self.read_memory(memory, len(examples))
+        prompts = [replace(prompt, should_echo=False) for prompt in prompts]
+        return QuestionPrompts(prompts, [row.question_ids for row in examples], self, examples, state)
 
     def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
         """Return how answers are decoded with these options."""
+        if config.eos_token_ids is not None:
+            raise UsageError("eos_token_ids: the recipe's data.format ends an answer; remove them")
         if not isinstance(config.seed, int):
             raise UsageError("seed: give one number; rows are seeded by it and by their index")
         decoding = answer_decoding(self.tokenizer, self.recipe.data, config.max_tokens, config, config.seed)
-        tokenizer = None if config.on_token is None else self.run.parts.tokenizer  # for the text that it receives
+        needs_text = config.on_token is not None or config.on_finish is not None or config.stop_list
+        tokenizer = self.tokenizer if needs_text else None
         return replace(decoding, jacobi_tolerance=self.jacobi_tolerance, tokenizer=tokenizer)
 
     def compress(self, texts: Sequence[str], *, names: Sequence[str] = ()) -> SummaryMemory:
@@ -265,8 +254,7 @@ class Reasoner:
             cache = load_kv_memories(cast(MemorySource, memory), self.decoder, self.tokenizer).to_cache()
         else:
             compressor = self.compressor
-            summaries: Any = compressor.load_memory(memory) if isinstance(memory, str | Path) else memory
-            check_memory_type(summaries, SummaryMemory)
+            summaries = compressor.join_memories(cast(SummaryMemory | str | Path, memory))
             if summaries.metadata is not None:
                 summaries.metadata.check_reader("the one given", compressor.metadata)
             with eval_no_grad(self.method):
@@ -306,6 +294,48 @@ class Reasoner:
     def __repr__(self) -> str:
         recipe, folder = self.recipe, Path(self.run.folder).name
         return f"Reasoner({recipe.method}, {folder} step {self.run.step}, {describe_decoder(self.decoder)})"
+
+
+@dataclass(frozen=True)
+class QuestionPrompts(PreparedPrompts):
+    """Questions for a `Reasoner`, after the KV cache of what they are about."""
+
+    counts_passes = True
+    model: Reasoner
+    examples: Sequence[EncodedExample]
+    state: KVCache | None = None  # of one row per question
+    with_cot: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        return weights_fingerprint(self.model.method.state_dict().items())
+
+    def describe_model(self) -> dict[str, Any]:
+        return {"step": self.model.run.step, "method": self.model.recipe.method}
+
+    def seed_rows(self, rows: range, config: GenerationConfig) -> GenerationConfig:
+        return config  # `generate` seeds each row by its index
+
+    def generate(self, rows: range, config: GenerationConfig) -> list[Answer]:
+        model, examples = self.model, self.examples[rows.start : rows.stop]
+        decoding, state = model.build_decoding(config), self.state
+        if config.stop_list and not isinstance(model.method, PromptedAnswers):
+            raise UsageError("stop_strings: a method outside laconic ends its answers itself; remove them")
+        answers = answer_questions(
+            model.method,
+            collate(examples, rows).to(model.decoder.token_embedding.weight.device),
+            decoding,
+            with_cot=self.with_cot,
+            state=state if state is None or len(rows) == state.B else state.select_rows(list(rows)),
+        )
+        results = list[Answer]()
+        for i, ids in enumerate(answers.token_ids):
+            ends = bool(ids) and ids[-1] in decoding.eos_token_ids
+            reason = answers.stop_reasons[i] if answers.stop_reasons else "eos" if ends else "length"
+            logprobs = answers.logprobs[i] if answers.logprobs else None
+            num_tokens = len(examples[i].question_ids)
+            results.append(Answer(answers.texts[i], ids, answers.passes[i], logprobs, reason, num_tokens))
+        return results
 
 
 def is_kv_memory(memory: object) -> bool:

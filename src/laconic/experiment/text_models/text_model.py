@@ -49,6 +49,12 @@ def check_memory_type(memory: object, expected: type) -> None:
         )
 
 
+def check_is_one_text(num_texts: int) -> None:
+    """Raise `UsageError` for the memory of several texts as the beginning of one conversation."""
+    if num_texts != 1:
+        raise UsageError(f"memory: {num_texts} texts; a conversation takes a memory of one text")
+
+
 def find_eos_ids(config: DecoderConfig) -> tuple[int, ...]:
     """Return the ids that end a text, without those beyond the vocabulary, which some published configurations have."""
     return tuple(token for token in config.eos_token_ids if token < config.vocab_size)

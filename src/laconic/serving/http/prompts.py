@@ -1,7 +1,7 @@
 """Prompts of requests as the engine reads them: ids or questions, what they continue, and how they end."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +52,8 @@ def prepare_chat(served: ApiModel, body: ChatRequest, prefix: Prefix) -> EngineR
     """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format."""
     messages = read_messages(served, body.messages)
     is_chat_memory = isinstance(prefix, ChatPrefix) and prefix.opening
-    if body.chat_template_kwargs and (is_chat_memory or isinstance(served.model, Reasoner)):
-        message = "chat_template_kwargs: the template of a run or memory is fixed; remove chat_template_kwargs"
-        raise ApiError(400, message, "chat_template_kwargs")
+    if is_chat_memory or isinstance(served.model, Reasoner):
+        check_template_variables(served, messages, body.chat_template_kwargs)
     if isinstance(served.model, Reasoner):
         question = choose_question(served.name, served.model, messages)
         return prepare_question(served, served.model, question, "messages")
@@ -66,6 +65,17 @@ def prepare_chat(served: ApiModel, body: ChatRequest, prefix: Prefix) -> EngineR
     except (InputError, UsageError) as error:
         raise ApiError(400, f"messages: {error}", "messages") from None
     return check_prompt(served, ids, prefix, session.eos_token_ids, "messages")
+
+
+def check_template_variables(
+    served: ApiModel, messages: Sequence[Message], variables: Mapping[str, Any] | None
+) -> None:
+    """Raise ApiError (400) for variables that change how a run, or a memory of a chat, reads messages."""
+    model, render = served.model, served.tokenizer.apply_chat_template
+    reads_template = not isinstance(model, Reasoner) or model.recipe.data.format == "chat"
+    if variables and reads_template and render(messages, variables=variables) != render(messages):
+        message = "chat_template_kwargs: the template of a run or memory is fixed, and they change it; remove them"
+        raise ApiError(400, message, "chat_template_kwargs")
 
 
 def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message]:

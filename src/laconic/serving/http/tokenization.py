@@ -10,6 +10,7 @@ from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.prompts import (
     check_characters,
+    check_template_variables,
     check_token_ids,
     choose_question,
     encode_question,
@@ -70,8 +71,9 @@ def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
     messages = read_messages(served, body.messages or ())
     has_reply = body.add_generation_prompt is not False
     if isinstance(served.model, Reasoner):
-        if not has_reply or body.add_special_tokens or body.chat_template_kwargs:
+        if not has_reply or body.add_special_tokens:
             raise ApiError(400, f"messages: {served.name} answers questions; remove the options of templates")
+        check_template_variables(served, messages, body.chat_template_kwargs)
         batch = encode_question(served.model, choose_question(served.name, served.model, messages))
         return batch.question_ids[batch.question_mask].tolist()
     variables = body.chat_template_kwargs
