@@ -71,7 +71,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         epoch: estimate_update(recipe, config, tokenizer, sample.source.batch(widest.rows, epoch, steps // 2))
         for epoch in epochs
     }
-    flops = costs[middle].flops * median.width / widest.width * train.batch_size / micro
+    flops = costs[middle].flops * median.num_tokens / widest.num_tokens * train.batch_size / micro
     method = build_meta_method(recipe, config, tokenizer)
     trainable = [p for p in method.parameters() if p.requires_grad]
     counts = {

@@ -124,6 +124,10 @@ class MicroBatch(NamedTuple):
     def width(self) -> int:
         return sum(int(counts.max()) for counts in self.tokens.values())
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(int(counts.sum()) for counts in self.tokens.values())
+
 
 def make_micro_batches(source: TrainingData, size: int) -> list[MicroBatch]:
     """Return shuffled micro-batches of the first rows, from the narrowest to the widest."""
