@@ -11,7 +11,6 @@ import pytest
 from laconic.config.data import DataConfig
 from laconic.data.reasoning.catalog import DATASETS
 from laconic.data.reasoning.load import (
-    count_training_rows,
     get_answer_kind,
     load_examples,
     load_held_out,
@@ -252,18 +251,6 @@ def test_load_examples_locates_invalid_hub_rows(hub: Hub) -> None:
     )
     with pytest.raises(InputError, match=r"^a/b:train:2: question: empty: "):
         load_training_examples(build_config(name="a/b"))
-
-
-@pytest.mark.parametrize(
-    ("more", "rows"),
-    [({"name": "whynlp/gsm8k-aug"}, 385620), ({"name": ("gsm8k", "aggregate")}, 8357), ({"name": "a/b"}, None),
-     ({"name": "gsm8k-aug", "data_dir": "x", "size_check": "off"}, 10432), ({"name": "zen-E/GSM8k-Aug"}, None),
-     ({"name": "gsm8k", "data_dir": "x", "max_train_rows": 100}, 100), ({"name": "rows.jsonl"}, None),
-     ({"name": "gsm8k-aug:train", "data_dir": "x", "size_check": "off"}, 10432), ({"name": "gsm8k-aug:valid"}, 500),
-     ({"name": "gsm8k-aug:other"}, None)],
-)  # fmt: skip
-def test_count_training_rows(more: dict[str, Any], rows: int | None) -> None:
-    assert count_training_rows(build_config(**more)) == rows
 
 
 def test_get_answer_kind() -> None:

@@ -12,9 +12,9 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.from_recipe import build_model
-from laconic.experiment.from_recipe.meta_model import with_num_layers
+from laconic.experiment.from_recipe.fake_update import with_num_layers
 from laconic.experiment.from_recipe.methods import build_method
-from laconic.experiment.from_recipe.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
+from laconic.experiment.from_recipe.sample_rows import make_micro_batches, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import Ranks
@@ -39,13 +39,12 @@ class OneBatch:
 
 def run_updates(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> None:
     """Run three updates of the widest rows with random weights."""
-    context, train = config.max_position_embeddings, recipe.train
-    rows = find_row_lengths(recipe, tokenizer, context)
+    train, source = recipe.train, sample_training_rows(recipe, tokenizer, config.max_position_embeddings).source
     decoder = build_model.build_random_decoder(config, torch.device("cpu")).to(getattr(torch, recipe.model.dtype))
     method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).train()
     updater = Updater(method, train, 3, Ranks(), torch.device("cpu"))
-    widest = make_micro_batches(rows.lengths, train.micro_batch_size or train.batch_size)[-1]
-    data = OneBatch(make_blank_batch(recipe, rows, widest, context, 0, 0))
+    widest = make_micro_batches(source, train.micro_batch_size or train.batch_size)[-1]
+    data = OneBatch(source.batch(widest.rows, 0, 0))
     for step in range(3):
         updater.update(data, UpdateIndex(step, 0, tuple(range(train.batch_size))))
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,27 +18,10 @@ from laconic.config.recipe import Recipe
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
-from laconic.experiment.from_recipe import build_model
-from laconic.experiment.from_recipe.dry_run import (
-    MemoryModel,
-    estimate_update,
-    format_plan,
-    measure_on_meta,
-    plan_run,
-    plan_with_step,
-)
-from laconic.experiment.from_recipe.meta_model import build_meta_method, count_checkpointed_parts, with_num_layers
-from laconic.experiment.from_recipe.row_lengths import (
-    MAX_ROWS,
-    STEP_TOKENS,
-    RowLengths,
-    find_row_lengths,
-    make_blank_batch,
-    make_micro_batches,
-)
+from laconic.experiment.from_recipe.dry_run import MemoryModel, format_plan, plan_run, plan_with_step
+from laconic.experiment.from_recipe.fake_update import count_update, estimate_update, with_num_layers
+from laconic.experiment.from_recipe.sample_rows import MAX_ROWS, make_micro_batches, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
-from laconic.models.config import DecoderConfig
-from laconic.models.decoder import Decoder
 from tests.conftest import REPO, needs
 from tests.experiment.test_presets import folder_of
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE
@@ -82,9 +64,8 @@ def tiny(tmp_path: Path) -> Any:
 
 def widest(recipe: Recipe, micro: int = 16) -> Any:
     config, tokenizer = load_config_and_tokenizer(recipe)
-    rows = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
-    chosen = make_micro_batches(rows.lengths, micro)[-1]
-    return config, tokenizer, make_blank_batch(recipe, rows, chosen, config.max_position_embeddings, 0, 0)
+    source = sample_training_rows(recipe, tokenizer, config.max_position_embeddings).source
+    return config, tokenizer, source.batch(make_micro_batches(source, micro)[-1].rows, 0, 0)
 
 
 @pytest.mark.medium
@@ -118,9 +99,9 @@ def test_plan_with_step_measures_a_real_update(tiny: Any) -> None:
 def test_estimate_update_extrapolates_layers(tiny: Any, method: str) -> None:
     recipe = tiny(method)
     config, tokenizer, batch = widest(recipe)
-    whole, estimate = (f(recipe, config, tokenizer, batch) for f in (measure_on_meta, estimate_update))
+    whole, estimate = (f(recipe, config, tokenizer, batch) for f in (count_update, estimate_update))
     assert estimate.flops == pytest.approx(whole.flops)
-    assert estimate.saved_bytes == pytest.approx(whole.saved_bytes, rel=0.1)
+    assert estimate.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.1)
 
 
 @pytest.mark.medium
@@ -129,41 +110,27 @@ def test_estimate_update_with_checkpointing_takes_less_memory_and_more_flops(tin
     plain, checkpointed = (
         estimate_update(tiny("nocot", f"train.activation_checkpointing={n}"), config, tokenizer, batch) for n in (0, 1)
     )
-    assert checkpointed.saved_bytes < 0.6 * plain.saved_bytes
+    assert checkpointed.peak_bytes < 0.6 * plain.peak_bytes
     assert checkpointed.flops > plain.flops
 
 
-@pytest.mark.parametrize(
-    ("keys", "parts"),
-    [
-        (("self_modifying.activation_checkpointing=true", "self_modifying.memory_chunk_size=8"), 8),
-        (("kind=titans", "chunk_size=16", "titans.activation_checkpointing=true"), 4),
-        (("kind=attention",), None),
-    ],
-)
-def test_count_checkpointed_parts_of_memories(keys: tuple[str, ...], parts: int | None) -> None:
-    recipe = load_recipe("hope-tiny-recall", [f"mixer.{key}" for key in keys])[0]
-    batch = SimpleNamespace(input_ids=torch.zeros(2, 64))
-    assert count_checkpointed_parts(recipe, DecoderConfig.tiny("llama"), batch) == parts
-
-
-def test_measure_on_meta_allocates_nothing_and_counts_every_byte(tiny: Any) -> None:
+def test_count_update_allocates_nothing_and_counts_every_byte(tiny: Any) -> None:
     recipe = tiny("nocot")
     config, tokenizer, batch = widest(recipe)
     huge = replace(with_num_layers(recipe, config, 1)[1], vocab_size=10_000_000)  # 3.6 GB of logits
     scored = int((batch.answer_targets >= 0).sum()) + batch.B
-    assert measure_on_meta(recipe, huge, tokenizer, batch).saved_bytes > scored * 10_000_000 * 4
+    assert count_update(recipe, huge, tokenizer, batch).peak_bytes > scored * 10_000_000 * 4
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("recipe", ["hope-tiny-recall", "titans-tiny-recall", "hope-tiny-parity", "read-recall-compat"])
-def test_measure_on_meta_follows_models_that_branch_on_masks(recipe: str) -> None:
+def test_count_update_follows_models_that_branch_on_masks(recipe: str) -> None:
     short = ["data.mqar.num_pairs=[4]", "data.mqar.row_tokens=32"] if "tiny-recall" in recipe else []
     loaded = load_recipe(recipe, ["model.num_hidden_layers=1", *short])[0]
     config, tokenizer, batch = widest(loaded, 2)
     assert isinstance(batch, DocumentBatch)
-    cost = measure_on_meta(loaded, config, tokenizer, batch)
-    assert cost.saved_bytes > 0
+    cost = count_update(loaded, config, tokenizer, batch)
+    assert cost.peak_bytes > 0
     assert cost.flops > 0
 
 
@@ -176,19 +143,6 @@ def test_memory_model_finds_the_largest_micro_batch_that_fits() -> None:
     assert model.peak(128, 128) == round(1.1 * (1000 + 128 * 50))
     assert model.peak(64, 128) == round(1.1 * (1000 + 100 + 64 * 50))
     assert model.peak(1, 1) == round(1.1 * (1000 + 200))
-
-
-@pytest.mark.parametrize("modules", ["all", "attention"])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_meta_lora_has_the_parameters_of_peft(tiny: Any, family: str, modules: str) -> None:
-    needs("peft")
-    keys = ["train.trainable=lora", "lora.rank=4", f"lora.target_modules={modules}", f"model.family={family}"]
-    recipe = tiny("nocot", *keys, *(["model.num_key_value_heads=4"] if family == "gpt2" else []))
-    config, tokenizer = load_config_and_tokenizer(recipe)
-    peft = build_model.build_parts(recipe, Decoder(config, seed=0), tokenizer, "").decoder
-    meta: Any = build_meta_method(recipe, config, tokenizer)
-    shapes = [sorted(tuple(p.shape) for p in m.parameters() if p.requires_grad) for m in (peft, meta.decoder)]
-    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.medium
@@ -214,7 +168,7 @@ def test_plan_run_refuses_documents_without_held_out_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".PARQUET"])
-def test_find_row_lengths_does_not_count_the_lines_of_parquet(tmp_path: Path, suffix: str) -> None:
+def test_sample_training_rows_does_not_count_the_lines_of_parquet(tmp_path: Path, suffix: str) -> None:
     needs("pyarrow")
     import pyarrow
     from pyarrow import parquet
@@ -229,84 +183,87 @@ def test_find_row_lengths_does_not_count_the_lines_of_parquet(tmp_path: Path, su
             "train": {"steps": 1, "batch_size": 2},
         }
     )
-    assert find_row_lengths(recipe, build_byte_tokenizer(), 1000).num_rows == 50
+    assert sample_training_rows(recipe, build_byte_tokenizer(), 1000).num_rows == 50
 
 
-def test_find_row_lengths_assumes_rows_of_known_sets(tmp_path: Path) -> None:
+def test_sample_training_rows_assumes_rows_of_known_sets(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
     recipe, _ = load_recipe("codi-gpt2-aug-nl", [f"model.name={folder}", "data.max_tokens=256"])
     config, tokenizer = load_config_and_tokenizer(recipe)
-    rows = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
+    rows = sample_training_rows(recipe, tokenizer, config.max_position_embeddings)
     assert rows.is_assumed
     assert "zen-E/GSM8k-Aug-NL is not local" in rows.notes[0]
-    assert "exceed 256 tokens: drop" in rows.notes[1]
-    assert rows.num_rows == 385_620 * len(rows.lengths) // MAX_ROWS < 385_620
-    assert int(rows.lengths.sum(1).max()) <= 256
-    batch: Any = make_blank_batch(recipe, rows, [0, 5], 1024, 3, 7)
-    sizes = [mask.sum(1).tolist() for mask in (batch.question_mask, batch.chain_mask, batch.answer_mask)]
-    assert sizes == rows.lengths[[0, 5]].T.tolist()
-    assert (batch.epoch, batch.step) == (3, 7)
+    assert "rows left out: " in rows.notes[1]
+    assert "too long" in rows.notes[1]
+    assert rows.num_rows == 385_620 * len(rows.source) // MAX_ROWS < 385_620
+    tokens = make_micro_batches(rows.source, 128)[-1].tokens
+    assert 200 < max(map(sum, zip(*tokens.values(), strict=True))) <= 256
+    chains = np.concatenate([batch.tokens["chain"] for batch in make_micro_batches(rows.source, 16)])
+    assert np.median(chains) == pytest.approx(40, abs=4)  # as published, without the last step
     generated = load_recipe("icot-gpt2-mult4", [f"model.name={folder}"])[0]
-    assert find_row_lengths(generated, tokenizer, 1024).num_rows == 808_000
+    assert sample_training_rows(generated, tokenizer, 1024).num_rows == 808_000
     fewer = generated.model_copy(update={"data": generated.data.model_copy(update={"max_train_rows": 99})})
-    assert find_row_lengths(fewer, tokenizer, 1024).num_rows == 99
+    assert sample_training_rows(fewer, tokenizer, 1024).num_rows == 99
     none = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_tokens": 10})})
-    with pytest.raises(InputError, match="about 0 rows are usable, fewer than a batch of"):
-        find_row_lengths(none, tokenizer, 1024)
+    with pytest.raises(InputError, match=r"0 of [\d,]+ rows are usable, fewer than a batch of"):
+        sample_training_rows(none, tokenizer, 1024)
 
 
-def test_find_row_lengths_refuses_a_missing_file_of_unknown_rows(tmp_path: Path) -> None:
+def test_sample_training_rows_refuses_a_missing_file_of_unknown_rows(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
     recipe, _ = load_recipe("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/mine.jsonl"])
     config, tokenizer = load_config_and_tokenizer(recipe)
     with pytest.raises(InputError, match=r"mine\.jsonl"):
-        find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
+        sample_training_rows(recipe, tokenizer, config.max_position_embeddings)
 
 
-def test_find_row_lengths_counts_local_files_and_tokenizes_the_first_rows(tmp_path: Path) -> None:
+def test_sample_training_rows_counts_local_files_and_tokenizes_the_first_rows(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
     rows = ({"id": str(i), "question": f"Question {i} of many, how much?", "steps": ["<<1+1=2>>"], "answer": "2"}
             for i in range(MAX_ROWS + 500))  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe, _ = load_recipe("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl"])
     config, tokenizer = load_config_and_tokenizer(recipe)
-    lengths = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
-    assert (lengths.num_rows, len(lengths.lengths), lengths.is_assumed) == (MAX_ROWS + 500, MAX_ROWS, False)
+    rows_read = sample_training_rows(recipe, tokenizer, config.max_position_embeddings)
+    assert (rows_read.num_rows, len(rows_read.source), rows_read.is_assumed) == (MAX_ROWS + 500, MAX_ROWS, False)
     large, _ = load_recipe("cot-gpt2-aug", [
         f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl", f"train.batch_size={MAX_ROWS + 100}"
     ])  # fmt: skip
-    assert find_row_lengths(large, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
+    assert sample_training_rows(large, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
     text = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(text.replace("\n", "\n\n").rstrip())  # blank lines, and no final newline
-    assert find_row_lengths(recipe, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
+    assert sample_training_rows(recipe, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
 
 
-def test_find_row_lengths_of_documents_counts_rows_or_assumes_the_steps(tmp_path: Path) -> None:
+def test_sample_training_rows_of_documents_counts_rows_or_assumes_the_steps(tmp_path: Path) -> None:
     keys = ["train.steps=3"]
     recipe, _ = load_recipe("read-books", [f"data.path={tmp_path}/none.jsonl", *keys])
     tokenizer = load_config_and_tokenizer(recipe)[1]
-    assumed = find_row_lengths(recipe, tokenizer, 512)
+    assumed = sample_training_rows(recipe, tokenizer, 512)
     assert assumed.is_assumed
     assert assumed.num_rows == 3 * recipe.train.batch_size
-    assert assumed.parts() == ("document",)
+    assert make_micro_batches(assumed.source, 4)[0].tokens.keys() == {"document"}
     folder, _ = load_recipe("read-books", [f"data.path={tmp_path}", *keys])
     with pytest.raises(InputError, match="is a folder; give a file"):
-        find_row_lengths(folder, tokenizer, 512)
+        sample_training_rows(folder, tokenizer, 512)
     (tmp_path / "two.jsonl").write_text("".join(json.dumps({"text": f"Book {i}. " * 600}) + "\n" for i in range(8)))
     recipe, _ = load_recipe("read-books", [f"data.path={tmp_path}/two.jsonl", *keys])
-    note = find_row_lengths(recipe, tokenizer, 512).notes[-1]
+    note = sample_training_rows(recipe, tokenizer, 512).notes[-1]
     assert re.fullmatch(r"\d documents, about [\d,]+ tokens in all", note)
 
 
-def test_make_micro_batches_orders_them_by_width() -> None:
-    lengths = np.stack([np.arange(1, 101), np.full(100, 7), np.full(100, 5)], 1)
-    batches = make_micro_batches(lengths, 10)
-    widths = [int(lengths[rows].max(0).sum()) for rows in batches]
-    assert (widths, widths[-1], len(batches)) == (sorted(widths), 112, 10)
-    assert sorted(row for rows in batches for row in rows) == list(range(100))
-    assert [len(rows) for rows in make_micro_batches(lengths[:3], 10)] == [10]
-    batch: Any = make_blank_batch(load_recipe("demo-cot")[0], RowLengths(100, lengths), [99], 256, 0, 0)
-    assert batch.chain_step_index.max() == 6 // STEP_TOKENS
+def test_make_micro_batches_orders_them_by_width(tmp_path: Path) -> None:
+    rows = [{"text": "word " * n} for n in range(1, 101)]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "lm.toml").write_text(TINY_DOCUMENT_RECIPE)
+    recipe = load_recipe(tmp_path / "lm.toml", ["data.text.held_out_fraction=0"])[0]
+    source = sample_training_rows(recipe, load_config_and_tokenizer(recipe)[1], 512).source
+    batches = make_micro_batches(source, 10)
+    widths = [int(batch.tokens["document"].max()) for batch in batches]
+    assert widths == sorted(widths)
+    assert len(batches) == len(source) // 10
+    assert len({row for batch in batches for row in batch.rows}) == 10 * len(batches)
+    assert [len(batch.rows) for batch in make_micro_batches(source, len(source) + 3)] == [len(source) + 3]
 
 
 def test_plan_of_a_recipe_whose_initial_run_does_not_exist_yet(tmp_path: Path) -> None:

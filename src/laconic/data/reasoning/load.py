@@ -147,22 +147,6 @@ def get_answer_kind(config: DataConfig) -> AnswerKind:
     return "number"
 
 
-def count_training_rows(config: DataConfig) -> int | None:
-    """Return how many training rows the catalog promises, without reading any; None if it does not say."""
-    total = 0
-    for name in config.name or ():
-        info = find_dataset(name)
-        split = info.splits.get(split_name(name)[1] or "train") if info else None
-        if info is None or split is None:
-            return None
-        is_whole_file = split.required_mark is None and find_local_file(name, info, split, config) is not None
-        count = split.file.num_rows if split.file and is_whole_file else split.num_rows
-        if count is None:
-            return None
-        total += count
-    return total if config.max_train_rows is None else min(total, config.max_train_rows)
-
-
 def find_local_file(name: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> Path | None:
     """Return the path that the file of a split must have; None if its rows come from the Hub."""
     if config.data_dir is None or split.file is None or split_name(name)[0] != info.name:

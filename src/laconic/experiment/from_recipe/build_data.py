@@ -16,6 +16,7 @@ from laconic.data.documents.tokenize import TokenArray
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import DIGIT, AnswerProtocol, check_gold, default_protocol, pccot_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
+from laconic.data.reasoning.read_examples import ExamplesFile
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
 from laconic.data.synthetic.digit_documents import DigitDocumentsDataset, build_digit_documents_tokenizer
 from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer
@@ -62,6 +63,13 @@ def load_training_rows(
         check_row_lengths(digits, recipe, context)
         return RowSet(digits, (), DIGIT)
     file = reasoning_load.load_training_examples(data, recipe.reads_documents)
+    return encode_training_rows(recipe, tokenizer, file, context, progress)
+
+
+def encode_training_rows(
+    recipe: Recipe, tokenizer: Tokenizer, file: ExamplesFile, context: int, progress: ProgressFn | None = None
+) -> RowSet:
+    """Encode training examples, and check that a method has the chains and documents that it learns from."""
     rows = encode_examples(recipe, tokenizer, file.examples, context, recipe.train.batch_size, progress)
     check_chains(recipe, rows)
     if recipe.reads_documents and not rows.counts.num_documents:
@@ -69,7 +77,7 @@ def load_training_rows(
             "no row has a document, which the table [compression] is for; add a field document (a string), name yours: "
             'data.columns = { document = "FIELD" }, or remove the table'
         )
-    protocol = choose_default_protocol(data)
+    protocol = choose_default_protocol(recipe.data)
     notes = [*file.notes, *rows.counts.describe(recipe.num_latents), *describe_answers(protocol, rows.examples)]
     if rows.counts.num_documents and not recipe.reads_documents:
         notes.append("documents of rows are not read; a table [compression] makes summary vectors of them")
@@ -163,30 +171,44 @@ def load_documents_split(
         check_synthetic_tokenizer(tokenizer, dataset.build_tokenizer(), name)
         return RowSet(dataset(seed, getattr(data, data.source), part, max_rows), (), None)
     documents, ids, notes = encode_documents(recipe, tokenizer, part, progress)
+    rows = build_document_rows(recipe, documents, ids, context, part, max_rows)
+    note = f"{len(documents):,} documents, {sum(map(len, ids)):,} tokens in all, {len(rows):,} rows"
+    return RowSet(rows, (), None, (*notes, note))
+
+
+def build_document_rows(
+    recipe: Recipe,
+    documents: Sequence[Document],
+    ids: Sequence[TokenArray],
+    context: int,
+    part: SplitName,
+    max_rows: int | None = None,
+) -> DocumentDataset | StatefulBatches:
+    """Cut tokenized documents of a split into rows."""
+    is_train = part == "train"
     if recipe.train.stateful:
         lanes = recipe.train.batch_size
         if not is_train:
             lanes = min(recipe.validation.batch_size if recipe.validation else lanes, len(documents))
-        rows = StatefulBatches(documents, ids, data.text.row_tokens, lanes, seed, max_rows)
-    else:
-        rows = DocumentDataset(
-            documents,
-            ids,
-            segment_config(recipe),
-            recipe.seed,
-            max_segment_tokens(recipe, context),
-            fixed_segments=not is_train,
-            pad_to_row_tokens=is_train and recipe.train.parallel == "fsdp",
-            max_rows=max_rows,
-            min_rows=recipe.train.batch_size if is_train else 1,
+        seed = recipe.seed if is_train else HELD_OUT_SEED
+        return StatefulBatches(documents, ids, recipe.data.text.row_tokens, lanes, seed, max_rows)
+    rows = DocumentDataset(
+        documents,
+        ids,
+        segment_config(recipe),
+        recipe.seed,
+        max_segment_tokens(recipe, context),
+        fixed_segments=not is_train,
+        pad_to_row_tokens=is_train and recipe.train.parallel == "fsdp",
+        max_rows=max_rows,
+        min_rows=recipe.train.batch_size if is_train else 1,
+    )
+    if is_train and recipe.method == "autocompressor" and rows.max_length <= rows.boundaries.shortest_segment:
+        raise InputError(
+            f"the longest document has {rows.max_length:,} tokens, one segment, so no text would be read after a "
+            "summary; give longer documents, or lower data.text.segment_tokens"
         )
-        if is_train and recipe.method == "autocompressor" and rows.max_length <= rows.boundaries.shortest_segment:
-            raise InputError(
-                f"the longest document has {rows.max_length:,} tokens, one segment, so no text would be read after a "
-                "summary; give longer documents, or lower data.text.segment_tokens"
-            )
-    note = f"{len(documents):,} documents, {sum(map(len, ids)):,} tokens in all, {len(rows):,} rows"
-    return RowSet(rows, (), None, (*notes, note))
+    return rows
 
 
 def encode_documents(
