@@ -93,12 +93,16 @@ class CMSState:
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """State of one layer; `conv_tails` are the last inputs of each causal convolution, by name."""
+    """State of one layer; `conv_tails` are the last inputs of each causal convolution, by name.
+
+    `readers` names the layers that have read, with their sizes and chunk sizes; empty where they are unknown.
+    """
 
     conv_tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
     memory: Mapping[str, MemoryState] = field(default_factory=dict[str, MemoryState])
     cms: CMSState | None = None
     cache: KVCache | None = None
+    readers: str = field(default="", metadata={"stored": False})
 
 
 @dataclass(frozen=True, eq=False)

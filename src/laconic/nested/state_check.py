@@ -83,6 +83,13 @@ def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, p
         raise CorruptArtifactError(f"state: {path} does not fit this model: {problem}; use an intact copy")
 
 
+def check_reader(label: str, state: LayerState) -> None:
+    """Raise `UsageError` if a state is that of a layer with other sizes or chunk sizes than those of `label`."""
+    if state.readers and label not in state.readers:
+        layer, problem = label.partition(" ")[0], f"it is of {state.readers.strip('; ')}, this is {label.strip('; ')}"
+        raise UsageError(f"{layer}: the state is of another layer: {problem}; leave it out to start with a new one")
+
+
 def check_waiting_tokens(state: FastWeightState, chunk_sizes: Sequence[Sequence[int]]) -> None:
     """Raise `UsageError` if more tokens wait for an update than a chunk has: the state was read in larger chunks."""
     waiting = 0 if state.open_chunk is None else state.open_chunk.num_tokens

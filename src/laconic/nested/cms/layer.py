@@ -33,6 +33,7 @@ from laconic.nested.cms.updates import LevelStates, accumulate_errors, store_inp
 from laconic.nested.init import register_parameters
 from laconic.nested.recurrence.chunked_scan import build_valid_mask, check_inputs, pack_left, to_ints, unpack
 from laconic.nested.state import CMSLevelState, CMSState, LayerState, group_rows, join_groups, select_rows
+from laconic.nested.state_check import check_reader
 
 LevelFunction = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]
@@ -65,8 +66,8 @@ def initial_state(params: CMSParams, batch_size: int) -> LayerState:
     """Return the state of levels that have read nothing."""
     like = next(iter(params.weights.values())).detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
-    levels = range(len(params.shape.chunk_sizes))
-    return LayerState(cms=CMSState(tuple(init_level(params.shape, l, batch_size, like) for l in levels)))
+    levels = tuple(init_level(params.shape, l, batch_size, like) for l in range(len(params.shape.chunk_sizes)))
+    return LayerState(cms=CMSState(levels), readers=params.shape.label)
 
 
 def require_levels(state: LayerState) -> LevelStates:
@@ -232,6 +233,7 @@ class CMS(nn.Module):
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
         levels = require_levels(state)
+        check_reader(params.shape.label, state)
         if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
             return forward_levels(params, levels, x)[0], state
         tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
