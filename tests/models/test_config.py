@@ -569,6 +569,9 @@ def test_config_from_folder_refuses_missing_and_broken_files(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text('{\n "model_type": "llama",\n "vocab')
     with pytest.raises(InputError, match=rf"^{tmp_path}/config\.json:3:2"):
         DecoderConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InputError, match=rf"^{tmp_path}: config\.json: vocab_size is missing"):
+        DecoderConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(file()))
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(InputError, match=rf"^{tmp_path}/generation_config\.json:1:1"):

@@ -41,9 +41,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_foreign_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file that another program wrote, as Python's `json` does.
 
-    NaN and infinity are numbers, and the last of several equal keys counts; the limits of `parse_json` hold.
+    NaN and infinity are numbers, and the last of several equal keys counts; the limits of `parse_json` hold. Errors
+    name the path.
     """
-    return parse_json(read_small_file(path), path.name, is_strict=False)
+    return parse_json(read_small_file(path), str(path), is_strict=False)
 
 
 def read_small_file(path: Path) -> bytes:
