@@ -122,7 +122,9 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
     with translate_os_errors(file), file.open("rb") as stream:
         if (program := find_compression(stream.peek(8))) is not None:
             raise InputError(f"{file.name}: compressed with {program}; unpack it")
-        text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
+        blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
+        # As in the file, so that the tokens of runs that were trained on it stay the same.
+        text = "".join(decode_utf8(blocks, file.name, translate_newlines=False))
     return [Document(file.stem, (text,))], []
 
 
