@@ -95,6 +95,12 @@ def test_layers_refuse_states_of_other_sizes_or_chunk_sizes() -> None:
                 other(x, state)
 
 
+def test_cms_takes_a_sequence_of_chunk_sizes() -> None:
+    chunk_sizes: Any = 4
+    with pytest.raises(UsageError, match=r"chunk_sizes 4: give one for each level, such as \(4,\)"):
+        CMS(32, 64, chunk_sizes)
+
+
 def test_hope_refuses_states_of_other_chunk_sizes(model: HopeAttention, state: FastWeightState) -> None:
     other = HopeAttention.from_decoder(Decoder(DecoderConfig.tiny("llama")), chunk_sizes=(4, 16))
     with pytest.raises(UsageError, match="the state is of another layer"):

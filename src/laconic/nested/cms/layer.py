@@ -190,6 +190,8 @@ class CMS(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
+        if isinstance(chunk_sizes, int):
+            raise UsageError(f"cms: chunk_sizes {chunk_sizes}: give one for each level, such as ({chunk_sizes},)")
         options = options or CMSOptions(inner_objective="associative")
         self.shape = CMSShape(
             width, intermediate_size, tuple(chunk_sizes), options, activation, tuple(projections), has_bias, eps
