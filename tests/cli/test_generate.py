@@ -300,12 +300,12 @@ def test_read_published_sampling_of_other_files(tmp_path: Path) -> None:
 
 
 def test_threads_sleep_when_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, count in (({}, "3000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")):
+    for variables, count in (({}, "3000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")):
         with monkeypatch.context() as patch:
             patch.delenv("OMP_WAIT_POLICY", raising=False)
             patch.setenv("GOMP_SPINCOUNT", "1")  # restored after the test
             patch.delenv("GOMP_SPINCOUNT")
-            for name, value in given.items():
+            for name, value in variables.items():
                 patch.setenv(name, value)
             limit_spinning()
             assert os.environ.get("GOMP_SPINCOUNT") == count

@@ -14,7 +14,6 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested import state_file
 from laconic.nested.cms.layer import CMS
-from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.model import HopeAttention
 from laconic.nested.state import FastWeightState, LayerState, map_tensors, select_rows
 from laconic.nested.titans.layer import Titans
@@ -84,7 +83,6 @@ def test_layers_refuse_states_of_other_sizes_or_chunk_sizes() -> None:
     for layer, others in (
         (CMS(32, 64, (2, 4)), (CMS(32, 64, (2, 8)), CMS(32, 64, (2, 4, 8)), CMS(32, 128, (2, 4)))),
         (Titans(32, 2, 4), (Titans(32, 2, 8), Titans(32, 4, 4))),
-        (SelfTitans(32, 2), (SelfTitans(32, 4),)),
     ):
         state = layer(x)[1]
         layer(x, select_rows(state, [0]))

@@ -1,9 +1,6 @@
 """POST /v1/completions and /v1/chat/completions give what `laconic.generate` gives, in OpenAI's format."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +13,8 @@ from laconic.experiment.text_models.chat_session import ChatSession
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.completions import begin_with_start
 from laconic.serving.http.prompts import build_generation_config, prepare_text
 from laconic.serving.http.schemas import CompletionRequest
-from laconic.serving.http.sequences import AnswerPart
 from tests.serving.conftest import NAME, ServeWith
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -211,19 +206,6 @@ def test_chat_stream_adds_up_to_the_answer(client: TestClient) -> None:
     assert deltas[-1] == {}
     assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "length"]
-
-
-def test_chat_stream_starts_before_the_prompt_is_read() -> None:
-    async def read_no_prompt() -> AsyncIterator[tuple[int, AnswerPart]]:
-        raise AssertionError("the role is sent first")
-        yield 0, AnswerPart()
-
-    async def first_two() -> list[tuple[int, AnswerPart | None]]:
-        group: Any = SimpleNamespace(requests=[None, None], parts=read_no_prompt)
-        parts = begin_with_start(group)
-        return [await anext(parts), await anext(parts)]
-
-    assert asyncio.run(first_two()) == [(0, None), (1, None)]
 
 
 def test_chat_reports_log_probabilities(client: TestClient) -> None:

@@ -15,12 +15,7 @@ def count_cores() -> int:
 
 
 def limit_spinning() -> None:
-    """Let threads sleep that wait for others for over about 0.2 ms; call it before torch starts.
-
-    By default they wait awake for about 15 ms (300,000 rounds in libgomp) and keep the others from the cores where
-    these are busy: with two threads on two cores at a load of 12 to 17, two texts were not compressed after 150 s, and
-    take 16 s each with this. Numbers do not depend on it.
-    """
+    """Let waiting threads sleep after 0.2 ms instead of 15, which busy cores need; call it before torch starts."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

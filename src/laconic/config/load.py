@@ -88,10 +88,7 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tupl
 
 
 def build_data_config(content: dict[str, Any], overrides: Sequence[str]) -> DataConfig:
-    """Return the table [data] of a recipe that keeps whole chains, with overrides as of `load_recipe`, all of [data].
-
-    Raises `UsageError` as `load_recipe`.
-    """
+    """Return the table [data] of a recipe that keeps whole chains, with overrides and errors as of `load_recipe`."""
     draft = RecipeDraft("data", {"method": "cot", "model": {"name": "-"}, "data": content, "train": {"steps": 1}})
     apply_overrides(draft, overrides)
     for key in draft.overrides:

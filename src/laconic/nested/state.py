@@ -173,6 +173,13 @@ class FastWeightState:
         return unique_tensors(self)
 
 
+def check_reader(label: str, state: LayerState) -> None:
+    """Raise `UsageError` if a state is that of a layer with other sizes or chunk sizes than those of `label`."""
+    if state.readers and label not in state.readers:
+        layer, problem = label.partition(" ")[0], f"it is of {state.readers.strip('; ')}, this is {label.strip('; ')}"
+        raise UsageError(f"{layer}: the state is of another layer: {problem}; leave it out to start with a new one")
+
+
 def detached_copy(x: Tensor) -> Tensor:
     """Return a contiguous copy outside the graph."""
     return x.detach().clone(memory_format=torch.contiguous_format)

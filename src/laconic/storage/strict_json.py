@@ -41,8 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_foreign_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file that another program wrote, as Python's `json` does.
 
-    NaN and infinity are numbers, and the last of several equal keys counts; the limits of `parse_json` hold. Errors
-    name the path.
+    NaN and infinity are numbers, and the last of several equal keys counts; the limits of `parse_json` hold.
     """
     return parse_json(read_small_file(path), str(path), is_strict=False)
 

@@ -149,8 +149,8 @@ class DataCheckCommand:
 
         if self.is_file:
             return build_data_config({"path": self.file, "columns": columns}, self.overrides)
-        data_dir = {} if self.data_dir is None else {"data_dir": str(self.data_dir)}
-        return build_data_config({"source": "catalog", "name": self.file, **data_dir}, self.overrides)
+        folder = {} if self.data_dir is None else {"data_dir": str(self.data_dir)}
+        return build_data_config({"source": "catalog", "name": self.file} | folder, self.overrides)
 
     def print_rows_audit(self, audit: "RowsAudit") -> None:
         from laconic.data.strict_jsonl import RowProblem, format_problems

@@ -123,8 +123,7 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
         if (program := find_compression(stream.peek(8))) is not None:
             raise InputError(f"{file.name}: compressed with {program}; unpack it")
         blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
-        # As in the file, so that the tokens of runs that were trained on it stay the same.
-        text = "".join(decode_utf8(blocks, file.name, translate_newlines=False))
+        text = "".join(decode_utf8(blocks, file.name, translate_newlines=False))  # the tokens of runs stay the same
     return [Document(file.stem, (text,))], []
 
 

@@ -32,8 +32,7 @@ from laconic.nested.cms.level import (
 from laconic.nested.cms.updates import LevelStates, accumulate_errors, store_inputs, update_full_levels
 from laconic.nested.init import register_parameters
 from laconic.nested.recurrence.chunked_scan import build_valid_mask, check_inputs, pack_left, to_ints, unpack
-from laconic.nested.state import CMSLevelState, CMSState, LayerState, group_rows, join_groups, select_rows
-from laconic.nested.state_check import check_reader
+from laconic.nested.state import CMSLevelState, CMSState, LayerState, check_reader, group_rows, join_groups, select_rows
 
 LevelFunction = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]

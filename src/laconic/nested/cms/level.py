@@ -51,7 +51,6 @@ class CMSShape:
 
     @property
     def label(self) -> str:
-        """Name of the layer in messages and in its states."""
         return f"cms of width {self.width} and {self.intermediate_size} in chunks of {list(self.chunk_sizes)}; "
 
     @property

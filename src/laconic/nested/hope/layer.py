@@ -28,7 +28,6 @@ from laconic.nested.recurrence.chunked_scan import (
 )
 from laconic.nested.recurrence.memory_cells import Vectors, gate_and_project, l2_normalize, zero_state
 from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
-from laconic.nested.state_check import check_reader
 
 
 def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "full") -> SelfModifyingMemories:
@@ -50,7 +49,7 @@ def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
             memory[name] = MLPMemoryState(*(zero_state(batch_size, size, o.momentum, like) for size in shapes))
         else:
             memory[name] = zero_state(batch_size, (shape.num_heads, shape.head_dim, shape.head_dim), o.momentum, like)
-    return LayerState(conv_tails=conv_tails, memory=memory, readers=shape.label)
+    return LayerState(conv_tails=conv_tails, memory=memory)
 
 
 def mix_inputs(
@@ -112,7 +111,6 @@ class SelfTitans(nn.Module):
         params = self.params
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
-        check_reader(params.shape.label, state)
         if x.shape[1] > MAX_SCAN_TOKENS:
             scan = partial(self.forward, outer_gradient=outer_gradient, truncate_after=truncate_after)
             return scan_in_segments(partial(scan, update_weights=update_weights), state, x, attention_mask)

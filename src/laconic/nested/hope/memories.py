@@ -56,11 +56,6 @@ class SelfTitansShape:
     head_dim: int
     options: SelfModifyingOptions
 
-    @property
-    def label(self) -> str:
-        """Name of the layer in messages and in its states."""
-        return f"hope of {self.num_heads} heads of {self.head_dim} in chunks of {[*self.group_chunk_sizes.values()]}; "
-
     @cached_property
     def adaptive(self) -> tuple[str, ...]:
         """Names of the projections that modify themselves."""

@@ -39,8 +39,8 @@ from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_state_finite
 from laconic.nested.recurrence.chunked_scan import check_gradient_mode
-from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
-from laconic.nested.state_check import check_fits_model, check_reader
+from laconic.nested.state import FastWeightState, LayerState, check_reader, detach, fingerprint_tensors
+from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
 from laconic.storage.export_record import check_weights_while_reading

@@ -64,7 +64,6 @@ class TitansShape:
 
     @property
     def label(self) -> str:
-        """Name of the layer in messages and in its states."""
         return f"titans of width {self.width} and {self.num_heads} heads in chunks of {self.chunk_size}; "
 
 

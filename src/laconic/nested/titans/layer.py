@@ -29,8 +29,7 @@ from laconic.nested.recurrence.chunked_scan import (
 )
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
 from laconic.nested.recurrence.memory_cells import MemoryStart, MLPStart, UpdateRule, gate_and_project, zero_state
-from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
-from laconic.nested.state_check import check_reader
+from laconic.nested.state import LayerState, MemoryState, MLPMemoryState, check_reader
 from laconic.nested.titans.equations import (
     MEMORY,
     PROJECTION_NAMES,

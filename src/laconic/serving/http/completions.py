@@ -80,8 +80,8 @@ class ApiAnswer(ABC, Generic[Body]):
     def build_choice(self, index: int, whole: AnswerPart) -> Json: ...
 
     @abstractmethod
-    def build_chunk(self, index: int, part: AnswerPart | None) -> Json | None:
-        """Return what a part, or the start (None), adds to a choice; None if that is nothing."""
+    def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
+        """Return what a part adds to a choice; None if that is nothing."""
 
     async def collect(self, group: SequenceGroup) -> Json:
         async for _ in group.parts():
@@ -91,7 +91,7 @@ class ApiAnswer(ABC, Generic[Body]):
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Json]:
         options = self.body.stream_options or StreamOptions()
-        async for index, part in begin_with_start(group):
+        async for index, part in group.parts():
             if (choice := self.build_chunk(index, part)) is not None:
                 usage = self.count_usage(group) if options.continuous_usage_stats else None
                 yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
@@ -111,14 +111,6 @@ class ApiAnswer(ABC, Generic[Body]):
         if passes or positions:
             usage["completion_tokens_details"] = {"latent_passes": passes, "latent_positions": positions}
         return usage
-
-
-async def begin_with_start(group: SequenceGroup) -> AsyncIterator[tuple[int, AnswerPart | None]]:
-    """Yield None for the start of each sequence, then its parts."""
-    for index in range(len(group.requests)):
-        yield index, None
-    async for index, part in group.parts():
-        yield index, part
 
 
 class ChatAnswer(ApiAnswer[ChatRequest]):
@@ -142,13 +134,11 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
         logprobs = self.build_logprobs(whole.tokens)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
-    def build_chunk(self, index: int, part: AnswerPart | None) -> Json | None:
-        if part is None:  # sent before the prompt is read, as by OpenAI's server
-            start = {"role": "assistant", "content": ""}
-            return {"index": index, "delta": start, "logprobs": None, "finish_reason": None}
-        if not part.text and part.finish is None:
+    def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
+        if part.prompt is None and not part.text and part.finish is None:
             return None
         delta = {"content": part.text} if part.text else {}
+        delta = {"role": "assistant", "content": ""} if part.prompt is not None else delta
         logprobs = self.build_logprobs(part.tokens) if part.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish_reason}
 
@@ -203,9 +193,7 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             text = self.echoes[index] + text
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
-    def build_chunk(self, index: int, part: AnswerPart | None) -> Json | None:
-        if part is None:
-            return None
+    def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
         choice = self.build_choice(index, part)
         has_tokens = choice["logprobs"] is not None and choice["logprobs"]["tokens"]
         return choice if choice["text"] or has_tokens or choice["finish_reason"] else None
