@@ -103,7 +103,7 @@ def test_check_reads_rows_as_the_keys_of_a_recipe_say(run, tmp_path):
     assert "2  problems" in out
     code, out, _ = run("check", "rows.jsonl", "data.format=chat", "data.answer_type=text")
     assert (code, "note:" in out) == (0, False)
-    check_refused(run("check", "rows.jsonl", "data.formt=chat"), 2, "data.format")
+    check_refused(run("check", "rows.jsonl", "data.fmt=chat"), 2, "no such key")
     check_refused(run("check", "rows.jsonl", "seed=1"), 2, "seed=1: only keys data.*")
     check_refused(run("check", "rows.jsonl", "data.format=chat", "--documents"), 2, "data.format=chat")
 
