@@ -42,9 +42,9 @@ $(READY): pyproject.toml constraints.txt
 	@echo "[setup 1/3] virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[setup 2/3] torch (the longest download)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
 	@echo "[setup 3/3] laconic with the packages of its tests"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hf,report,gguf,serve,eval,track,wandb,tensorboard]"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,hf,report,gguf,serve,eval,track,wandb,tensorboard]"
 	@touch $@
 
 demo: $(READY)

@@ -103,6 +103,17 @@ def translate_os_errors(path: Path, required_bytes: int = 0) -> Generator[None]:
         raise DiskError(f"{path}: {error.strerror or error}{sizes}") from error
 
 
+@contextmanager
+def name_folder_in_errors(folder: Path) -> Generator[None]:
+    """Put the folder before errors about one of its files, which name the file alone."""
+    try:
+        yield
+    except (InputError, UnsafeFileError) as error:
+        if str(folder) not in str(error):
+            error.args = (f"{folder}: {error}",)
+        raise
+
+
 def free_bytes(path: Path) -> int:
     """Return the free space of the file system of `path`, which need not exist."""
     directory = next(p for p in (path, *path.parents) if p.is_dir())

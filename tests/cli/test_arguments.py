@@ -7,6 +7,7 @@ import pytest
 from laconic.cli.arguments import parse_ints, split_commas
 from laconic.errors import UsageError
 from laconic.evaluation.runs import seed_run_name, short_run_names
+from tests.conftest import RunCli, check_refused
 
 
 def test_words_and_numbers_between_commas() -> None:
@@ -27,3 +28,9 @@ def test_names_of_runs_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert short_run_names(["."]) == [tmp_path.name]
     assert seed_run_name("kava", "runs/kava", Path("runs/kava")) == "kava"
     assert seed_run_name("kava", "runs/kava", Path("runs/kava/seed-1")) == "kava/seed-1"
+
+
+@pytest.mark.parametrize("flag", ["--task", "--tasks"])
+@pytest.mark.parametrize("command", ["audit", "evaluate", "inspect"])
+def test_task_flag_has_both_spellings(run_cli: RunCli, command: str, flag: str) -> None:
+    check_refused(run_cli(command, "missing", flag, "valid"), 66, "missing")

@@ -319,6 +319,23 @@ def test_compress_notes_html(model: Path, text: Path, tmp_path: Path, run_cli: R
     assert "day.txt looks like HTML: its tags are compressed too" in result.err
 
 
+def test_compress_notes_json(model: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "day.json").write_text(json.dumps([{"text": TEXT}]))
+    code, _, err = run_cli("compress", model, tmp_path / "day.json", "--out", tmp_path / "memory.safetensors")
+    assert (code, "day.json is compressed as it is, brackets and all" in err) == (0, True)
+
+
+def test_compress_reads_line_ends_of_windows_as_others(
+    model: Path, text: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    memories: list[KVMemory] = []
+    for line_end in ("\n", "\r\n"):
+        text.write_bytes(line_end.join([TEXT, TEXT]).encode())
+        assert run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors").code == 0
+        memories.append(KVMemory.load(tmp_path / "memory.safetensors"))
+    assert memories[0].num_tokens.tolist() == memories[1].num_tokens.tolist()
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody may write to")
 def test_compress_refuses_a_folder_that_is_not_writable(model: Path, text: Path, run_cli: RunCli) -> None:
     check_refused(run_cli("compress", model, text, "--out", "/proc/memory.safetensors"), 74, "/proc: not writable")

@@ -93,6 +93,30 @@ def test_check_lists_problems_with_their_positions(run, tmp_path):
     assert report["rows_without_chain"] == 1
 
 
+def test_check_reads_rows_as_the_keys_of_a_recipe_say(run, tmp_path):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    chats = [{"id": "one", "messages": turns}, {"messages": turns * 2}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats), encoding="utf-8")
+    code, out, _ = run("check", "rows.jsonl", "data.answer_type=number")
+    assert code == 66
+    assert "row rows.jsonl:1 (id one): answer 'Hello' has no number" in out
+    assert "2  problems" in out
+    code, out, _ = run("check", "rows.jsonl", "data.format=chat", "data.answer_type=text")
+    assert (code, "note:" in out) == (0, False)
+    check_refused(run("check", "rows.jsonl", "data.fmt=chat"), 2, "no such key")
+    check_refused(run("check", "rows.jsonl", "seed=1"), 2, "seed=1: only keys data.*")
+    check_refused(run("check", "rows.jsonl", "data.format=chat", "--documents"), 2, "data.format=chat")
+
+
+def test_check_reports_a_first_row_without_a_chain_once(run, tmp_path):
+    rows = ['{"question": "Two?", "answer": "2"}', GOOD.strip(), GOOD.strip().replace("Three", "3")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    code, out, _ = run("check", "rows.jsonl")
+    assert code == 66
+    assert "rows.jsonl:2: steps: has a chain, but the first row has none" in out
+    assert "         1  problem\n" in out
+
+
 @pytest.mark.medium
 def test_check_token_lengths(run, root):
     tokenizer = root / "tokenizers" / "gpt2"

@@ -15,7 +15,7 @@ import laconic
 from laconic.cli import generate_batch
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
 from laconic.cli.generate_prompts import read_prompt_rows
-from laconic.cli.threads import apply_cpu_quota, count_cores
+from laconic.cli.threads import apply_cpu_quota, count_cores, limit_spinning
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
 from laconic.experiment.text_models.text_model import find_stop_token_ids
@@ -329,6 +329,18 @@ def test_read_published_sampling_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"top_p": 1.5}')
     with pytest.raises(InputError, match=r"generation_config\.json: top_p=1\.5 must be in \(0, 1\]; correct the file"):
         read_published_sampling(tmp_path)
+
+
+def test_threads_sleep_when_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables, count in (({}, "3000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        with monkeypatch.context() as patch:
+            patch.delenv("OMP_WAIT_POLICY", raising=False)
+            patch.setenv("GOMP_SPINCOUNT", "1")  # restored after the test
+            patch.delenv("GOMP_SPINCOUNT")
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            limit_spinning()
+            assert os.environ.get("GOMP_SPINCOUNT") == count
 
 
 def test_cpu_quota_limits_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

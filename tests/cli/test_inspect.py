@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from laconic.cli import inspect_run
+from laconic.cli.inspect_file import document_lines
 from laconic.errors import DiskError, UsageError
 from laconic.evaluation.inspection import conditions, question
 from laconic.evaluation.reasoning import question_sets
@@ -255,3 +256,15 @@ def test_inspect_refuses_runs_that_drop_different_rows(run: RunCli, monkeypatch:
 
 def test_inspect_refuses_a_chain_beyond_the_context(run: RunCli) -> None:
     check_refused(run("kava", QUESTION, "--chain", *["7"] * 2048), 66, "more than the model's")
+
+
+def test_inspect_says_what_an_unfinished_output_is(run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl.part").write_text(f"{'0' * 64}\n")
+    check_refused(run_cli("inspect", tmp_path / "answers.jsonl.part"), 2, "laconic generate --output")
+
+
+def test_inspect_leaves_out_segments_that_a_memory_policy_has_dropped() -> None:
+    row = {"name": "book.txt", "sha256": "0" * 64, "tokens": [4] * 30, "vectors": [0] * 27 + [2, 2, 2]}
+    text, vectors = document_lines(row)
+    assert "30 segments, 6 vectors, 2.00 per segment" in text
+    assert vectors.endswith(" 2 2 2; no longer any of the first 27 segments")

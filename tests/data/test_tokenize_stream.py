@@ -88,12 +88,14 @@ def test_iter_token_chunks_ignores_special_tokens_in_text() -> None:
     )  # the tokenizer itself stays as it is
 
 
-@given(st.text(), st.integers(1, 7))
+@given(st.text() | st.text("a\r\n"), st.integers(1, 7))
 def test_decode_utf8_of_blocks(text: str, size: int) -> None:
     text = text.replace("\0", "").removeprefix("\ufeff") + "."
     for raw in (text.encode("utf-8", "ignore"), b"\xef\xbb\xbf" + text.encode("utf-8", "ignore")):
         blocks = (raw[i : i + size] for i in range(0, len(raw), size))
-        assert "".join(decode_utf8(blocks, "book.txt")) == text
+        assert "".join(decode_utf8(blocks, "book.txt", translate_newlines=False)) == text
+        blocks = (raw[i : i + size] for i in range(0, len(raw), size))
+        assert "".join(decode_utf8(blocks, "book.txt")) == text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

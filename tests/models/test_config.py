@@ -170,6 +170,7 @@ MINIMAL = [file(family) for family in FAMILIES]
 UNUSUAL = [
     file("llama", num_key_value_heads=None, head_dim=10, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     file("llama", rms_norm_eps=1e-5, hidden_act="gelu", attention_dropout=0.1, bos_token_id=None, eos_token_id=[2, 3]),
+    file("llama", architectures="LlamaForCausalLM", partial_rotary_factor=1.0),
     file("llama", sliding_window=16, initializer_range=0.5, torch_dtype="bfloat16", pad_token_id=0, pretraining_tp=2),
     file("llama", rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32.0}),
     file("mistral", sliding_window=None, head_dim=20, dtype="float16", torch_dtype="float32"),
@@ -512,7 +513,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (file("mistral", layer_types=["full_attention"] * 3), "layer 0 a window of 4096"),
     (file("mistral", sliding_window=0), "sliding_window=0"),
     (file("qwen2", use_sliding_window=True, max_window_layers=-1), "max_window_layers=-1"),
-    (file(architectures="LlamaModel"), "architectures"),
+    (file(architectures=7), "architectures"),
     (file(hidden_size="48"), "hidden_size"),
     (file(hidden_size=True), "hidden_size=true"),
     (file(num_hidden_layers=0), "num_hidden_layers=0"),
@@ -567,6 +568,9 @@ def test_config_from_folder_refuses_missing_and_broken_files(tmp_path: Path) -> 
         DecoderConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text('{\n "model_type": "llama",\n "vocab')
     with pytest.raises(InputError, match=rf"^{tmp_path}/config\.json:3:2"):
+        DecoderConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InputError, match=rf"^{tmp_path}: config\.json: vocab_size is missing"):
         DecoderConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(file()))
     (tmp_path / "generation_config.json").write_text("[]")

@@ -9,12 +9,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from laconic.errors import CorruptArtifactError
+from laconic.errors import CorruptArtifactError, UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested import state_file
+from laconic.nested.cms.layer import CMS
 from laconic.nested.hope.model import HopeAttention
-from laconic.nested.state import FastWeightState, LayerState, map_tensors
+from laconic.nested.state import FastWeightState, LayerState, map_tensors, select_rows
+from laconic.nested.titans.layer import Titans
 
 Change = Callable[[FastWeightState], Any]
 
@@ -74,6 +76,33 @@ def test_load_state_refuses(
     with pytest.raises(CorruptArtifactError, match=f"does not fit this model: .*{message}") as caught:
         model.load_state(path)
     assert "\n" not in str(caught.value)
+
+
+def test_layers_refuse_states_of_other_sizes_or_chunk_sizes() -> None:
+    x = torch.randn(1, 10, 32)
+    for layer, others in (
+        (CMS(32, 64, (2, 4)), (CMS(32, 64, (2, 8)), CMS(32, 64, (2, 4, 8)), CMS(32, 128, (2, 4)))),
+        (Titans(32, 2, 4), (Titans(32, 2, 8), Titans(32, 4, 4))),
+    ):
+        state = layer(x)[1]
+        layer(x, select_rows(state, [0]))
+        for other in others:
+            with pytest.raises(
+                UsageError, match=r"the state is of another layer: it is of .* in chunks of .*, this is"
+            ):
+                other(x, state)
+
+
+def test_cms_takes_a_sequence_of_chunk_sizes() -> None:
+    chunk_sizes: Any = 4
+    with pytest.raises(UsageError, match=r"chunk_sizes 4: give one for each level, such as \(4,\)"):
+        CMS(32, 64, chunk_sizes)
+
+
+def test_hope_refuses_states_of_other_chunk_sizes(model: HopeAttention, state: FastWeightState) -> None:
+    other = HopeAttention.from_decoder(Decoder(DecoderConfig.tiny("llama")), chunk_sizes=(4, 16))
+    with pytest.raises(UsageError, match="the state is of another layer"):
+        other.read_tokens(torch.arange(3)[None], state)
 
 
 def test_load_state_returns_what_was_saved(model: HopeAttention, state: FastWeightState, tmp_path: Path) -> None:

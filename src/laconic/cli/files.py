@@ -75,7 +75,7 @@ def check_new_file(flag: str, path: Path) -> None:
 
 
 def check_text_format(path: Path) -> None:
-    """Raise `InputError` (66) for a PDF, which is no text; note that the tags of HTML are text too."""
+    """Raise `InputError` (66) for a PDF, which is no text; note that JSON and the tags of HTML are text too."""
     if not path.is_file():  # a pipe is read once
         return
     with translate_os_errors(path), path.open("rb") as file:
@@ -84,6 +84,10 @@ def check_text_format(path: Path) -> None:
         raise InputError(f"{path} is a PDF; convert it to text first, for example with pdftotext")
     if start.startswith((b"<!doctype html", b"<html")) or (start.startswith(b"<?xml") and b"<html" in start):
         log_message(f"{path} looks like HTML: its tags are compressed too; convert it to text")
+    if path.suffix.lower() in (".json", ".ndjson") and start.startswith((b"[", b"{")):
+        log_message(
+            f'{path} is compressed as it is, brackets and all; for its texts give a .jsonl of {{"text": "…"}} rows'
+        )
 
 
 def check_replaceable(flag: str, path: Path) -> None:

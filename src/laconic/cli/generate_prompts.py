@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
     from laconic.data.documents.tokenize import decode_utf8
 
     name = "standard input" if str(path) == STANDARD_INPUT else path.name
-    return "".join(decode_utf8([read_bytes(path)], name)).removesuffix("\n").removesuffix("\r")
+    return "".join(decode_utf8([read_bytes(path)], name)).removesuffix("\n")
 
 
 def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:

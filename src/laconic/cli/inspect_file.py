@@ -45,8 +45,11 @@ def describe_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def document_lines(row: dict[str, Any]) -> list[str]:
-    vectors, tokens = row["vectors"], row["tokens"]
+    tokens = row["tokens"]
+    num_dropped = next((i for i, n in enumerate(row["vectors"]) if n), 0)  # by memory policies such as fifo
+    vectors = row["vectors"][num_dropped:]
     more = " …" if len(vectors) > MAX_SEGMENTS_LISTED else ""
+    more += f"; no longer any of the first {pluralize(num_dropped, 'segment')}" if num_dropped else ""
     return [
         f"text       {row['name']}: {sum(tokens):,} tokens in {len(tokens):,} segments, {sum(vectors):,} vectors, "
         f"{sum(vectors) / max(len(vectors), 1):.2f} per segment; sha256 {row['sha256'][:12]}…",

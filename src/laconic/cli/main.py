@@ -42,7 +42,7 @@ from laconic.cli.commands.train import TrainCommand, normalise_args
 from laconic.cli.commands.verify import VerifyAllCommand, VerifyParityCommand
 from laconic.cli.commands.version import VersionCommand
 from laconic.cli.data_make import DataMakeCommand
-from laconic.cli.threads import apply_cpu_quota
+from laconic.cli.threads import apply_cpu_quota, limit_spinning
 from laconic.cli.usage_errors import summarise_usage_error
 from laconic.console import log_message, open_missing_streams
 
@@ -267,6 +267,7 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale is
     apply_cpu_quota()
+    limit_spinning()
     try:
         with exit_at_signals():
             code = run()

@@ -1,4 +1,4 @@
-"""Limit torch's threads to the CPU quota of a container."""
+"""Limit torch's threads to the CPU quota of a container, and how long they wait without sleeping."""
 
 import math
 import os
@@ -12,6 +12,12 @@ def count_cores() -> int:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     files = [CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list" for cpu in allowed]
     return len({file.read_text() if file.is_file() else str(file) for file in files})
+
+
+def limit_spinning() -> None:
+    """Let waiting threads sleep after 0.2 ms instead of 15, which busy cores need; call it before torch starts."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 def apply_cpu_quota(file: Path = QUOTA) -> None:

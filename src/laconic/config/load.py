@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from laconic.config.config_model import FREE_TABLE, drop_former_options
-from laconic.config.data import is_row_file
+from laconic.config.data import DataConfig, is_row_file
 from laconic.config.notes import list_notes
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
@@ -83,13 +83,18 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tupl
     path = find_recipe_file(path_or_name)
     draft = RecipeDraft(path.name, parse_recipe_file(path))
     make_paths_absolute(draft.content, Path.cwd() if path.parent == SHIPPED_RECIPES else path.parent)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise UsageError(f"{override}: no value; write {override}=VALUE")
-        apply_override(draft, normalize_key(key.lstrip("-")), text)
-    drop_replaced_keys(draft)
+    apply_overrides(draft, overrides)
     return validate_recipe(draft), draft.notes
+
+
+def build_data_config(content: dict[str, Any], overrides: Sequence[str]) -> DataConfig:
+    """Return the table [data] of a recipe that keeps whole chains, with overrides and errors as of `load_recipe`."""
+    draft = RecipeDraft("data", {"method": "cot", "model": {"name": "-"}, "data": content, "train": {"steps": 1}})
+    apply_overrides(draft, overrides)
+    for key in draft.overrides:
+        if not key.startswith("data."):
+            draft.add_error(key, "only keys data.* change how rows are read; remove it")
+    return validate_recipe(draft).data
 
 
 def find_recipe_file(path_or_name: str | Path) -> Path:
@@ -119,6 +124,15 @@ def normalize_key(key: str) -> str:
     plain = key.replace("-", "_")
     table = find_name_table(plain)
     return plain if table is None else table + key[len(table) :]
+
+
+def apply_overrides(draft: RecipeDraft, overrides: Sequence[str]) -> None:
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise UsageError(f"{override}: no value; write {override}=VALUE")
+        apply_override(draft, normalize_key(key.lstrip("-")), text)
+    drop_replaced_keys(draft)
 
 
 def apply_override(draft: RecipeDraft, key: str, text: str) -> None:

@@ -25,7 +25,7 @@ from laconic.errors import InputError
 
 PART_NAMES = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
 AUDIT_CONFIG = DataConfig(path="", chain_steps="all")  # whole chains
-HISTORY_NOTE = 'conversations of several messages are read only with data.format = "chat" in a recipe'
+HISTORY_NOTE = 'conversations of several messages are read only with data.format = "chat", here and in a recipe'
 
 
 @dataclass(frozen=True)
@@ -87,22 +87,28 @@ def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> ExamplesFile:
 
 
 def audit_examples(
-    file: ExamplesFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressFn
+    file: ExamplesFile,
+    tokenizer: Tokenizer | None,
+    max_tokens: int | None,
+    progress: ProgressFn,
+    config: DataConfig = AUDIT_CONFIG,
 ) -> RowsAudit:
     """Audit reasoning examples as training reads them; without a tokenizer, token lengths are left out.
 
-    Answers are numbers, of which others are problems, or texts if most of them have no number.
+    Unless `config` says it, answers are numbers, of which others are problems, or texts if most of them have no number.
     """
     problems, rows = list(file.problems), list[ReasoningExample]()
     num_texts = sum(NUMBER_PATTERN.search(example.answer) is None for example in file.examples)
     is_text = 2 * num_texts > len(file.examples)
-    config = AUDIT_CONFIG.model_copy(update={"answer_type": "text" if is_text else "number"})
+    if "answer_type" in config.model_fields_set:
+        is_text = config.answer_type == "text"
+    config = config.model_copy(update={"answer_type": "text" if is_text else "number"})
     for example in file.examples:
         try:
             find_number(example.answer, config)
             rows.append(example)
         except InputError as error:
-            problems.append(RowProblem(0, "without a number", f"row {example.id}: {error}"))
+            problems.append(RowProblem(0, "without a number", f"row {example.label}: {error}"))
     counts, too_long, num_unknown = list[tuple[int, ...]](), list[str](), 0
     for row in [] if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
         counts.append(count_part_tokens(row))
@@ -114,7 +120,9 @@ def audit_examples(
         sha256=file.sha256,
         rows=len(rows),
         problems=[problem._asdict() for problem in problems],
-        notes=[*file.notes, HISTORY_NOTE] if any(map(has_history, rows)) else list(file.notes),
+        notes=[*file.notes, HISTORY_NOTE]
+        if config.format != "chat" and any(map(has_history, rows))
+        else list(file.notes),
         rows_without_chain=sum(not example.steps for example in rows),
         answer_type=config.answer_type,
         unclear_answers=[] if is_text else [row.id for row in rows if not CODI.is_valid_gold(row.answer)],

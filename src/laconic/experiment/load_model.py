@@ -1,8 +1,6 @@
 """`laconic.load`: open a checkpoint or a run as the object that its users need."""
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +9,7 @@ import torch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
-from laconic.errors import InputError, UnsafeFileError, UsageError
+from laconic.errors import InputError, UsageError, name_folder_in_errors
 from laconic.experiment.from_recipe.build_nested import model_class, read_saved_config
 from laconic.experiment.load_autocompressor import is_published_compressor, load_published_compressor
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, RunStep, find_run, is_export, is_run_dir, load_run
@@ -168,17 +166,6 @@ def load_plain_model(
         decoder = Decoder.from_pretrained(folder, dtype, device, allow_missing=allow_missing, quantize=quantize)
         decoder.name_or_path = str(path_or_name)
         return decoder, load_tokenizer(decoder.source_folder or folder)
-
-
-@contextmanager
-def name_folder_in_errors(folder: Path) -> Generator[None]:
-    """Put the folder before errors about one of its files, which name the file alone."""
-    try:
-        yield
-    except (InputError, UnsafeFileError) as error:
-        if str(folder) not in str(error):
-            error.args = (f"{folder}: {error}",)
-        raise
 
 
 def check_is_model(path_or_name: str | Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from laconic.errors import InputError, UsageError
 from laconic.generation.config import GenerationConfig
-from laconic.models.checkpoints.hf_config import read_checkpoint_json
 from laconic.storage.file_names import resolve_inside
+from laconic.storage.strict_json import read_foreign_json
 
 DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
@@ -62,7 +62,7 @@ def read_published_sampling(folder: Path | None) -> PublishedSampling:
         InputError: The file is not JSON, or an option is not a number or out of range.
     """
     path = None if folder is None else resolve_inside(folder, "generation_config.json")
-    content = read_checkpoint_json(path) if path is not None and path.is_file() else {}
+    content = read_foreign_json(path) if path is not None and path.is_file() else {}
     published = {name: content[name] for name in DEFAULTS if content.get(name) is not None}
     for name, value in published.items():
         if isinstance(value, bool) or not isinstance(value, int | float):

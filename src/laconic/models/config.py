@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.errors import InputError
+from laconic.errors import InputError, name_folder_in_errors
 from laconic.models.checkpoints.hf_config import (
     DropoutRates,
     RopeConfig,
     describe_ignored_keys,
     parse_hf_config,
-    read_checkpoint_json,
     to_hf_config,
 )
 from laconic.models.checkpoints.hf_fields import FAMILIES, HF_KEYS
+from laconic.storage.strict_json import read_foreign_json
 
 __all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "RopeConfig", "WeightNames"]
 
@@ -144,7 +144,8 @@ class DecoderConfig:
         folder = Path(folder)
         source = read_checkpoint_json(folder / "config.json")
         path = folder / "generation_config.json"
-        config = cls.from_dict(source, read_checkpoint_json(path) if path.is_file() else {})
+        with name_folder_in_errors(folder):
+            config = cls.from_dict(source, read_checkpoint_json(path) if path.is_file() else {})
         for note in describe_ignored_keys(source):
             warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
         return config

@@ -93,12 +93,16 @@ class CMSState:
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """State of one layer; `conv_tails` are the last inputs of each causal convolution, by name."""
+    """State of one layer; `conv_tails` are the last inputs of each causal convolution, by name.
+
+    `readers` names the layers that have read, with their sizes and chunk sizes; empty where they are unknown.
+    """
 
     conv_tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
     memory: Mapping[str, MemoryState] = field(default_factory=dict[str, MemoryState])
     cms: CMSState | None = None
     cache: KVCache | None = None
+    readers: str = field(default="", metadata={"stored": False})
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +171,13 @@ class FastWeightState:
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by name, each one once."""
         return unique_tensors(self)
+
+
+def check_reader(label: str, state: LayerState) -> None:
+    """Raise `UsageError` if a state is that of a layer with other sizes or chunk sizes than those of `label`."""
+    if state.readers and label not in state.readers:
+        layer, problem = label.partition(" ")[0], f"it is of {state.readers.strip('; ')}, this is {label.strip('; ')}"
+        raise UsageError(f"{layer}: the state is of another layer: {problem}; leave it out to start with a new one")
 
 
 def detached_copy(x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def read_foreign_json(path: Path) -> dict[str, Any]:
 
     NaN and infinity are numbers, and the last of several equal keys counts; the limits of `parse_json` hold.
     """
-    return parse_json(read_small_file(path), path.name, is_strict=False)
+    return parse_json(read_small_file(path), str(path), is_strict=False)
 
 
 def read_small_file(path: Path) -> bytes:

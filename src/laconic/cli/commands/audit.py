@@ -22,7 +22,7 @@ class AuditCommand:
     name on the hub)"""
     control: UseAppendAction[tuple[str, ...]] = ()
     """run to compare with on the same questions, for example one with pause tokens"""
-    task: str = "test"
+    task: Annotated[str, arg(aliases=("--tasks",))] = "test"
     """questions: the recipe's test or valid, a data set of laconic data list, or a file"""
     limit: int = 200  # SmolLM2 with LoRA takes 2.5 s each on one core: 8 minutes
     """number of questions, from the first"""

@@ -22,9 +22,9 @@ from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from laconic.config.data import DataConfig
     from laconic.data.audit import DocumentAudit, RowsAudit
     from laconic.data.reasoning.catalog import DatasetInfo
-    from laconic.data.reasoning.read_examples import ExamplesFile
 
 MAX_IDS_LISTED = 3
 SPLITS = ("train", "valid", "test")
@@ -82,11 +82,15 @@ def dataset_to_json(info: "DatasetInfo") -> dict[str, Any]:
 class DataCheckCommand:
     """Check a data file: errors, duplicates, lengths in tokens, rows that would be truncated.
 
-    Example: laconic data check train.jsonl --tokenizer meta-llama/Llama-3.2-1B --max-length 256
+    Keys data.* of the recipe that will read the rows are given as to laconic train.
+
+    Example: laconic data check train.jsonl data.format=chat data.answer_type=text --tokenizer smollm2 --max-length 256
     """
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
     """file of rows (.jsonl, .parquet, iCoT's .txt), or a data set by name such as gsm8k-aug:valid"""
+    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
+    """keys of the recipe's table [data], such as data.format=chat"""
     tokenizer: OptionalStr = None
     """tokenizer to count tokens with: folder or hub name"""
     columns: OptionalStr = None
@@ -103,12 +107,15 @@ class DataCheckCommand:
     def run(self) -> int:
         """Return 66 if rows are invalid, else 0."""
         from laconic.config.data import FieldName
-        from laconic.data.audit import audit_documents, audit_examples
+        from laconic.data.audit import audit_documents, audit_examples, scan_file
+        from laconic.data.reasoning.load import load_examples
         from laconic.data.tokenizer import load_tokenizer
 
         if self.max_length is not None and self.tokenizer is None:
             raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
         check_minimum(1, max_length=self.max_length)
+        if self.documents and self.overrides:
+            raise UsageError(f"{self.overrides[0]}: keys of the recipe are for questions; remove it, or --documents")
         if self.documents or self.is_file:
             refuse_flags(self, ("data_dir",), f"{self.file} is a file, not a data set by name")
         else:
@@ -121,9 +128,10 @@ class DataCheckCommand:
                 audit = audit_documents(Path(self.file), tokenizer, self.max_length, show, columns.get("text", "text"))
                 return self.print_documents(audit)
         with status(f"reading {self.file}"):
-            file = self.scan_rows(columns)
+            config = self.build_config(columns)
+            file = scan_file(Path(self.file), config) if self.is_file else load_examples(self.file, "train", config)
         with progress("checking") as show:
-            audit = audit_examples(file, tokenizer, self.max_length, show)
+            audit = audit_examples(file, tokenizer, self.max_length, show, config)
         if self.format == "json":
             print_json({"schema": 1, "file": self.file, "max_length": self.max_length} | asdict(audit))
         else:
@@ -136,16 +144,13 @@ class DataCheckCommand:
 
         return is_row_file(self.file) or Path(self.file).is_file()
 
-    def scan_rows(self, columns: Mapping[str, str]) -> "ExamplesFile":
-        from laconic.config.data import DataConfig
-        from laconic.data.audit import AUDIT_CONFIG, scan_file
-        from laconic.data.reasoning.load import load_examples
+    def build_config(self, columns: dict[str, str]) -> "DataConfig":
+        from laconic.config.load import build_data_config
 
         if self.is_file:
-            return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": columns}))
-        data_dir = None if self.data_dir is None else str(self.data_dir)
-        config = DataConfig(source="catalog", name=(self.file,), data_dir=data_dir)
-        return load_examples(self.file, "train", config)
+            return build_data_config({"path": self.file, "columns": columns}, self.overrides)
+        folder = {} if self.data_dir is None else {"data_dir": str(self.data_dir)}
+        return build_data_config({"source": "catalog", "name": self.file} | folder, self.overrides)
 
     def print_rows_audit(self, audit: "RowsAudit") -> None:
         from laconic.data.strict_jsonl import RowProblem, format_problems
@@ -153,7 +158,7 @@ class DataCheckCommand:
         if audit.problems:
             print(format_problems([RowProblem(**problem) for problem in audit.problems], Path(self.file).name))
         counts = {
-            "problems": len(audit.problems),
+            "problem" if len(audit.problems) == 1 else "problems": len(audit.problems),
             "rows": audit.rows,
             "rows without a chain": audit.rows_without_chain,
             f"duplicate questions{format_ids(b for _, b in audit.duplicates)}": len(audit.duplicates),
@@ -170,7 +175,7 @@ class DataCheckCommand:
         if audit.rows:
             answer, share = audit.majority_answer.values()
             print(f"{share:>10.1%}  of the answers are {answer!r}, the most common one")
-        if audit.answer_type == "text":
+        if audit.answer_type == "text" and not any("answer_type" in key for key in self.overrides):
             print('note: most answers are texts; set data.answer_type = "text" in a recipe')
         print_origin(audit.notes, audit.sha256, audit.tokens)
 

@@ -48,7 +48,7 @@ class EvaluateCommand:
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
     """run of laconic train, directory of runs seed-0, seed-1, …, which are averaged, exported run, or model (folder,
     .gguf, name)"""
-    tasks: str = "test"
+    tasks: Annotated[str, arg(aliases=("--task",))] = "test"
     """comma-separated tasks; see laconic tasks list"""
     protocol: Annotated[
         Literal["codi", "codi-sampled", "pccot", "coconut", "icot", "decimal", "text"] | None,

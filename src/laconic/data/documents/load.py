@@ -124,7 +124,8 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
         program = find_compression(stream.peek(8))
         if program is not None:
             raise InputError(f"{file.name}: compressed with {program}; unpack it")
-        text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
+        blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
+        text = "".join(decode_utf8(blocks, file.name, translate_newlines=False))  # the tokens of runs stay the same
     return [Document(file.stem, (text,))], []
 
 

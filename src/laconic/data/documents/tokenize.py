@@ -6,6 +6,7 @@ where both have the same tokens on either side. Where they disagree, the window 
 
 import codecs
 import hashlib
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -237,13 +238,13 @@ def hash_token_arrays(description: Mapping[str, Any], arrays: Iterable[TokenArra
     return digest.hexdigest()
 
 
-def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Decode blocks of a UTF-8 text without its byte-order mark.
+def decode_utf8(blocks: Iterable[bytes], name: str, *, translate_newlines: bool = True) -> Iterator[str]:
+    """Decode blocks of a UTF-8 text without its byte-order mark, with `\\n` for every line end, as Python's text mode.
 
     Raises:
         InputError: With the offset of the first byte that is not UTF-8 text, or if there is nothing but white space.
     """
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate_newlines)
     offset, is_blank = 0, True
     for block in chain(blocks, [b""]):  # the empty block is the last
         try:

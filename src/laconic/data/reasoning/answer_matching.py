@@ -250,7 +250,7 @@ def check_gold(
     fitting = [key for key, p in PROTOCOLS.items() if p.is_valid_gold(invalid.answer)]
     hint = hint or f"use --protocol {' or '.join(fitting)}"
     problem = f"protocol {protocol.name} expects {protocol.expected_answer}, got {invalid.answer[:40]!r}"
-    raise InputError(f"{name}: answer of {invalid.id}: {problem}; {hint}")
+    raise InputError(f"{name}: answer of {invalid.label}: {problem}; {hint}")
 
 
 def require_one_protocol(protocols: Sequence[str]) -> str:

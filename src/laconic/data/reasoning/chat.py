@@ -165,7 +165,7 @@ def check_conversations(examples: Iterable[ReasoningExample], row_format: str) -
         return
     offending = next(filter(has_history, examples), None)
     if offending is not None:
-        raise InputError(f'row {offending.id}: a conversation of several messages; set data.format = "chat"')
+        raise InputError(f'row {offending.label}: a conversation of several messages; set data.format = "chat"')
 
 
 def chat_row_error(field: str, expected: str) -> RowError:

@@ -192,7 +192,9 @@ class ReasoningDataset:
         parts = f"{len(row.question_ids)} + {len(row.chain_ids)} + {len(row.answer_ids)}"
         hint = 'set data.on_too_long = "drop" or "truncate_question"'
         hint = hint if self.config.on_too_long == "error" else "chains and answers are not truncated"
-        message = f"row {row.id}: {parts} tokens of question, chain and answer are {excess} more than {limit}; {hint}"
+        message = (
+            f"row {example.label}: {parts} tokens of question, chain and answer are {excess} more than {limit}; {hint}"
+        )
         raise InputError(message)
 
     def _find_excess(self, row: EncodedExample) -> tuple[int, str]:

@@ -135,7 +135,7 @@ class ReasoningEncoder:
             row = encode(example, steps, start, end)
             return replace(row, num_unknown=self._check_tokens(row), document_ids=self._encode_document(example))
         except InputError as error:
-            raise InputError(f"row {example.id}: {error}") from None
+            raise InputError(f"row {example.label}: {error}") from None
 
     def _encode_document(self, example: ReasoningExample) -> tuple[int, ...]:
         """Encode the document that a question is about, without special tokens, as `laconic compress` reads a file."""

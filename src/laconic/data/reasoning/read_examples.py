@@ -197,6 +197,12 @@ class ExampleConverter:
         if "messages" in row and self.columns not in CONVERSATIONS:
             row = {key: value for key, value in row.items() if key != "messages"}
             self.notes["messages: not read beside a question and an answer; remove answer, so that they are read"] += 1
+        first_chain = next((field for field in CHAIN_FIELDS if row.get(field)), None)
+        if self.chain_field is None and first_chain is not None:
+            if self.config.on_invalid_row == "error":
+                self.chain_field = first_chain  # so that the rows after it, which have it too, are no problems
+            remedy = 'write "steps": [] in rows without one'
+            raise RowError("other formats", "has a chain, but the first row has none", remedy, field=first_chain)
         example = parse_example(row, name, self.chain_field, self.config)
         if example.id in self.ids:
             raise RowError("duplicate ids", f"duplicate id {example.id[:60]!r}", "ids must be unique", field="id")
@@ -215,18 +221,15 @@ def parse_example(row: dict[str, Any], name: str, chain_field: str | None, confi
     if not isinstance(document, str | None):
         raise RowError("wrong types", "not a string", "join its parts into one text", field="document")
     steps = parse_steps(row, chain_field, config)
-    return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document)
+    return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document, name)
 
 
 def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig) -> tuple[str, ...]:
-    others = [field for field in CHAIN_FIELDS if field != chain_field and row.get(field)]
     if chain_field is None:
-        if others:
-            remedy = 'if some have none, write "steps": []'
-            raise RowError("other formats", "has a chain, but the first row has none", remedy, field=others[0])
         return ()
+    others = [field for field in CHAIN_FIELDS if field != chain_field and row.get(field)]
     if chain_field not in row:
-        remedy = f"the first row has it; give all rows the field {others[0] if others else chain_field}"
+        remedy = f"a row before has it; give all rows the field {others[0] if others else chain_field}"
         raise RowError("missing fields", f"{chain_field}: no such field", remedy)
     value = row[chain_field]
     if value is None or (isinstance(value, str) and chain_field != "steps" and not value.strip()):

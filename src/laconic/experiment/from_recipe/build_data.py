@@ -151,7 +151,7 @@ def describe_answers(protocol: AnswerProtocol, examples: Sequence[ReasoningExamp
     if not unclear:
         return []
     first, count = unclear[0], f"{len(unclear):,} row{'' if len(unclear) == 1 else 's'}"
-    example = f"such as {first.answer[:40]!r} of {first.id}"
+    example = f"such as {first.answer[:40]!r} of {first.label}"
     return [f"{count} whose answer is not {protocol.expected_answer}, {example}; held-out rows must have one"]
 
 

@@ -48,7 +48,7 @@ from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from laconic.nested.state_check import check_cache_dtype, check_model_key, check_waiting_tokens
+from laconic.nested.state_check import check_cache_dtype, check_model_key
 
 READING_CHUNK = 512  # tokens of a segment; the result does not depend on it
 OnReading = Callable[[int, int, float], None]
@@ -179,7 +179,6 @@ class NestedTextModel:
         state = self.load_memory(state) if isinstance(state, str | Path) else state
         if state is not None:
             check_memory_type(state, FastWeightState)
-            check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
             check_cache_dtype(state, cast(torch.Tensor, self.model.token_embedding.weight).dtype)
             check_model_key(state, self.key)
         return state

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from laconic.console import pluralize
 from laconic.errors import InputError, UnsafeFileError, translate_os_errors
-from laconic.models.checkpoints.hf_config import read_checkpoint_json
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.storage import atomic, file_names, safetensors_header
 from laconic.storage.file_names import is_printable
 from laconic.storage.safetensors_header import TensorSpec
+from laconic.storage.strict_json import read_foreign_json
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 LFS_POINTER = b"version https://git-lfs"  # first words of a Git LFS pointer file
@@ -119,7 +119,7 @@ def index_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
         files = {SINGLE_FILE: [""]}
     elif (folder / INDEX_FILE).exists():
-        files = _read_index(read_checkpoint_json(file_names.resolve_inside(folder, INDEX_FILE)))
+        files = _read_index(read_foreign_json(file_names.resolve_inside(folder, INDEX_FILE)))
     else:
         refuse_pickle(folder)
         raise InputError(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -33,7 +32,7 @@ from laconic.models.checkpoints.hf_fields import (
     SmolLM3Keys,
     TokenIds,
 )
-from laconic.storage.strict_json import abbreviate, parse_json, read_small_file
+from laconic.storage.strict_json import abbreviate
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Model")  # ends of the names of architectures
 JsonObject = Mapping[str, Any]
@@ -95,11 +94,6 @@ def validate_object(model: type[Model], source: JsonObject, location: str) -> Mo
             raise InputError(f"{key} is missing") from error
         reason = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(f"{key}={abbreviate(first['input'])}: {reason}") from error
-
-
-def read_checkpoint_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a published checkpoint, as Python's `json` does; errors name its folder."""
-    return parse_json(read_small_file(path), str(path), is_strict=False)
 
 
 def validate_hf_config(source: JsonObject) -> FamilyKeys:

@@ -104,7 +104,7 @@ class FamilyKeys(TokenIds):
     architecture: ClassVar[str]
     constants: ClassVar[dict[str, Any]]
 
-    architectures: list[str] = Field(default_factory=list)
+    architectures: Annotated[list[str], BeforeValidator(lambda x: [x] if isinstance(x, str) else x)] = []
     vocab_size: Size
     num_hidden_layers: NumLayers
     tie_word_embeddings: bool = False

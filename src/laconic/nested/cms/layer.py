@@ -32,7 +32,7 @@ from laconic.nested.cms.level import (
 from laconic.nested.cms.updates import LevelStates, accumulate_errors, store_inputs, update_full_levels
 from laconic.nested.init import register_parameters
 from laconic.nested.recurrence.chunked_scan import build_valid_mask, check_inputs, pack_left, to_ints, unpack
-from laconic.nested.state import CMSLevelState, CMSState, LayerState, group_rows, join_groups, select_rows
+from laconic.nested.state import CMSLevelState, CMSState, LayerState, check_reader, group_rows, join_groups, select_rows
 
 LevelFunction = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]
@@ -65,8 +65,8 @@ def initial_state(params: CMSParams, batch_size: int) -> LayerState:
     """Return the state of levels that have read nothing."""
     like = next(iter(params.weights.values())).detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
-    levels = range(len(params.shape.chunk_sizes))
-    return LayerState(cms=CMSState(tuple(init_level(params.shape, l, batch_size, like) for l in levels)))
+    levels = tuple(init_level(params.shape, l, batch_size, like) for l in range(len(params.shape.chunk_sizes)))
+    return LayerState(cms=CMSState(levels), readers=params.shape.label)
 
 
 def require_levels(state: LayerState) -> LevelStates:
@@ -191,6 +191,8 @@ class CMS(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
+        if isinstance(chunk_sizes, int):
+            raise UsageError(f"cms: chunk_sizes {chunk_sizes}: give one for each level, such as ({chunk_sizes},)")
         options = options or CMSOptions(inner_objective="associative")
         self.shape = CMSShape(
             width, intermediate_size, tuple(chunk_sizes), options, activation, tuple(projections), has_bias, eps
@@ -234,6 +236,7 @@ class CMS(nn.Module):
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
         levels = require_levels(state)
+        check_reader(params.shape.label, state)
         if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
             return forward_levels(params, levels, x)[0], state
         tokens = pack_left(x, attention_mask)

@@ -50,6 +50,10 @@ class CMSShape:
             raise UsageError(f"cms: {error}")
 
     @property
+    def label(self) -> str:
+        return f"cms of width {self.width} and {self.intermediate_size} in chunks of {list(self.chunk_sizes)}; "
+
+    @property
     def is_frozen(self) -> bool:
         """Whether no level can ever change."""
         return self.options.inner_lr == 0

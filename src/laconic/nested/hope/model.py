@@ -39,7 +39,7 @@ from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_state_finite
 from laconic.nested.recurrence.chunked_scan import check_gradient_mode
-from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
+from laconic.nested.state import FastWeightState, LayerState, check_reader, detach, fingerprint_tensors
 from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
@@ -138,12 +138,12 @@ class Hope(Decoder):
             levels = cms_layer.initial_state(cast(CMS, block.get_submodule("mlp")).params, batch_size)
             memory = dict(block.named_children()).get("memory")
             if isinstance(memory, SelfTitans):
-                layer = replace(hope_layer.initial_state(memory.params, batch_size), cms=levels.cms)
+                layer = hope_layer.initial_state(memory.params, batch_size)
             elif isinstance(memory, Titans):
-                layer = replace(titans_layer.initial_state(memory.params, batch_size), cms=levels.cms)
+                layer = titans_layer.initial_state(memory.params, batch_size)
             else:
-                layer = replace(levels, cache=self.empty_cache(batch_size, embedding))
-            layers.append(layer)
+                layer = LayerState(cache=self.empty_cache(batch_size, embedding))
+            layers.append(replace(layer, cms=levels.cms, readers=layer.readers + levels.readers))
         no_ids = torch.zeros(batch_size, 0, dtype=torch.long, device=embedding.device)
         open_chunk = empty_open_chunk(tuple(layers), no_ids) if self.has_task_objective else None
         return FastWeightState(tuple(layers), torch.zeros(batch_size, dtype=torch.long), open_chunk)
@@ -256,6 +256,8 @@ class Hope(Decoder):
         """Raise `UsageError` for a state of another model or of another batch size."""
         if len(state.layers) != len(self.blocks):
             raise UsageError(f"hope: the state has {len(state.layers)} layers, the model {len(self.blocks)}")
+        for block, layer in zip(self.blocks, state.layers, strict=True):
+            check_reader(cast(CMS, block.get_submodule("mlp")).shape.label, layer)
         if len(state.position) != B:
             raise UsageError(
                 f"hope: the batch has {B} rows, the state {len(state.position)}; use select_rows or concat_rows"

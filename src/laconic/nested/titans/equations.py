@@ -62,6 +62,10 @@ class TitansShape:
     def head_dim(self) -> int:
         return self.width // self.num_heads
 
+    @property
+    def label(self) -> str:
+        return f"titans of width {self.width} and {self.num_heads} heads in chunks of {self.chunk_size}; "
+
 
 class TitansParams(NamedTuple):
     """Shape and trained weights of a layer, by name."""

@@ -29,7 +29,7 @@ from laconic.nested.recurrence.chunked_scan import (
 )
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
 from laconic.nested.recurrence.memory_cells import MemoryStart, MLPStart, UpdateRule, gate_and_project, zero_state
-from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
+from laconic.nested.state import LayerState, MemoryState, MLPMemoryState, check_reader
 from laconic.nested.titans.equations import (
     MEMORY,
     PROJECTION_NAMES,
@@ -53,7 +53,7 @@ def initial_state(params: TitansParams, batch_size: int) -> LayerState:
         memory = MLPMemoryState(*(zero_state(batch_size, tuple(x.shape), o.momentum, like) for x in start))
     else:
         memory = zero_state(batch_size, tuple(cast(Tensor, start).shape), o.momentum, like)
-    return LayerState(conv_tails=conv_tails, memory={MEMORY: memory})
+    return LayerState(conv_tails=conv_tails, memory={MEMORY: memory}, readers=shape.label)
 
 
 def memory_start(w: Mapping[str, Tensor], name: str = MEMORY) -> MemoryStart:
@@ -147,6 +147,7 @@ class Titans(nn.Module):
         shape, w = params
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+        check_reader(shape.label, state)
         T = x.shape[1]
         if T > MAX_SCAN_TOKENS:
             scan = partial(self.forward, outer_gradient=outer_gradient, truncate_after=truncate_after)
