@@ -8,8 +8,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows, ForgettingMetrics
-from laconic.evaluation.report.page import PagePlot, PageSection, render_plots, render_table
-from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_heat_maps, plot_lines
+from laconic.evaluation.report.page import PagePlot, PageSection
+from laconic.evaluation.report.plots import PlotSeries, plot_heat_maps, plot_lines
 from laconic.evaluation.tables import Column, Table, build_table
 
 AccuracyArray = NDArray[np.float64]  # NaN where nothing was evaluated
@@ -51,8 +51,7 @@ COLUMNS = (
 
 
 def build_section(run: str, seed: int, results: ClassIncrementalResults) -> PageSection:
-    plots = [render_plots(build_plots(results))] if has_matplotlib() else []
-    blocks = [render_table(build_method_table(results)), *plots, LEGEND]
+    blocks = [build_method_table(results), build_plots(results), LEGEND]
     return PageSection(f"Classes {results['set']}: {run}, seed {seed}", blocks)
 
 

@@ -15,7 +15,7 @@ from laconic.evaluation.memories.report import (
     compare_results,
     plot_comparison,
 )
-from laconic.evaluation.report.page import PageSection, render_list
+from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Table, figures_to_json
@@ -65,12 +65,11 @@ class MemorySuite:
         return EvalReport([*blocks, LEGEND, *notes], data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        notes = list_notes(results)
         sections = [
             PageSection(x.title, [LEGEND, plot_comparison(x), build_comparison_table(x)])
             for x in compare_results(results["memories"])
         ]
-        return [*sections, PageSection("Notes on memories", [render_list(notes)] if notes else [])]
+        return [*sections, PageSection("Notes on memories", [list_notes(results)])]
 
 
 def list_notes(results: Results) -> list[str]:

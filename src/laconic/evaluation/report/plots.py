@@ -1,6 +1,7 @@
 """Plots for HTML pages: matplotlib figures as SVG images in a light and a dark version (extra `report`).
 
-A page shows the version that fits the reader's colour scheme. The same data gives the same bytes.
+A page shows the version that fits the reader's colour scheme. The same data gives the same bytes. Without matplotlib, a
+plot is a sentence that says so.
 """
 
 import base64
@@ -24,6 +25,7 @@ CELL_INCHES, LETTER_INCHES = 0.19, 0.085
 LEGEND_COLUMNS = 2
 MAX_ROW_LABELS = 24
 TITLE_ROWS = 2
+NO_PLOTS = Markup.escape("Plots need matplotlib: in a clone of laconic, pip install '.[report]'.")
 Points = Sequence[tuple[float, float]]
 
 
@@ -38,16 +40,13 @@ class PlotSeries:
     marker: str | None = None
 
 
-def has_matplotlib() -> bool:
-    """Return whether plots can be drawn (extra `report`)."""
-    return find_spec("matplotlib") is not None
-
-
 def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4)) -> Markup:
     """Draw a figure for light and for dark pages, as a `<picture>` element with both images embedded.
 
     `draw` is called with an empty matplotlib `Figure`, once for each colour scheme. The size is in inches.
     """
+    if not _has_matplotlib():
+        return NO_PLOTS
     light, dark = (_to_data_uri(draw, size, "constrained", colors) for colors in ({}, _dark_colors()))
     image = _image_tag(light, alt_text, size)
     return Markup(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">{image}</picture>')
@@ -158,6 +157,8 @@ def plot_heat_maps(
                 axes.plot(best, start + np.arange(len(best)), "o", color="C6", markersize=3)
         axes.set(xlim=(-0.5, image.shape[1] - 0.5), ylim=(image.shape[0] - 0.5, -0.5))
 
+    if not _has_matplotlib():
+        return NO_PLOTS
     # Neutral text and a colour map for both schemes: a page may have hundreds of maps, and drawing them twice is slow.
     text = dict.fromkeys(("text.color", "xtick.color", "ytick.color"), NEUTRAL_TEXT)
     uri = _to_data_uri(draw, (width, height), "none", text | {"image.cmap": "viridis"})
@@ -173,6 +174,10 @@ def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, 
 def show_whitespace(token: str) -> str:
     """Make spaces and line ends of a token visible."""
     return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
+
+
+def _has_matplotlib() -> bool:
+    return find_spec("matplotlib") is not None
 
 
 def _image_tag(uri: str, alt_text: str, size: tuple[float, float]) -> Markup:

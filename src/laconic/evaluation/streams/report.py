@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from laconic.evaluation.report.page import PagePlot, PageSection, render_list, render_plots, render_table
-from laconic.evaluation.report.papers import render_papers
-from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
+from laconic.evaluation.report.page import PagePlot, PageSection
+from laconic.evaluation.report.papers import list_papers
+from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, plot_lines
 from laconic.evaluation.runs import seed_run_name, seed_runs, short_run_names
 from laconic.evaluation.streams import table
 from laconic.evaluation.streams.table import stream_name, stream_title
@@ -48,10 +48,10 @@ def plot_series(
 ) -> list[PagePlot]:
     """Return a plot of named lines; empty where there is nothing to plot."""
     named = [(name, points) for name, points in series if points]
-    if not named or not has_matplotlib():
+    if not named:
         return []
     lines = [
-        PlotSeries(name, points, i % NUM_COLORS, LINE_STYLES[i // NUM_COLORS % len(LINE_STYLES)])
+        PlotSeries(name, points, i, LINE_STYLES[i // NUM_COLORS % len(LINE_STYLES)])
         for i, (name, points) in enumerate(named)
     ]
     image = plot_lines(lines, x_label=x_label, y_label=y_label, alt_text=title, is_log=is_log, is_percent=is_percent)
@@ -127,19 +127,17 @@ def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[P
     if not results and not any(metrics for _, metrics in training):
         return []
     results = sorted(results, key=stream_title)
-    gains = table.describe_gains(results)
-    lead = render_list(gains) if gains else table.LEGEND
-    sections = [PageSection("Streams: what is learned while reading", [lead])]
     plots = [*plot_nll_by_position(results), *plot_recall_by_gap(results)]
-    sections.append(PageSection("Streams: by position and gap", [render_plots(plots)] if plots else []))
+    sections = [
+        PageSection("Streams: what is learned while reading", [table.describe_gains(results) or table.LEGEND]),
+        PageSection("Streams: by position and gap", [plots]),
+    ]
     for title, same in groupby(results, stream_title):
         rows = [(table.metric_rows(x), f"{x.run}, seeds {', '.join(map(str, x.seeds))}") for x in same]
-        tables = [render_table(build_table(table.PAGE_COLUMNS, *row)) for row in rows]
-        sections.append(PageSection(f"Stream {title}", tables))
-    curves = plot_training_metrics(training)
+        sections.append(PageSection(f"Stream {title}", [build_table(table.PAGE_COLUMNS, *row) for row in rows]))
     return [
         *sections,
-        PageSection("Levels and memories in training", [render_plots(curves)] if curves else []),
-        PageSection("What papers report on nested learning", render_papers(["nested"]) if results else []),
-        PageSection("Limitations of stream results", [render_list(CAVEATS)]),
+        PageSection("Levels and memories in training", [plot_training_metrics(training)]),
+        PageSection("What papers report on nested learning", list_papers(["nested"]) if results else []),
+        PageSection("Limitations of stream results", [CAVEATS]),
     ]
