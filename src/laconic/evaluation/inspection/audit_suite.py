@@ -28,7 +28,6 @@ class AuditSuite(ReasoningSuite):
     """The audit of the first run, with the others as controls; `laconic audit` uses it, no task of evaluate does."""
 
     kinds: Sequence[EvalKind] = ("audit", "reasoning")
-    options: Collection[str] = ("data_dir", "protocol")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return False, since audits have a command of their own."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from laconic.evaluation.inspection.chain_comparison import KV_SPACES
 from laconic.evaluation.inspection.dataset import DatasetSummary, dataset_tables, describe_set, list_caveats
-from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.inspection.question_summary import (
@@ -69,7 +69,7 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         PageSection("Similarity to the teacher's chain", [*maps, SIMILARITY_TERMS] if maps else []),
         PageSection(
             "Tokens selected of the chain",
-            [block for run in summary.runs if run.selections for block in selection_blocks(run)],
+            [block for run in summary.runs if run.chain.selections for block in selection_blocks(run)],
         ),
         PageSection("Answers under interventions", effect_blocks(summary)),
     ]
@@ -114,7 +114,7 @@ def describe_guess(guess: TokenGuess) -> str:
 
 def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[PageBlock]:
     """Return one similarity map of every run that has it, on a common scale, and its layers."""
-    matches = [(run, map) for run in runs for map in run.maps if (map.space, map.baseline) == (space, baseline)]
+    matches = [(run, map) for run in runs for map in run.chain.maps if (map.space, map.baseline) == (space, baseline)]
     if not matches:
         return []
     M, N = len(matches[0][1].mean), len(matches[0][1].mean[0])
@@ -133,7 +133,9 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
     )
     layers: list[PagePlot] = []
     for run, map in matches:
-        names = [f"layer {l}{'' if l in run.matched_layers else ', not distilled'}" for l in range(len(map.layers))]
+        names = [
+            f"layer {l}{'' if l in run.chain.matched_layers else ', not distilled'}" for l in range(len(map.layers))
+        ]
         panels = list(zip(names, map.layers, strict=True))
         maps = plot_heat_maps(panels, rows, columns, f"{title}, {run.name}, each layer")
         layers.append(PagePlot(run.name, "Layers that are not distilled are named so.", maps))
@@ -145,25 +147,25 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
 
 def selection_blocks(run: QuestionInspection) -> list[PageBlock]:
     """Return what each policy selects of the chain: by token, by class, by layer and head."""
-    chain = run.lens.chain
-    trained = f"trained with policy {run.policy}" if run.is_distilled else "trained without KV distillation"
-    if next(iter(run.selections.values())).all():
+    chain, tokens = run.chain, run.lens.chain
+    trained = f"trained with policy {chain.policy}" if chain.is_distilled else "trained without KV distillation"
+    if next(iter(chain.selections.values())).all():
         return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
-    classes, tokens = list(dict.fromkeys(run.token_classes)), np.array(run.token_classes)
+    classes, class_of_token = list(dict.fromkeys(chain.token_classes)), np.array(chain.token_classes)
     rows = [
-        [policy, *(format_percent(float(mask[..., tokens == name].mean())) for name in classes)]
-        for policy, mask in run.selections.items()
+        [policy, *(format_percent(float(mask[..., class_of_token == name].mean())) for name in classes)]
+        for policy, mask in chain.selections.items()
     ]
     by_class = Table(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
-    heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[run.policy].shape[1])]
-    policies, token_shares = list(run.selections), [mask.mean((0, 1)).tolist() for mask in run.selections.values()]
+    heads = [f"{l}.{g}" for l in chain.matched_layers for g in range(chain.selections[chain.policy].shape[1])]
+    policies, token_shares = list(chain.selections), [mask.mean((0, 1)).tolist() for mask in chain.selections.values()]
     alt_text = f"{run.name}: share of layers and heads that select each chain token, by policy"
-    shares = plot_heat_maps([("", token_shares)], policies, chain, alt_text, value_range=(0.0, 1.0))
-    masks = [(x, mask.reshape(-1, len(chain)).astype(float).tolist()) for x, mask in run.selections.items()]
+    shares = plot_heat_maps([("", token_shares)], policies, tokens, alt_text, value_range=(0.0, 1.0))
+    masks = [(x, mask.reshape(-1, len(tokens)).astype(float).tolist()) for x, mask in chain.selections.items()]
     alt_text = f"{run.name}: tokens selected in each layer and head, by policy"
-    per_head = plot_heat_maps(masks, heads, chain, alt_text, value_range=(0.0, 1.0))
-    panels = list(zip(("importance I", "redundancy R", f"score S of {run.policy}"), run.scores, strict=True))
-    scores = plot_heat_maps(panels, heads, chain, f"{run.name}: scores of each token")
+    per_head = plot_heat_maps(masks, heads, tokens, alt_text, value_range=(0.0, 1.0))
+    panels = list(zip(("importance I", "redundancy R", f"score S of {chain.policy}"), chain.scores, strict=True))
+    scores = plot_heat_maps(panels, heads, tokens, f"{run.name}: scores of each token")
     details = [PagePlot("Selected in each layer and head", "", per_head), PagePlot("Scores", "", scores)]
     return [
         [PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)],
