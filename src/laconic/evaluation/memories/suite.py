@@ -52,6 +52,7 @@ class MemorySuite:
     """Memories of documents: what they keep of the full text's gain, and how large they are."""
 
     kinds: Sequence[EvalKind] = ("memories",)
+    users = "the task memories"
     options: Collection[str] = ("documents", "questions", "methods", "keep", "tokens", "fit")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:

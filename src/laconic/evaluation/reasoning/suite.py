@@ -46,6 +46,7 @@ class ReasoningSuite:
     """Question sets for runs that answer questions."""
 
     kinds: Sequence[EvalKind] = ("reasoning",)
+    users = "runs that answer questions"
     options: Collection[str] = (
         "data_dir", "protocol", "tolerance", "with_cot", "jacobi_iterations", "jacobi_tolerance", "batch_size",
         "baseline", "latency",
