@@ -13,7 +13,7 @@ A family of tasks gives the jobs, the scores of its items, columns and texts:
     reasoning/          question_sets, run (jobs), evaluate; table; suite
     inspection/         conditions (jobs of an audit), verdict, audit_suite; question, dataset, page of laconic inspect,
                         which stores nothing
-    compression/        run (jobs), evaluate, scores, pareto, table, report; context_qa and demonstrations for files; suite
+    compression/        run (jobs), evaluate, scores, pareto, table, report; files: context_qa, demonstrations; suite
     memories/           documents, contexts, report; suite (jobs)
     streams/            tasks (jobs), texts, evaluate, metrics, table, report; suite
     class_incremental/  run (jobs), protocol, metrics, report; a part of the suite of streams
