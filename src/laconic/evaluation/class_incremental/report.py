@@ -60,13 +60,18 @@ def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
     methods = [method for method in METHODS if method in results["methods"]]
     matrices = {x: mean_matrix(results["methods"][x]["matrices"]) for x in methods}
     curves = [
-        PlotSeries(method, [(n, 100 * np.nanmean(row)) for n, row in enumerate(A, 1) if not np.isnan(row).all()], i)
-        for i, (method, A) in enumerate(matrices.items())
+        PlotSeries(method, [(n, 100 * np.nanmean(row)) for n, row in enumerate(A, 1) if not np.isnan(row).all()])
+        for method, A in matrices.items()
     ]
-    y_label = "accuracy (%)"
-    image = plot_lines(curves, x_label="tasks learned", y_label=y_label, alt_text=f"{name}, {y_label}", is_percent=True)
-    text = "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders."
-    plots = [PagePlot(f"{name}, task after task", text, image)]
+    plots = plot_lines(
+        f"{name}, task after task",
+        curves,
+        "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders.",
+        x_label="tasks learned",
+        y_label="accuracy (%)",
+        y_scale="percent",
+        alt_text=f"{name}, accuracy (%)",
+    )
     text = "Accuracy on a task (across) after a task (down), mean over orders."
     plots += [
         PagePlot(f"{name}, {method}", text, plot_matrix(name, method, A))

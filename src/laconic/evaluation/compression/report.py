@@ -76,13 +76,13 @@ def document_section(results: Sequence[RunResult]) -> PageSection:
     points = [point for result in results for point in pareto_points(result)]
     blocks: list[PageBlock] = [build_gain_table(results)]
     if len(points) > 1:
-        blocks.append([plot_pareto(points, results)])
+        blocks.append(plot_pareto(points, results))
     if comparisons := compare_learned_lengths(points):
         blocks += [build_comparison_table(comparisons), COMPARISON_NOTE]
     return PageSection(f"{results[0].task}: {len(results[0].items_by_seed[0]):,} documents", blocks)
 
 
-def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> PagePlot:
+def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot accuracy, or nats per token, against vectors per segment; horizontal lines are the whole text."""
     has_facts, lengths = is_recall(results[0]), [point.mean_point[0] for point in points]
     y_label, better = ("accuracy, %", "Higher") if has_facts else ("nats per token", "Lower")
@@ -96,10 +96,14 @@ def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> 
             nats = float(result.scores("full", nll_per_token).mean())
             values = [(min(lengths), nats), (max(lengths), nats)]
             series.append(PlotSeries(f"{result.run}: whole text", values, color, "-.", "None"))
-    alt_text = "Quality by vectors per segment"
-    image = plot_lines(series, x_label="mean vectors per segment", y_label=y_label, alt_text=alt_text)
-    caption = "One point per length; diamonds are learned lengths. The best lengths are an upper bound."
-    return PagePlot("Quality against vectors", f"{better} is better. {caption}", image)
+    return plot_lines(
+        "Quality against vectors",
+        series,
+        f"{better} is better. One point per length; diamonds are learned lengths. The best lengths are an upper bound.",
+        x_label="mean vectors per segment",
+        y_label=y_label,
+        alt_text="Quality by vectors per segment",
+    )
 
 
 def build_comparison_table(comparisons: Sequence[LengthComparison]) -> Table:

@@ -211,12 +211,16 @@ def plot_results(report: ComparisonReport) -> list[PagePlot]:
         (curves, "Learning curves", "Validation accuracy, mean over seeds.", "training steps"),
         (sweeps, "Jacobi iterations at test time", "Other numbers than in training.", "Jacobi iterations"),
     ):
-        if lines:
-            alt_text = f"Accuracy by {x_label}"
-            image = plot_lines(
-                lines, x_label=x_label, y_label="accuracy, %", alt_text=alt_text, is_percent=True, floor=floor
-            )
-            plots.append(PagePlot(title, caption, image))
+        plots += plot_lines(
+            title,
+            lines,
+            caption,
+            x_label=x_label,
+            y_label="accuracy, %",
+            y_scale="percent",
+            alt_text=f"Accuracy by {x_label}",
+            floor=floor,
+        )
     return plots
 
 
