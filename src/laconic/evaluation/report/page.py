@@ -40,8 +40,8 @@ def render_page(title: str, sections: Sequence[PageSection], lead: Sequence[Page
     """Return a whole page; `lead` stands under the heading, and sections that show nothing are left out."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    shown = [section for section in sections if any(section.blocks)]
-    return environment.get_template("page.html").render(title=title, lead=lead, sections=shown)
+    visible = [section for section in sections if any(section.blocks)]
+    return environment.get_template("page.html").render(title=title, lead=lead, sections=visible)
 
 
 def build_facts_table(facts: Sequence[tuple[str, str]]) -> Table:
