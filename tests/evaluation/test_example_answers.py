@@ -1,7 +1,7 @@
 """Example answers: one line on the terminal, the whole text on the page."""
 
 from laconic.evaluation.example_answers import ExampleAnswer, ExampleQuestion, build_examples_table, format_examples
-from laconic.evaluation.report.page import render_table
+from laconic.evaluation.report.page import PageSection, render_page
 
 CHAIN = "First, " + "add one. " * 40 + "The answer is 41."
 EXAMPLE = ExampleQuestion(
@@ -25,6 +25,6 @@ def test_build_examples_table_has_whole_texts() -> None:
 
 def test_build_examples_table_does_not_break_the_outcome() -> None:
     """Cells of text are broken within words where others are long; those of class n are not."""
-    page = render_table(build_examples_table([EXAMPLE]))
+    page = render_page("Answers", [PageSection("Examples", [build_examples_table([EXAMPLE])])])
     assert '<td class="n">correct</td>' in page
     assert f"<td>{CHAIN}</td>" in page

@@ -23,8 +23,8 @@ def test_a_question_is_thought_about_once(subject: InspectedRun, monkeypatch: py
     result = inspect_question(subject, Rows().batch([0], 0, 0))
     assert calls == [True, *[False] * 3]  # interventions on vectors think again
     assert len(result.lens.passes) == 3
-    assert result.selections[result.policy].sum(-1).tolist() == [[4, 4]] * 2
-    assert [(len(rows), len(rows[0])) for rows in result.scores] == [(4, len(result.lens.chain))] * 3
+    assert result.chain.selections[result.chain.policy].sum(-1).tolist() == [[4, 4]] * 2
+    assert [(len(rows), len(rows[0])) for rows in result.chain.scores] == [(4, len(result.lens.chain))] * 3
 
 
 @pytest.mark.parametrize("has_others", [True, False])

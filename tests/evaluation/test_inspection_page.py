@@ -12,8 +12,8 @@ from markupsafe import Markup
 from laconic.data.reasoning.answer_matching import CODI, DIGIT
 from laconic.evaluation.inspection import dataset, question_summary
 from laconic.evaluation.inspection import page as inspection_page
+from laconic.evaluation.inspection.chain_comparison import KV_SPACES, ChainComparison, SimilarityMap
 from laconic.evaluation.inspection.dataset import DatasetInspection, DatasetSummary
-from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
 from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection
 from laconic.evaluation.inspection.question_summary import QuestionSummary
@@ -44,12 +44,7 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
     selected = np.zeros((layers, heads, N), dtype=bool)
     selected[:, :, :M] = True
     scores = (tuple(i / N for i in range(N)),) * (layers * heads)
-    return QuestionInspection(
-        name,
-        "kava",
-        2,
-        "7",
-        words,
+    comparison = ChainComparison(
         tuple(maps),
         dict.fromkeys(SELECTORS, selected),
         ("operand",) * N,
@@ -57,6 +52,14 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         "rkv",
         tuple(range(layers)),
         True,
+    )
+    return QuestionInspection(
+        name,
+        "kava",
+        2,
+        "7",
+        words,
+        comparison,
         effects=(ChangedAnswer("zero", "vectors", "8"), ChangedAnswer("swap", "vectors", "9", "9")),
     )
 
@@ -97,13 +100,9 @@ def test_effects_by_hand() -> None:
 
 def test_chain_word_rates_of_correct_and_wrong_answers() -> None:
     result = dataset.chain_word_rates(FIRST)
-    assert result["correct"] == {
-        "questions": 2, "share_in_chain": 0.6, "share_in_other_chain": 0.2, "lcs_ratio": pytest.approx(0.3)
-    }  # fmt: skip
-    assert result["wrong"] == {
-        "questions": 1, "share_in_chain": 0.1, "share_in_other_chain": 0.1, "lcs_ratio": 0.1
-    }  # fmt: skip
-    assert result["all"]["questions"] == 3
+    assert result["correct"] == (2, 0.6, 0.2, pytest.approx(0.3))
+    assert result["wrong"] == (1, 0.1, 0.1, 0.1)
+    assert result["all"].questions == 3
     assert dataset.chain_word_rates(SECOND) == {}
 
 

@@ -2,12 +2,13 @@
 
 import tomllib
 
+from laconic.evaluation.report.page import PageSection, render_page
 from laconic.evaluation.report.papers import (
     find_paper_figures,
     format_paper_figures,
+    list_papers,
     load_paper_figures,
     load_paper_tables,
-    render_papers,
 )
 from tests.conftest import REPO
 
@@ -53,7 +54,7 @@ def test_paper_tables_are_complete() -> None:
         assert "arXiv:" in table["source"] or table["source"].startswith(("NL ", "Ti "))
 
 
-def test_render_papers_selects_by_topic() -> None:
-    (labels,) = render_papers(["labels"])
-    assert "<details" in labels
-    assert len(render_papers(["tails", "labels"])) > 1
+def test_list_papers_selects_by_topic() -> None:
+    (labels,) = list_papers(["labels"])
+    assert "<details" in render_page("Papers", [PageSection("Labels", [labels])])
+    assert len(list_papers(["tails", "labels"])) > 1

@@ -152,8 +152,8 @@ def test_build_sections_separates_results_on_the_first_questions_of_a_set() -> N
     ]
     full, part = (str(section.blocks[0]) for section in sections if "test" in section.title)
     names = ("x", "x, 0 iterations", "y", "z")
-    assert [name for name in names if f">{name}<" in full] == ["x", "y"]
-    assert [name for name in names if f">{name}<" in part] == ["x, 0 iterations", "z"]
+    assert [name for name in names if f"'{name}'" in full] == ["x", "y"]
+    assert [name for name in names if f"'{name}'" in part] == ["x, 0 iterations", "z"]
     notes = str(sections[-1].blocks[-1])
     assert "the context ends" in notes
     assert "z differs from None, None, in train.steps" in notes

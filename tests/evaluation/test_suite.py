@@ -34,6 +34,7 @@ class NormSuite:
     """Evaluates the norm of each weight."""
 
     kinds: Sequence[EvalKind] = ("streams",)
+    users = "all runs"
     options: Collection[str] = ()
 
     def accepts(self, recipes: object, tasks: object) -> bool:

@@ -116,6 +116,7 @@ def audit_examples(
         if max_tokens is not None and len(row) > max_tokens:
             too_long.append(row.id)
     answer, share = most_common_answer(rows) if rows else ("", 0.0)
+    ignores_history = config.format != "chat" and any(map(has_history, rows))
     return RowsAudit(
         sha256=file.sha256,
         rows=len(rows),

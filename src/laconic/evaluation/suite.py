@@ -47,6 +47,7 @@ from laconic.training.ranks import Ranks
 from laconic.training.signals import SignalInterruptError, StopSignal
 
 DEFAULT_TOKENS = 1024  # to which documents are cut
+CHARACTERS_PER_TOKEN = 16  # of a document that is tokenized, so that books are not tokenized to their end
 RESUME_HINT = "finished items are stored; run the same command again to resume"
 
 
@@ -151,7 +152,8 @@ class EvalSuite(Protocol):
 
     # The kinds of evaluations that it stores.
     kinds: Sequence[EvalKind]
-    # Names of the fields of `EvalRequest` that this suite has, of those that not every suite has.
+    # The tasks or runs that it evaluates, in words, and the fields of `EvalRequest` that not every suite has.
+    users: str
     options: Collection[str]
 
     # Return whether the suite evaluates these runs on these tasks.

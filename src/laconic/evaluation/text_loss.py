@@ -16,7 +16,14 @@ from laconic.evaluation.checkpoints import read_prompt
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalKind
 from laconic.evaluation.statistics import Difference, Estimate, estimate_mean, paired_difference
-from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult, describe_evaluation
+from laconic.evaluation.suite import (
+    CHARACTERS_PER_TOKEN,
+    EvalReport,
+    EvalRequest,
+    Results,
+    RunResult,
+    describe_evaluation,
+)
 from laconic.evaluation.tables import Column, build_table, figures_to_json, format_percent, format_signed
 from laconic.experiment.load_run import LoadedRun
 from laconic.losses import score_rows_in_chunks
@@ -24,7 +31,6 @@ from laconic.storage.manifest import hash_json
 
 TASK = "loss"
 CONDITION = "text"
-CHARACTERS_PER_TOKEN = 16  # of a section that is tokenized, so that long ones are not tokenized to their end
 
 
 class LossRow(NamedTuple):
@@ -52,6 +58,7 @@ class TextLossSuite:
     """Loss of checkpoints on windows of text."""
 
     kinds: Sequence[EvalKind] = ("loss",)
+    users = "the task loss"
     options: Collection[str] = ("documents", "tokens", "baseline")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:

@@ -142,10 +142,10 @@ class DecoderConfig:
     def from_folder(cls, folder: str | Path) -> "DecoderConfig":
         """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
         folder = Path(folder)
-        source = read_checkpoint_json(folder / "config.json")
+        source = read_foreign_json(folder / "config.json")
         path = folder / "generation_config.json"
         with name_folder_in_errors(folder):
-            config = cls.from_dict(source, read_checkpoint_json(path) if path.is_file() else {})
+            config = cls.from_dict(source, read_foreign_json(path) if path.is_file() else {})
         for note in describe_ignored_keys(source):
             warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
         return config

@@ -14,7 +14,7 @@ from laconic import Decoder, DecoderConfig, LanguageModel
 from laconic.compression.kv.compress import DocumentCompression, KVCompressionConfig, compress_document
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
-from laconic.evaluation.memories import contexts, evaluate
+from laconic.evaluation.memories import contexts, suite
 from laconic.evaluation.memories.contexts import KV_METHODS, build_kv_context
 from laconic.evaluation.memories.documents import load_probed_documents
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text
@@ -84,7 +84,7 @@ def test_evaluate_memories_compares_all_methods_with_the_baselines(
     assert points["kvzip 0.25"]["file_bytes"] == points["kvzip-equal 0.25"]["file_bytes"]
     assert full["tasks"].keys() == {"continuation", "passages", "needles", "questions"}
     assert full["tasks"]["passages"]["nats"] == pytest.approx(score_passages(results.parent), abs=1e-4)
-    monkeypatch.setattr(evaluate, "score_probes", None)  # evaluating again would fail
+    monkeypatch.setattr(suite, "score_probes", None)  # evaluating again would fail
     assert evaluate_json(run_cli, "tiny", *flags) == data
     assert run_cli("report", "tiny", "--out", "page.html").code == 0
     page = Path("page.html").read_text()

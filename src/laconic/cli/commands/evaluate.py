@@ -26,14 +26,6 @@ from laconic.errors import UsageError
 if TYPE_CHECKING:
     from laconic.evaluation.suite import EvalReport
 
-QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", "the tasks memories and loss"
-OPTION_USERS = {  # options that not every suite has, and the runs that they are for
-    **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "latency"), QUESTIONS),
-    **dict.fromkeys(("baseline", "jacobi_tolerance", "data_dir", "batch_size"), QUESTIONS),
-    **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
-    **dict.fromkeys(("documents", "tokens"), TEXTS),
-}
-
 
 @dataclass(frozen=True)
 class EvaluateCommand:
@@ -111,7 +103,7 @@ class EvaluateCommand:
         shares = parse_positive("--keep", self.keep, 1.0)
         from laconic.cli.commands.train import select_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
-        from laconic.evaluation.suites import choose_suite
+        from laconic.evaluation.suites import SUITES, choose_suite
         from laconic.training.distributed import init_ranks
         from laconic.training.signals import handle_signals
 
@@ -119,10 +111,9 @@ class EvaluateCommand:
         tasks = split_commas(self.tasks)
         runs = tuple(self.resolve(run, self.quantize) for run in self.runs)
         suite = choose_suite(runs, tasks)
-        for name, users in OPTION_USERS.items():
-            if name not in suite.options:
-                tasks_given = "" if users == QUESTIONS else f", not {self.tasks}"
-                refuse_flags(self, (name,), f"only for {users}{tasks_given}")
+        for name in dict.fromkeys(name for other in SUITES for name in other.options if name not in suite.options):
+            users = dict.fromkeys(other.users for other in SUITES if name in other.options)
+            refuse_flags(self, (name,), f"only for {' and '.join(users)}")
         with handle_signals() as stop, init_ranks(None, device) as ranks:
             request = EvalRequest(
                 runs,

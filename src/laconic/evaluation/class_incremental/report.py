@@ -8,8 +8,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows, ForgettingMetrics
-from laconic.evaluation.report.page import PagePlot, PageSection, render_plots, render_table
-from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_heat_maps, plot_lines
+from laconic.evaluation.report.page import PagePlot, PageSection
+from laconic.evaluation.report.plots import PlotSeries, plot_heat_maps, plot_lines
 from laconic.evaluation.tables import Column, Table, build_table
 
 AccuracyArray = NDArray[np.float64]  # NaN where nothing was evaluated
@@ -51,8 +51,7 @@ COLUMNS = (
 
 
 def build_section(run: str, seed: int, results: ClassIncrementalResults) -> PageSection:
-    plots = [render_plots(build_plots(results))] if has_matplotlib() else []
-    blocks = [render_table(build_method_table(results)), *plots, LEGEND]
+    blocks = [build_method_table(results), build_plots(results), LEGEND]
     return PageSection(f"Classes {results['set']}: {run}, seed {seed}", blocks)
 
 
@@ -61,13 +60,18 @@ def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
     methods = [method for method in METHODS if method in results["methods"]]
     matrices = {x: mean_matrix(results["methods"][x]["matrices"]) for x in methods}
     curves = [
-        PlotSeries(method, [(n, 100 * np.nanmean(row)) for n, row in enumerate(A, 1) if not np.isnan(row).all()], i)
-        for i, (method, A) in enumerate(matrices.items())
+        PlotSeries(method, [(n, 100 * np.nanmean(row)) for n, row in enumerate(A, 1) if not np.isnan(row).all()])
+        for method, A in matrices.items()
     ]
-    y_label = "accuracy (%)"
-    image = plot_lines(curves, x_label="tasks learned", y_label=y_label, alt_text=f"{name}, {y_label}", is_percent=True)
-    text = "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders."
-    plots = [PagePlot(f"{name}, task after task", text, image)]
+    plots = plot_lines(
+        f"{name}, task after task",
+        curves,
+        "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders.",
+        x_label="tasks learned",
+        y_label="accuracy (%)",
+        y_scale="percent",
+        alt_text=f"{name}, accuracy (%)",
+    )
     text = "Accuracy on a task (across) after a task (down), mean over orders."
     plots += [
         PagePlot(f"{name}, {method}", text, plot_matrix(name, method, A))

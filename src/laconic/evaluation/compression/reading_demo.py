@@ -22,7 +22,7 @@ from laconic.compression.kv.selection import DocumentReader
 from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.evaluation.report.page import PageSection, render_details, render_facts, render_page
+from laconic.evaluation.report.page import PageDetails, PageSection, build_facts_table, render_page
 from laconic.evaluation.tables import Column, Table, build_table
 from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position
 from laconic.experiment.text_models.kv_compressor import (
@@ -244,7 +244,7 @@ def render_reading_page(
     """Return the HTML page; `facts` are names and values of the run: model, threads, time."""
     sections = [
         *build_sections(comparison),
-        PageSection("Run", [render_facts(facts)]),
-        PageSection("Chapter", [render_details(title, chapter.strip().split("\n\n"))]),
+        PageSection("Run", [build_facts_table(facts)]),
+        PageSection("Chapter", [PageDetails(title, chapter.strip().split("\n\n"))]),
     ]
     return render_page("Reading a chapter with an eighth of its memory", sections, [LEAD])

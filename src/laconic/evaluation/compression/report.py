@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from laconic.evaluation.compression.pareto import (
     FIXED_LENGTH,
     LEARNED_LENGTH,
@@ -18,10 +16,9 @@ from laconic.evaluation.compression.pareto import (
 )
 from laconic.evaluation.compression.scores import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, is_recall, nll_per_token
 from laconic.evaluation.compression.table import LEGEND, build_gain_table, format_recall
-from laconic.evaluation.report import page
-from laconic.evaluation.report.page import PagePlot, PageSection
-from laconic.evaluation.report.papers import render_papers
-from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, has_matplotlib, plot_lines
+from laconic.evaluation.report.page import PageBlock, PagePlot, PageSection
+from laconic.evaluation.report.papers import list_papers
+from laconic.evaluation.report.plots import PlotSeries, plot_lines
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table, build_table, format_signed, format_with_error
 
@@ -63,29 +60,29 @@ def build_sections(results: Sequence[RunResult], file_sections: Sequence[PageSec
     by_documents: dict[Any, list[RunResult]] = {}
     for result in results:
         by_documents.setdefault((result.task, document_keys(result)), []).append(result)
-    recall, papers = format_recall(results), render_papers(["tails", "retrieval", "ablations", "labels"])
+    papers = list_papers(["tails", "retrieval", "ablations", "labels"])
     return [
         PageSection("Context compression", [LEAD, *([LEGEND] if results else [])]),
         *map(document_section, by_documents.values()),
-        PageSection("Recall and soft reading", [page.render_list(recall)] if recall else []),
+        PageSection("Recall and soft reading", [format_recall(results)]),
         *file_sections,
         PageSection("Published results on compression", [PAPERS_NOTE, *papers]),
-        PageSection("Limitations of compression results", [page.render_list(CAVEATS)]),
+        PageSection("Limitations of compression results", [CAVEATS]),
     ]
 
 
 def document_section(results: Sequence[RunResult]) -> PageSection:
     """Return the section about runs on the same documents, with a plot if several lengths were evaluated."""
     points = [point for result in results for point in pareto_points(result)]
-    blocks: list[str | Markup | Table] = [build_gain_table(results)]
+    blocks: list[PageBlock] = [build_gain_table(results)]
     if len(points) > 1:
-        blocks.append(page.render_plots([plot_pareto(points, results)]) if has_matplotlib() else page.NO_PLOTS)
+        blocks.append(plot_pareto(points, results))
     if comparisons := compare_learned_lengths(points):
         blocks += [build_comparison_table(comparisons), COMPARISON_NOTE]
     return PageSection(f"{results[0].task}: {len(results[0].items_by_seed[0]):,} documents", blocks)
 
 
-def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> PagePlot:
+def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot accuracy, or nats per token, against vectors per segment; horizontal lines are the whole text."""
     has_facts, lengths = is_recall(results[0]), [point.mean_point[0] for point in points]
     y_label, better = ("accuracy, %", "Higher") if has_facts else ("nats per token", "Lower")
@@ -94,15 +91,19 @@ def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> 
         for kind, (marker, linestyle) in SERIES_STYLES.items():
             means = [point.mean_point for point in points if (point.result.run, point.kind) == (result.run, kind)]
             values = [(x, 100 * y if has_facts else -y) for x, y in means]
-            series.append(PlotSeries(f"{result.run}: {kind}", values, color % NUM_COLORS, linestyle, marker))
+            series.append(PlotSeries(f"{result.run}: {kind}", values, color, linestyle, marker))
         if "full" in result.conditions and not has_facts:
             nats = float(result.scores("full", nll_per_token).mean())
             values = [(min(lengths), nats), (max(lengths), nats)]
-            series.append(PlotSeries(f"{result.run}: whole text", values, color % NUM_COLORS, "-.", "None"))
-    alt_text = "Quality by vectors per segment"
-    image = plot_lines(series, x_label="mean vectors per segment", y_label=y_label, alt_text=alt_text)
-    caption = "One point per length; diamonds are learned lengths. The best lengths are an upper bound."
-    return PagePlot("Quality against vectors", f"{better} is better. {caption}", image)
+            series.append(PlotSeries(f"{result.run}: whole text", values, color, "-.", "None"))
+    return plot_lines(
+        "Quality against vectors",
+        series,
+        f"{better} is better. One point per length; diamonds are learned lengths. The best lengths are an upper bound.",
+        x_label="mean vectors per segment",
+        y_label=y_label,
+        alt_text="Quality by vectors per segment",
+    )
 
 
 def build_comparison_table(comparisons: Sequence[LengthComparison]) -> Table:

@@ -28,6 +28,7 @@ class CompressionSuite:
     """Runs that read documents, on documents that their recipes hold out and on files."""
 
     kinds: Sequence[EvalKind] = ("compression", "context_qa")
+    users = "runs that read documents"
     options: Collection[str] = ()
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:

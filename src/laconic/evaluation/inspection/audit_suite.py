@@ -11,7 +11,7 @@ from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import build_question_job, choose_protocol
 from laconic.evaluation.reasoning.suite import ReasoningSuite
-from laconic.evaluation.report.page import PageSection, render_list, render_table
+from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import describe_folder, seed_runs
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
@@ -28,7 +28,6 @@ class AuditSuite(ReasoningSuite):
     """The audit of the first run, with the others as controls; `laconic audit` uses it, no task of evaluate does."""
 
     kinds: Sequence[EvalKind] = ("audit", "reasoning")
-    options: Collection[str] = ("data_dir", "protocol")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return False, since audits have a command of their own."""
@@ -65,8 +64,8 @@ class AuditSuite(ReasoningSuite):
         sections: list[PageSection] = []
         for result in results["audit"]:
             audit = ThoughtAudit(reasoning_table.build_rows(result)[0])
-            blocks = [f"Verdict: {audit.verdict.text}", render_table(build_audit_table(audit))]
-            blocks += [render_list([*explain_columns(audit), *result.notes, *list_caveats(audit), STORED_CAVEAT])]
+            notes = [*explain_columns(audit), *result.notes, *list_caveats(audit), STORED_CAVEAT]
+            blocks = [f"Verdict: {audit.verdict.text}", build_audit_table(audit), notes]
             sections.append(PageSection(f"Audit of {result.run} on {result.task}", blocks))
         return sections
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -127,6 +127,15 @@ class DatasetSummary:
         return self.runs[0].audit.row
 
 
+class ChainWordRates(NamedTuple):
+    """Means of `DatasetInspection.chain_word_rates` over some questions."""
+
+    questions: int
+    share_in_chain: float
+    share_in_other_chain: float
+    lcs_ratio: float
+
+
 def describe_set(summary: DatasetSummary) -> str:
     row = summary.first_row
     answer, floor = row.majority_baseline
@@ -180,29 +189,23 @@ def iterations_table(summary: DatasetSummary) -> Table:
 
 def chain_words_table(summary: DatasetSummary) -> Table:
     rows = [
-        [
-            run.name,
-            name,
-            str(x["questions"]),
-            *(format_percent(x[key]) for key in ("share_in_chain", "share_in_other_chain", "lcs_ratio")),
-        ]
+        [run.name, name, str(rates.questions), *map(format_percent, rates[1:])]
         for run in summary.runs
-        for name, x in chain_word_rates(run).items()
+        for name, rates in chain_word_rates(run).items()
     ]
     header = ["run", "answers", "questions", "own chain, %", "another's, %", "in order, %"]
     return Table(header, rows, num_text_columns=2)
 
 
-def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]]:
+def chain_word_rates(run: DatasetInspection) -> dict[str, ChainWordRates]:
     """Return how often latents name tokens of their chain, for correct answers, wrong ones and all."""
     is_correct, has_chain = run.audit.row.correct[0] > 0, ~np.isnan(run.chain_word_rates[:, 0])
-    rates: dict[str, dict[str, float | int]] = {}
-    for name, some in (("correct", has_chain & is_correct), ("wrong", has_chain & ~is_correct), ("all", has_chain)):
-        if some.any():
-            means = run.chain_word_rates[some].mean(0).tolist()
-            keys = ("share_in_chain", "share_in_other_chain", "lcs_ratio")
-            rates[name] = {"questions": int(some.sum()), **dict(zip(keys, means, strict=True))}
-    return rates
+    groups = {"correct": has_chain & is_correct, "wrong": has_chain & ~is_correct, "all": has_chain}
+    return {
+        name: ChainWordRates(int(some.sum()), *run.chain_word_rates[some].mean(0).tolist())
+        for name, some in groups.items()
+        if some.any()
+    }
 
 
 def list_caveats(summary: DatasetSummary) -> list[str]:

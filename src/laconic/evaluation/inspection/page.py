@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from laconic.evaluation.inspection.chain_comparison import KV_SPACES
 from laconic.evaluation.inspection.dataset import DatasetSummary, dataset_tables, describe_set, list_caveats
-from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.inspection.question_summary import (
@@ -18,26 +18,22 @@ from laconic.evaluation.inspection.question_summary import (
 )
 from laconic.evaluation.inspection.verdict import TARGETS_NOTE, label_condition
 from laconic.evaluation.report.page import (
-    NO_PLOTS,
+    PageBlock,
+    PageDetails,
     PagePlot,
     PageSection,
-    render_details,
-    render_facts,
-    render_list,
+    build_facts_table,
+    mark_tokens,
     render_page,
-    render_plots,
-    render_table,
-    render_tokens,
 )
-from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps, show_whitespace
+from laconic.evaluation.report.plots import find_value_range, plot_heat_maps, show_whitespace
 from laconic.evaluation.tables import Table, format_percent
 
 
 def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
     title = f"Latents of {summary.runs[0].name}"
     if isinstance(summary, QuestionSummary):
-        plots = [] if has_matplotlib() else [NO_PLOTS]
-        lead: list[str] = [Markup("<blockquote>{}</blockquote>").format(summary.text), *plots]
+        lead: list[str] = [Markup("<blockquote>{}</blockquote>").format(summary.text)]
         sections, notes = question_sections(summary), summary.notes
     else:
         lead = [
@@ -45,13 +41,11 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
             "The questions are answered as trained and with changed latents. An answer that stays correct when its "
             "latents are zeros, or those of another question, does not depend on them.",
         ]
-        sections = [
-            PageSection(x, [render_table(table), *filter(None, [note])]) for x, table, note in dataset_tables(summary)
-        ]
+        sections = [PageSection(x, [table, *filter(None, [note])]) for x, table, note in dataset_tables(summary)]
         notes = list_caveats(summary)
     end = [
-        PageSection("What this does not show", [render_list(notes)] if notes else []),
-        PageSection("Runs", [render_facts(summary.facts)] if summary.facts else []),
+        PageSection("What this does not show", [notes]),
+        PageSection("Runs", [build_facts_table(summary.facts)] if summary.facts else []),
     ]
     return render_page(title, [*sections, *end], lead)
 
@@ -62,7 +56,7 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
     ]
     if summary.teacher_output is not None:
         answers.append(("its teacher, with the chain written out", summary.teacher_output))
-    chain = render_tokens(list(map(show_whitespace, summary.chain))) if summary.chain else "none"
+    chain = mark_tokens(list(map(show_whitespace, summary.chain))) if summary.chain else "none"
     maps = [
         block
         for space in KV_SPACES
@@ -70,19 +64,19 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         for block in map_blocks(summary.runs, space, baseline)
     ]
     return [
-        PageSection("Answers", [render_facts(answers), f"The chain, {summary.chain_source}:", chain]),
+        PageSection("Answers", [build_facts_table(answers), f"The chain, {summary.chain_source}:", chain]),
         PageSection("Logit lens", lens_blocks(summary.runs)),
         PageSection("Similarity to the teacher's chain", [*maps, SIMILARITY_TERMS] if maps else []),
         PageSection(
             "Tokens selected of the chain",
-            [block for run in summary.runs if run.selections for block in selection_blocks(run)],
+            [block for run in summary.runs if run.chain.selections for block in selection_blocks(run)],
         ),
         PageSection("Answers under interventions", effect_blocks(summary)),
     ]
 
 
-def lens_blocks(runs: Sequence[QuestionInspection]) -> list[str]:
-    blocks = [
+def lens_blocks(runs: Sequence[QuestionInspection]) -> list[PageBlock]:
+    blocks: list[PageBlock] = [
         "The most likely token at each latent after each pass, with its probability in percent. A hidden state becomes "
         "the next latent, so a token stands one column before its own. That a token can be read there does not show "
         "that it is used."
@@ -91,7 +85,7 @@ def lens_blocks(runs: Sequence[QuestionInspection]) -> list[str]:
         passes = list(zip(name_passes(run), run.lens.passes, strict=True))
         header = ["pass", "bot", *(str(i + 1) for i in range(len(run.lens.top_tokens)))]
         rows = [[name, *(shade_guess(slot[0]) for slot in row)] for name, row in passes]
-        blocks.append(render_table(Table(header, rows, run.name, len(header))))
+        blocks.append(Table(header, rows, run.name, len(header)))
         if run.lens.chain:
             blocks.append(
                 f"After the last pass, {format_percent(run.lens.share_in_chain)} % of the latents name a token of the "
@@ -103,7 +97,7 @@ def lens_blocks(runs: Sequence[QuestionInspection]) -> list[str]:
             for i, slot in enumerate(row)
         ]
         most_likely = f"The {len(passes[0][1][0])} most likely tokens of each latent"
-        blocks.append(render_details(most_likely, [render_table(Table((), rows, num_text_columns=2))]))
+        blocks.append(PageDetails(most_likely, [Table((), rows, num_text_columns=2)]))
     return blocks
 
 
@@ -118,9 +112,9 @@ def describe_guess(guess: TokenGuess) -> str:
     return f"{show_whitespace(guess.token)} {format_percent(guess.probability)} %"
 
 
-def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[str]:
+def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[PageBlock]:
     """Return one similarity map of every run that has it, on a common scale, and its layers."""
-    matches = [(run, map) for run in runs for map in run.maps if (map.space, map.baseline) == (space, baseline)]
+    matches = [(run, map) for run in runs for map in run.chain.maps if (map.space, map.baseline) == (space, baseline)]
     if not matches:
         return []
     M, N = len(matches[0][1].mean), len(matches[0][1].mean[0])
@@ -130,8 +124,6 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
         for run, map in matches
     )
-    if not has_matplotlib():
-        return [f"{title}. {captions}."]
     means = [(run.name, map.mean) for run, map in matches]
     value_range = find_value_range([mean for _, mean in means])
     image = plot_heat_maps(means, rows, columns, f"{title}. {captions}", value_range=value_range, mark_max=True)
@@ -141,44 +133,44 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
     )
     layers: list[PagePlot] = []
     for run, map in matches:
-        names = [f"layer {l}{'' if l in run.matched_layers else ', not distilled'}" for l in range(len(map.layers))]
+        names = [
+            f"layer {l}{'' if l in run.chain.matched_layers else ', not distilled'}" for l in range(len(map.layers))
+        ]
         panels = list(zip(names, map.layers, strict=True))
         maps = plot_heat_maps(panels, rows, columns, f"{title}, {run.name}, each layer")
         layers.append(PagePlot(run.name, "Layers that are not distilled are named so.", maps))
     return [
-        render_plots([PagePlot(title, caption, image)]),
-        render_details("Each layer, on its own scale", [render_plots(layers)]),
+        [PagePlot(title, caption, image)],
+        PageDetails("Each layer, on its own scale", [layers]),
     ]
 
 
-def selection_blocks(run: QuestionInspection) -> list[str]:
+def selection_blocks(run: QuestionInspection) -> list[PageBlock]:
     """Return what each policy selects of the chain: by token, by class, by layer and head."""
-    chain = run.lens.chain
-    trained = f"trained with policy {run.policy}" if run.is_distilled else "trained without KV distillation"
-    if next(iter(run.selections.values())).all():
+    chain, tokens = run.chain, run.lens.chain
+    trained = f"trained with policy {chain.policy}" if chain.is_distilled else "trained without KV distillation"
+    if next(iter(chain.selections.values())).all():
         return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
-    classes, tokens = list(dict.fromkeys(run.token_classes)), np.array(run.token_classes)
+    classes, class_of_token = list(dict.fromkeys(chain.token_classes)), np.array(chain.token_classes)
     rows = [
-        [policy, *(format_percent(float(mask[..., tokens == name].mean())) for name in classes)]
-        for policy, mask in run.selections.items()
+        [policy, *(format_percent(float(mask[..., class_of_token == name].mean())) for name in classes)]
+        for policy, mask in chain.selections.items()
     ]
     by_class = Table(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
-    if not has_matplotlib():
-        return [render_table(by_class)]
-    heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[run.policy].shape[1])]
-    policies, token_shares = list(run.selections), [mask.mean((0, 1)).tolist() for mask in run.selections.values()]
+    heads = [f"{l}.{g}" for l in chain.matched_layers for g in range(chain.selections[chain.policy].shape[1])]
+    policies, token_shares = list(chain.selections), [mask.mean((0, 1)).tolist() for mask in chain.selections.values()]
     alt_text = f"{run.name}: share of layers and heads that select each chain token, by policy"
-    shares = plot_heat_maps([("", token_shares)], policies, chain, alt_text, value_range=(0.0, 1.0))
-    masks = [(x, mask.reshape(-1, len(chain)).astype(float).tolist()) for x, mask in run.selections.items()]
+    shares = plot_heat_maps([("", token_shares)], policies, tokens, alt_text, value_range=(0.0, 1.0))
+    masks = [(x, mask.reshape(-1, len(tokens)).astype(float).tolist()) for x, mask in chain.selections.items()]
     alt_text = f"{run.name}: tokens selected in each layer and head, by policy"
-    per_head = plot_heat_maps(masks, heads, chain, alt_text, value_range=(0.0, 1.0))
-    panels = list(zip(("importance I", "redundancy R", f"score S of {run.policy}"), run.scores, strict=True))
-    scores = plot_heat_maps(panels, heads, chain, f"{run.name}: scores of each token")
+    per_head = plot_heat_maps(masks, heads, tokens, alt_text, value_range=(0.0, 1.0))
+    panels = list(zip(("importance I", "redundancy R", f"score S of {chain.policy}"), chain.scores, strict=True))
+    scores = plot_heat_maps(panels, heads, tokens, f"{run.name}: scores of each token")
     details = [PagePlot("Selected in each layer and head", "", per_head), PagePlot("Scores", "", scores)]
     return [
-        render_plots([PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)]),
-        render_table(by_class),
-        render_details("Every layer and head, and scores", [render_plots(details)]),
+        [PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)],
+        by_class,
+        PageDetails("Every layer and head, and scores", [details]),
     ]
 
 
@@ -186,7 +178,7 @@ def number_labels(n: int) -> list[str]:
     return [str(i + 1) for i in range(n)]
 
 
-def effect_blocks(summary: QuestionSummary) -> list[str]:
+def effect_blocks(summary: QuestionSummary) -> list[PageBlock]:
     changed = Markup("<b>{}</b> <small>changed</small>")
     rows: list[list[str]] = [["none", "", *(run.answer for run in summary.runs)]]
     for effect in summary.runs[0].effects:
@@ -201,6 +193,6 @@ def effect_blocks(summary: QuestionSummary) -> list[str]:
     header = ["thoughts", "in", *(run.name for run in summary.runs)]
     return [
         "One question shows what can happen, not how often; laconic inspect RUN --task SET asks many.",
-        render_table(Table(header, rows, num_text_columns=len(header))),
+        Table(header, rows, num_text_columns=len(header)),
         f"{TARGETS_NOTE}.",
     ]

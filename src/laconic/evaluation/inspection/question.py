@@ -1,6 +1,6 @@
 """Inspect one question: logit lens, similarity to a chain, what is selected of it, answers under interventions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
 from typing import NamedTuple, cast
@@ -12,12 +12,11 @@ from laconic.batches import ReasoningBatch
 from laconic.console import ProgressFn
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, mark_results
-from laconic.evaluation.inspection import interventions, kv_selection, kv_similarity
+from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection.chain_comparison import ChainComparison, compare_with_chain
 from laconic.evaluation.inspection.conditions import load_batch
-from laconic.evaluation.inspection.inspected_run import InspectedRun, latent_keys_values
+from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionKind, InterventionTarget
-from laconic.evaluation.inspection.kv_selection import SelectionMask
-from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import decoding_for
@@ -85,24 +84,14 @@ class ChangedAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class QuestionInspection:
-    """A run on one question. Without a teacher or a chain there are no maps and selections.
-
-    `num_iterations` is that of training, None for sequential latents. The policy is the run's own, and the scores are
-    its I, R and S, with a row for each matched layer and head; matched layers are distilled, or would be.
-    """
+    """A run on one question; `num_iterations` is that of training, None for sequential latents."""
 
     name: str
     method: str
     num_iterations: int | None
     answer: str
     lens: LogitLens
-    maps: tuple[SimilarityMap, ...] = ()
-    selections: Mapping[str, SelectionMask] = field(default_factory=dict[str, SelectionMask])
-    token_classes: tuple[str, ...] = ()
-    scores: tuple[MapRows, ...] = ()
-    policy: str = ""
-    matched_layers: tuple[int, ...] = ()
-    is_distilled: bool = False
+    chain: ChainComparison = field(default_factory=ChainComparison)
     effects: tuple[ChangedAnswer, ...] = ()
 
 
@@ -131,10 +120,10 @@ def inspect_question(
     total = 4 + len(specs)
     answer = run.answer(batch, rollout).texts[0]
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token)
-    inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
+    chain = ChainComparison()
     if run.has_teacher and bool(batch.chain_mask.any()):
         begin("comparing the latents with the chain")
-        inspection = with_chain(inspection, run, batch, rollout)
+        chain = compare_with_chain(run, batch, rollout, lens.chain)
     means, donor_rollout, donor_answer = None, None, None
     if others is not None:
         num_questions = min(NUM_MEAN_QUESTIONS, len(others))
@@ -150,29 +139,7 @@ def inspect_question(
             begin(f"{spec.kind} in {spec.target}")
             changed = run.answer(batch, interventions.run_intervention(run, batch, inputs, spec)).texts[0]
             effects.append(ChangedAnswer(*spec, changed, donor_answer if spec.kind == "swap" else None))
-    return replace(inspection, effects=tuple(effects))
-
-
-def with_chain(
-    inspection: QuestionInspection, run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout
-) -> QuestionInspection:
-    """Add the comparison with the chain."""
-    teacher, mask = run.teacher_chain(batch), batch.chain_mask
-    is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask
-    n = int(mask.sum())
-    return replace(
-        inspection,
-        maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
-        selections=kv_selection.chain_selections(teacher, n),
-        token_classes=kv_selection.classify_tokens(inspection.lens.chain, is_result[mask].tolist()),
-        scores=tuple(
-            to_rows(torch.cat([layers[l][0, :, :n] for l in teacher.matched_layers]).float())
-            for layers in teacher.scores
-        ),
-        policy=teacher.policy,
-        matched_layers=teacher.matched_layers,
-        is_distilled=teacher.is_distilled,
-    )
+    return QuestionInspection(run.name, run.method, run.num_iterations, answer, lens, chain, tuple(effects))
 
 
 def find_donor(run: InspectedRun, answer: str, others: TrainingData) -> tuple[LatentRollout | None, str | None]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from laconic.data.reasoning.answer_matching import AnswerProtocol
-from laconic.evaluation.inspection.kv_similarity import CHAIN, SELECTED
+from laconic.evaluation.inspection.chain_comparison import CHAIN, SELECTED
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.tables import figures_to_json, format_percent
 
@@ -53,12 +53,12 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
                 "passes": run.lens.passes,
                 "share_in_chain": run.lens.share_in_chain,
                 "lcs_ratio": run.lens.lcs_ratio,
-                "matched_layers": run.matched_layers,
-                "maps": run.maps,
-                "token_classes": run.token_classes,
-                "policy": run.policy,
-                "scores": dict(zip("IRS", run.scores, strict=False)) or None,
-                "selections": {policy: mask.astype(int).tolist() for policy, mask in run.selections.items()},
+                "matched_layers": run.chain.matched_layers,
+                "maps": run.chain.maps,
+                "token_classes": run.chain.token_classes,
+                "policy": run.chain.policy,
+                "scores": dict(zip("IRS", run.chain.scores, strict=False)) or None,
+                "selections": {policy: mask.astype(int).tolist() for policy, mask in run.chain.selections.items()},
                 "effects": run.effects,
             }
             for run in summary.runs
@@ -87,9 +87,9 @@ def format_inspection(summary: QuestionSummary) -> str:
         lines += [
             f"  {map.space} {BASELINE_LABELS[map.baseline]}: diagonal contrast {map.diagonal_contrast:+.3f}, "
             f"look-ahead {format_percent(map.look_ahead)} %"
-            for map in run.maps
+            for map in run.chain.maps
         ]
-        if run.maps:
+        if run.chain.maps:
             lines.append(f"  {SIMILARITY_TERMS}")
         lines += [
             f"  {effect.intervention} in {effect.target}: {effect.answer.strip()}"

@@ -11,12 +11,12 @@ from laconic.data.documents.load import read_documents
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 from laconic.evaluation.context_questions import ContextQuestion, load_questions
+from laconic.evaluation.suite import CHARACTERS_PER_TOKEN
 
 CONTINUATION_TOKENS = 64  # scored after the document
 PASSAGE_TOKENS, NUM_PASSAGES = 48, 2  # scored of each copied passage
 LEAST_TOKENS = 2 * PASSAGE_TOKENS + CONTINUATION_TOKENS  # of a text
 LEAD_TOKENS = 8  # of the continuation, and of a passage, that precede a copied passage
-CHARACTERS_PER_TOKEN = 16  # of a text that is tokenized, so that books are not tokenized to their end
 NEEDLES = (
     ("The captain's dog is called {}.", "What is the captain's dog called?", "Bruno Jasper Misty Rufus Daisy Oscar"),
     ("The key is hidden under the {}.", "What is the key hidden under?", "carpet mirror piano stove statue ladder"),

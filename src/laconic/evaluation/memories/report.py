@@ -5,11 +5,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
-from laconic.evaluation.report.page import NO_PLOTS
-from laconic.evaluation.report.plots import has_matplotlib, render_plot
+from laconic.evaluation.report.plots import render_plot
 from laconic.evaluation.statistics import percentile_interval, resample_weights
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table, build_table
@@ -207,9 +205,7 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
 
 
-def plot_comparison(comparison: Comparison) -> str | Markup:
-    if not has_matplotlib():
-        return NO_PLOTS
+def plot_comparison(comparison: Comparison) -> str:
     if not comparison.list_tasks(with_shares=True):
         return "The full text gains nothing over no context, so that there are no shares to plot."
     alt_text = "Share of the full text's gain against positions and against bytes of the cache in use"

@@ -29,7 +29,7 @@ from laconic.evaluation.reasoning.run import (
     decoding_for,
 )
 from laconic.evaluation.reasoning.table import ReasoningTable
-from laconic.evaluation.report.page import PageSection, render_list, render_table
+from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.report.recipe_diff import recipe_differences
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import describe_folder, flush_denormals, seed_runs, short_run_names
@@ -46,6 +46,7 @@ class ReasoningSuite:
     """Question sets for runs that answer questions."""
 
     kinds: Sequence[EvalKind] = ("reasoning",)
+    users = "runs that answer questions"
     options: Collection[str] = (
         "data_dir", "protocol", "tolerance", "with_cot", "jacobi_iterations", "jacobi_tolerance", "batch_size",
         "baseline", "latency",
@@ -112,12 +113,12 @@ class ReasoningSuite:
             protocol = outcome.protocol
             header = [column.title for column in table.list_columns(outcome)]
             for title, cells in table.rows_by_dataset(outcome):
-                sections.append(PageSection(f"{title} ({protocol})", [render_table(Table(header, cells))]))
+                sections.append(PageSection(f"{title} ({protocol})", [Table(header, cells)]))
             if outcome.examples:
-                examples = render_table(build_examples_table(outcome.examples))
+                examples = build_examples_table(outcome.examples)
                 sections.append(PageSection(f"Examples ({protocol})", [EXAMPLES_NOTE, examples]))
-            notes = dict.fromkeys((*table.list_caveats(outcome), *list_notes(group)))
-            sections[-1] = sections[-1]._replace(blocks=[*sections[-1].blocks, render_list([*notes])])
+            notes = list(dict.fromkeys((*table.list_caveats(outcome), *list_notes(group))))
+            sections[-1] = sections[-1]._replace(blocks=[*sections[-1].blocks, notes])
         return sections
 
 

@@ -7,8 +7,7 @@ from laconic.config.recipe import Recipe
 from laconic.console import pluralize
 from laconic.errors import InputError
 from laconic.evaluation.checkpoints import NO_FILE
-from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_facts, render_list, render_page
-from laconic.evaluation.report.plots import has_matplotlib
+from laconic.evaluation.report.page import PageSection, build_facts_table, render_page
 from laconic.evaluation.runs import load_recipes, short_run_names
 from laconic.evaluation.suite import EvalSuite, load_results
 from laconic.evaluation.suites import SUITES
@@ -40,10 +39,10 @@ def build_report(paths: Sequence[str]) -> str:
     caveat = f"Some runs have only {pluralize(few, 'seed')}; another seed's result may lie outside these intervals."
     facts = [(title, describe_run(recipes)) for title, recipes in runs]
     end = [
-        PageSection("What this does not show", [render_list([caveat])] if few < MIN_SEEDS else []),
-        PageSection("Runs", [render_facts(facts)]),
+        PageSection("What this does not show", [[caveat] if few < MIN_SEEDS else []]),
+        PageSection("Runs", [build_facts_table(facts)]),
     ]
-    return render_page("Evaluation results", [*sections, *end], [] if has_matplotlib() else [NO_PLOTS])
+    return render_page("Evaluation results", [*sections, *end])
 
 
 def describe_run(recipes: Sequence[Recipe]) -> str:

@@ -6,9 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
-from laconic.evaluation.report.page import render_details, render_table
+from laconic.evaluation.report.page import PageDetails
 from laconic.evaluation.tables import Table
 
 FIGURES_FILE, TABLES_FILE = (Path(__file__).with_name(f"paper_{name}.toml") for name in ("figures", "tables"))
@@ -50,12 +48,12 @@ def load_paper_tables() -> list[dict[str, Any]]:
     return tomllib.loads(TABLES_FILE.read_text(encoding="utf-8"))["table"]
 
 
-def render_papers(topics: Sequence[str]) -> list[Markup]:
+def list_papers(topics: Sequence[str]) -> list[PageDetails]:
     """Return the tables of some topics, folded."""
     return [
-        render_details(
+        PageDetails(
             f"{table['title']} [{table['source']}]",
-            [*filter(None, [table.get("description")]), render_table(Table(table["columns"], table["rows"]))],
+            [*filter(None, [table.get("description")]), Table(table["columns"], table["rows"])],
         )
         for table in load_paper_tables()
         if table["topic"] in topics

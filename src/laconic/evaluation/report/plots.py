@@ -1,6 +1,7 @@
 """Plots for HTML pages: matplotlib figures as SVG images in a light and a dark version (extra `report`).
 
-A page shows the version that fits the reader's colour scheme. The same data gives the same bytes.
+A page shows the version that fits the reader's colour scheme. The same data gives the same bytes. Without matplotlib, a
+plot is a sentence that says so.
 """
 
 import base64
@@ -9,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from markupsafe import Markup
+
+from laconic.evaluation.report.page import PagePlot
 
 STYLE_SHEET = Path(__file__).with_name("laconic.mplstyle")
 # Distinguishable with red-green colour blindness (after Okabe and Ito), as is the light cycle in the style sheet.
@@ -22,25 +25,22 @@ NEUTRAL_TEXT = "#7d8793"  # readable on light and dark
 NUM_COLORS = len(DARK_CYCLE)
 CELL_INCHES, LETTER_INCHES = 0.19, 0.085
 LEGEND_COLUMNS = 2
+LINE_STYLES = ("-", "--", ":", "-.")  # the first for as many lines as there are colours, then the next
 MAX_ROW_LABELS = 24
 TITLE_ROWS = 2
+NO_PLOTS = Markup.escape("Plots need matplotlib: in a clone of laconic, pip install '.[report]'.")
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class PlotSeries:
-    """One line of a plot: (x, y) points; `color` is its place in the colour cycle."""
+    """One line of a plot: (x, y) points; `color` is its place in the colour cycle, by default that among the lines."""
 
     label: str
     points: Points
-    color: int = 0
-    linestyle: str = "-"
+    color: int | None = None
+    linestyle: str | None = None
     marker: str | None = None
-
-
-def has_matplotlib() -> bool:
-    """Return whether plots can be drawn (extra `report`)."""
-    return find_spec("matplotlib") is not None
 
 
 def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4)) -> Markup:
@@ -48,39 +48,46 @@ def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, f
 
     `draw` is called with an empty matplotlib `Figure`, once for each colour scheme. The size is in inches.
     """
+    if not _has_matplotlib():
+        return NO_PLOTS
     light, dark = (_to_data_uri(draw, size, "constrained", colors) for colors in ({}, _dark_colors()))
     image = _image_tag(light, alt_text, size)
     return Markup(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">{image}</picture>')
 
 
 def plot_lines(
+    title: str,
     series: Sequence[PlotSeries],
+    caption: str = "",
     *,
     x_label: str,
-    y_label: str,
-    alt_text: str,
-    is_log: bool = False,
-    is_percent: bool = False,
+    y_label: str = "",
+    y_scale: Literal["linear", "log", "percent"] = "linear",
+    alt_text: str | None = None,
     floor: float | None = None,
-) -> Markup:
-    """Draw lines with a legend; those without points are left out.
+) -> list[PagePlot]:
+    """Return a plot of lines with a legend; lines without points are left out, and a plot without lines.
 
-    The last value of each line is appended to the alternative text. `is_log` makes the y axis logarithmic if all values
-    are positive, `is_percent` lets it go from 0 to 100. `floor` is the height of a dashed reference line.
+    The last value of each line is appended to the alternative text, by default the title. A logarithmic y axis needs
+    values above 0, else it is linear; percentages go from 0 to 100. `floor` is the height of a dashed reference line.
     """
     visible = [line for line in series if line.points]
+    if not visible:
+        return []
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        for line in visible:
+        for i, line in enumerate(visible):
             x, y = np.array(sorted(line.points)).T
+            color = f"C{i if line.color is None else line.color}"
+            linestyle = line.linestyle or LINE_STYLES[i // NUM_COLORS % len(LINE_STYLES)]
             marker = line.marker or ("o" if len(x) < 12 else "")
-            axes.plot(x, y, color=f"C{line.color}", linestyle=line.linestyle, marker=marker, label=line.label)
+            axes.plot(x, y, color=color, linestyle=linestyle, marker=marker, label=line.label)
         if floor is not None:
             axes.axhline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
-        if is_log and all(y > 0 for line in visible for _, y in line.points):
+        if y_scale == "log" and all(y > 0 for line in visible for _, y in line.points):
             axes.set_yscale("log")
-        if is_percent:
+        if y_scale == "percent":
             axes.set_ylim(-2, 102)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(xlabel=x_label, ylabel=y_label)
@@ -88,7 +95,7 @@ def plot_lines(
 
     ends = "; ".join(f"{line.label} ends at {sorted(line.points)[-1][1]:.4g}" for line in visible)
     height = 3.2 + 0.17 * -(-len(visible) // LEGEND_COLUMNS)
-    return render_plot(draw, f"{alt_text}: {ends}.", (5.6, height))
+    return [PagePlot(title, caption, render_plot(draw, f"{alt_text or title}: {ends}.", (5.6, height)))]
 
 
 def plot_accuracies(bars: Sequence[tuple[str, float, float, float, int]], floor: float) -> Markup:
@@ -158,6 +165,8 @@ def plot_heat_maps(
                 axes.plot(best, start + np.arange(len(best)), "o", color="C6", markersize=3)
         axes.set(xlim=(-0.5, image.shape[1] - 0.5), ylim=(image.shape[0] - 0.5, -0.5))
 
+    if not _has_matplotlib():
+        return NO_PLOTS
     # Neutral text and a colour map for both schemes: a page may have hundreds of maps, and drawing them twice is slow.
     text = dict.fromkeys(("text.color", "xtick.color", "ytick.color"), NEUTRAL_TEXT)
     uri = _to_data_uri(draw, (width, height), "none", text | {"image.cmap": "viridis"})
@@ -173,6 +182,10 @@ def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, 
 def show_whitespace(token: str) -> str:
     """Make spaces and line ends of a token visible."""
     return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
+
+
+def _has_matplotlib() -> bool:
+    return find_spec("matplotlib") is not None
 
 
 def _image_tag(uri: str, alt_text: str, size: tuple[float, float]) -> Markup:

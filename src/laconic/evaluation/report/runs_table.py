@@ -9,9 +9,8 @@ import numpy as np
 from laconic.console import pluralize
 from laconic.evaluation import tables
 from laconic.evaluation.reasoning.table import ReasoningRow, RowComparison, compare_costs, compare_rows
-from laconic.evaluation.report import page
-from laconic.evaluation.report.page import NO_PLOTS, PagePlot, PageSection, render_facts, render_table
-from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_accuracies, plot_lines
+from laconic.evaluation.report.page import PagePlot, PageSection, build_facts_table, render_page
+from laconic.evaluation.report.plots import PlotSeries, plot_accuracies, plot_lines
 from laconic.evaluation.statistics import describe_test
 from laconic.evaluation.tables import MIN_SEEDS, Column, Table, format_count, format_percent
 
@@ -160,9 +159,8 @@ def list_caveats(report: ComparisonReport) -> list[str]:
 
 
 def render_report(report: ComparisonReport) -> str:
-    plots = page.render_plots(plot_results(report)) if has_matplotlib() else NO_PLOTS
-    table = render_table(tables.build_table((COLUMNS[0], DESCRIPTION, *COLUMNS[1:]), report.results))
-    sections = [PageSection("Results", [plots, table, f"{describe_questions(report)}. {TERMS}."])]
+    table = tables.build_table((COLUMNS[0], DESCRIPTION, *COLUMNS[1:]), report.results)
+    sections = [PageSection("Results", [plot_results(report), table, f"{describe_questions(report)}. {TERMS}."])]
     if compared := compare_to_focus(report):
         title, pairs = (
             report.by_name[report.focus].title,
@@ -173,16 +171,16 @@ def render_report(report: ComparisonReport) -> str:
             f"Holm's correction over the {len(compared)} comparisons. Where p is above 5 % or the interval contains 0, "
             "nothing is claimed."
         )
-        differences = render_facts([(f"over {other.title}", c.text) for other, c in compared])
+        differences = build_facts_table([(f"over {other.title}", c.text) for other, c in compared])
         sections.append(PageSection(f"Differences from {title}", [about, differences]))
     caveats, keys = list_caveats(report), report.recipe_differences
-    key_table = render_table(Table(("key", "here", "why"), keys, num_text_columns=3))
+    key_table = Table(("key", "here", "why"), keys, num_text_columns=3)
     sections += [
-        PageSection("What this does not show", [page.render_list(caveats)] if caveats else []),
+        PageSection("What this does not show", [caveats]),
         PageSection("Where the recipes differ from the papers", [key_table] if keys else []),
-        PageSection("Runs", [render_facts(report.facts)]),
+        PageSection("Runs", [build_facts_table(report.facts)]),
     ]
-    return page.render_page(report.title, sections, [report.lead])
+    return render_page(report.title, sections, [report.lead])
 
 
 def plot_results(report: ComparisonReport) -> list[PagePlot]:
@@ -213,12 +211,16 @@ def plot_results(report: ComparisonReport) -> list[PagePlot]:
         (curves, "Learning curves", "Validation accuracy, mean over seeds.", "training steps"),
         (sweeps, "Jacobi iterations at test time", "Other numbers than in training.", "Jacobi iterations"),
     ):
-        if lines:
-            alt_text = f"Accuracy by {x_label}"
-            image = plot_lines(
-                lines, x_label=x_label, y_label="accuracy, %", alt_text=alt_text, is_percent=True, floor=floor
-            )
-            plots.append(PagePlot(title, caption, image))
+        plots += plot_lines(
+            title,
+            lines,
+            caption,
+            x_label=x_label,
+            y_label="accuracy, %",
+            y_scale="percent",
+            alt_text=f"Accuracy by {x_label}",
+            floor=floor,
+        )
     return plots
 
 

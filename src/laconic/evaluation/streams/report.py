@@ -5,16 +5,15 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from laconic.evaluation.report.page import PagePlot, PageSection, render_list, render_plots, render_table
-from laconic.evaluation.report.papers import render_papers
-from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
+from laconic.evaluation.report.page import PagePlot, PageSection
+from laconic.evaluation.report.papers import list_papers
+from laconic.evaluation.report.plots import PlotSeries, Points, plot_lines
 from laconic.evaluation.runs import seed_run_name, seed_runs, short_run_names
 from laconic.evaluation.streams import table
 from laconic.evaluation.streams.table import stream_name, stream_title
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import build_table
 
-LINE_STYLES = ("-", "--", ":", "-.")
 CAVEATS = (
     "Levels that change slowly forget later, but they forget too.",
     "Papers' figures come from other model sizes, texts and budgets, and are shown for orientation only.",
@@ -36,32 +35,10 @@ TRAINING_SUFFIXES = tuple(suffix for suffixes, _ in TRAINING_PLOTS for suffix in
 MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
 
 
-def plot_series(
-    series: Sequence[tuple[str, Points]],
-    title: str,
-    caption: str = "",
-    *,
-    x_label: str,
-    y_label: str = "",
-    is_log: bool = False,
-    is_percent: bool = False,
-) -> list[PagePlot]:
-    """Return a plot of named lines; empty where there is nothing to plot."""
-    named = [(name, points) for name, points in series if points]
-    if not named or not has_matplotlib():
-        return []
-    lines = [
-        PlotSeries(name, points, i % NUM_COLORS, LINE_STYLES[i // NUM_COLORS % len(LINE_STYLES)])
-        for i, (name, points) in enumerate(named)
-    ]
-    image = plot_lines(lines, x_label=x_label, y_label=y_label, alt_text=title, is_log=is_log, is_percent=is_percent)
-    return [PagePlot(title, caption, image)]
-
-
 def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot the NLL of the position buckets of texts by their first position."""
     series = [
-        (
+        PlotSeries(
             f"{result.run}, {condition}",
             [
                 (float(row.metric.partition("-")[0]), row.estimate.mean)
@@ -74,7 +51,7 @@ def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
         for condition in result.conditions
     ]
     caption = "Texts read in order. reset: every passage starts from the initial state; frozen: no updates."
-    return plot_series(series, "NLL by position", caption, x_label="tokens read before", y_label="NLL per token, nats")
+    return plot_lines("NLL by position", series, caption, x_label="tokens read before", y_label="NLL per token, nats")
 
 
 def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
@@ -87,20 +64,20 @@ def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
                 line = points.setdefault(f"{result.run}, {row.condition}, {pairs}", [])
                 line.append((float(gap.partition("-")[0]), 100 * row.estimate.mean))
     caption, x_label = "frozen: no updates, so only chance is left.", "tokens from a pair to its query, at least"
-    series = list(points.items())
-    return plot_series(series, "Recall by gap", caption, x_label=x_label, y_label="correct, %", is_percent=True)
+    series = [PlotSeries(*line) for line in points.items()]
+    return plot_lines("Recall by gap", series, caption, x_label=x_label, y_label="correct, %", y_scale="percent")
 
 
 def plot_training_metrics(runs: Sequence[tuple[str, MetricSeries]]) -> list[PagePlot]:
     plots: list[PagePlot] = []
     for suffixes, title in TRAINING_PLOTS:
         series = [
-            (f"{run}, {name.replace('_', ' ')}", points)
+            PlotSeries(f"{run}, {name.replace('_', ' ')}", points)
             for run, metrics in runs
             for name, points in sorted(metrics.items())
             if name.endswith(suffixes)
         ]
-        plots += plot_series(series, title, x_label="training steps", is_log=True)
+        plots += plot_lines(title, series, x_label="training steps", y_scale="log")
     return plots
 
 
@@ -127,19 +104,17 @@ def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[P
     if not results and not any(metrics for _, metrics in training):
         return []
     results = sorted(results, key=stream_title)
-    gains = table.describe_gains(results)
-    lead = render_list(gains) if gains else table.LEGEND
-    sections = [PageSection("Streams: what is learned while reading", [lead])]
     plots = [*plot_nll_by_position(results), *plot_recall_by_gap(results)]
-    sections.append(PageSection("Streams: by position and gap", [render_plots(plots)] if plots else []))
+    sections = [
+        PageSection("Streams: what is learned while reading", [table.describe_gains(results) or table.LEGEND]),
+        PageSection("Streams: by position and gap", [plots]),
+    ]
     for title, same in groupby(results, stream_title):
         rows = [(table.metric_rows(x), f"{x.run}, seeds {', '.join(map(str, x.seeds))}") for x in same]
-        tables = [render_table(build_table(table.PAGE_COLUMNS, *row)) for row in rows]
-        sections.append(PageSection(f"Stream {title}", tables))
-    curves = plot_training_metrics(training)
+        sections.append(PageSection(f"Stream {title}", [build_table(table.PAGE_COLUMNS, *row) for row in rows]))
     return [
         *sections,
-        PageSection("Levels and memories in training", [render_plots(curves)] if curves else []),
-        PageSection("What papers report on nested learning", render_papers(["nested"]) if results else []),
-        PageSection("Limitations of stream results", [render_list(CAVEATS)]),
+        PageSection("Levels and memories in training", [plot_training_metrics(training)]),
+        PageSection("What papers report on nested learning", list_papers(["nested"]) if results else []),
+        PageSection("Limitations of stream results", [CAVEATS]),
     ]

@@ -27,7 +27,8 @@ class StreamSuite:
     """Runs of method hope on any task, language models on tasks that have a name, checkpoints on sets with classes."""
 
     kinds: Sequence[EvalKind] = ("streams", "class_incremental")
-    options: Collection[str] = ("data_dir", "shots")
+    users = "sets with classes"
+    options: Collection[str] = ("data_dir",)
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Accept any task for method hope, streams for language models, and sets with classes for all."""
