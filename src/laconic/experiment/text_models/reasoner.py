@@ -31,9 +31,9 @@ from laconic.experiment.text_models.kv_compressor import MemorySource, load_kv_m
 from laconic.experiment.text_models.text_model import check_memory_type, describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig, check_type
 from laconic.interfaces import ThinksInLatents
-from laconic.latent.adaptive_rollout import check_tolerance
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.rollout import LatentRollout
+from laconic.latent.stepwise_rollout import check_tolerance
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
