@@ -31,7 +31,7 @@ from tests.latent.test_answering import build_decoding, questions
 from tests.models.fixtures import assert_close, fresh, noise, valid_slots
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-D, M = 48, 4
+D = 48
 LENGTHS = (1, 5, 3, 2, 4, 3)
 QUESTIONS, MASK = noise(7, 6, 5, D), torch.arange(5) >= 5 - torch.tensor(LENGTHS)[:, None]
 SUFFIX = noise(9, 1, 2, D)
@@ -43,6 +43,8 @@ FIXED: list[Case] = [
     ({"num_iterations": 6}, 0.0),
     ({"num_iterations": 1}, 0.0),
     ({"num_iterations": 0}, 0.0),
+    ({"num_latents": 1, "num_iterations": 2}, 0.0),
+    ({"num_latents": 1, "num_iterations": 2}, 0.5),
     ({"schedule": "sequential"}, 0.0),
 ]
 ADAPTIVE: list[Case] = [
@@ -60,7 +62,7 @@ def build(name: str, options: dict[str, Any]) -> tuple[Decoder, LatentThoughts]:
     decoder = fresh(name).double().requires_grad_(False)
     for p in decoder.layers.parameters():
         p.mul_(0.6 if p.ndim == 2 else 1.0)
-    latents = LatentThoughts(decoder, num_latents=M, **options).requires_grad_(False)
+    latents = LatentThoughts(decoder, **({"num_latents": 4} | options)).requires_grad_(False)
     if latents.stop_head is not None:
         latents.stop_head.u.copy_(0.2 * noise(8, D))
     return decoder, latents
@@ -84,7 +86,7 @@ def think(decoder: Decoder, latents: LatentThoughts, question: Tensor, num_itera
 
 def rollout_by_row(decoder: Decoder, latents: LatentThoughts, question: Tensor, tolerance: float) -> Expected:
     """One question alone: the shortest fixed rollout after which it may end, then the suffix in a pass of its own."""
-    T, head = latents.num_iterations, latents.stop_head
+    T, M, head = latents.num_iterations, latents.num_latents, latents.stop_head
     t = T if T is None else min(T, M)
     n = M
     for i in range(1, (t or 0) + 1):
@@ -100,9 +102,10 @@ def rollout_by_row(decoder: Decoder, latents: LatentThoughts, question: Tensor, 
     return Expected(last.hidden_states[0, -1], last.cache, RowCounts(rollout.passes[0], n))
 
 
-def run_batch(decoder: Decoder, latents: LatentThoughts, tolerance: float, rows: slice = slice(None)) -> FinishedReads:
+def run_batch(decoder: Decoder, latents: LatentThoughts, tolerance: float) -> FinishedReads:
     """The reads of several questions, and of the suffix if it takes a pass of its own."""
-    prefix = latents.build_prefix(decoder, None, QUESTIONS[rows], MASK[rows])
+    prefix = latents.build_prefix(decoder, None, QUESTIONS, MASK)
+    M = latents.num_latents
     reads_suffix = can_read_suffix(latents, M, tolerance)
     reads = read_latents(latents, prefix.embeds, M, SUFFIX if reads_suffix else SUFFIX[:, :0], tolerance)
     finished = run_reads(decoder, reads, None, prefix.attention_mask)
@@ -115,7 +118,7 @@ def run_batch(decoder: Decoder, latents: LatentThoughts, tolerance: float, rows:
 
 def run_alone(decoder: Decoder, latents: LatentThoughts, question: Tensor, tolerance: float) -> FinishedReads:
     """The stepwise reads of one question."""
-    reads = run_stepwise_rollout(latents, question[None], M, SUFFIX, tolerance)
+    reads = run_stepwise_rollout(latents, question[None], latents.num_latents, SUFFIX, tolerance)
     return run_reads(decoder, reads, None, None)
 
 
@@ -149,7 +152,7 @@ def test_reads_call_the_decoder_for_running_rows_only(options: dict[str, Any], t
         return decoder(x, *args, **kwargs)
 
     prefix = latents.build_prefix(decoder, None, QUESTIONS, MASK)
-    reads = read_latents(latents, prefix.embeds, M, SUFFIX[:, :0], tolerance)
+    reads = read_latents(latents, prefix.embeds, latents.num_latents, SUFFIX[:, :0], tolerance)
     counts = [row.passes.latent for row in run_reads(forward, reads, None, prefix.attention_mask).counts]
     assert sizes == [len(LENGTHS), *(sum(n >= t for n in counts) for t in range(1, max(counts) + 1))]
 
@@ -175,7 +178,7 @@ def test_answers_take_one_pass_more_than_the_latents_and_further_tokens(
         calls.clear()
         answer = method.answer(batch, decoding)
         t, num_tokens = answer.passes[0].latent, len(answer.token_ids[0])
-        is_apart = not can_read_suffix(latents, M, tolerance)
+        is_apart = not can_read_suffix(latents, latents.num_latents, tolerance)
         assert answer.passes[0] == PassCounts(*setup, t, num_tokens - 1 + is_apart)
         assert len(calls) == answer.passes[0].total == 1 + t + is_apart + num_tokens - 1
 
