@@ -11,6 +11,7 @@ from laconic.errors import UsageError
 from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from laconic.latent.rollout import read_after_latents, read_question
+from laconic.latent.stepwise_rollout import read_latents, run_reads
 from laconic.latent.stop_head import StopHead, draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining, compute_stop_loss, compute_trial_losses
 from laconic.latent.thoughts import LatentThoughts
@@ -62,6 +63,9 @@ def test_latents_with_a_stop_head_end_when_the_kept_ones_are_final(num_iteration
     decoder, latents, head = with_stop_head(num_iterations)
     question, mask = decoder.embed(BATCH.question_ids), BATCH.question_mask
     got = latents.think(decoder, question=question, attention_mask=mask)
+    prefix = latents.build_prefix(decoder, None, question, mask)
+    reads = read_latents(latents, prefix.embeds, M, question[:1, :0])
+    counts = run_reads(decoder, reads, None, prefix.attention_mask).counts
     for row in range(BATCH.B):
         one, its_mask = question[row : row + 1], mask[row : row + 1]
         whole = latents.think(decoder, question=one, attention_mask=its_mask, uses_stop_head=False)
@@ -73,7 +77,7 @@ def test_latents_with_a_stop_head_end_when_the_kept_ones_are_final(num_iteration
             if cumulative >= 0.5:
                 n = m
                 break
-        assert got.passes[row] == PassCounts(0, 1, min(n, num_iterations), 0)
+        assert counts[row] == (PassCounts(0, 1, min(n, num_iterations), 0), n)
         assert got.count_latents()[row] == n
         assert_close(got.latents[row, :n], whole.latents[0, :n])
         apart = keep_first_latents(whole.cache, torch.tensor([n]), M)

@@ -1,11 +1,11 @@
-"""A method without `prompt_answers`, as a class outside laconic may be."""
+"""Methods without some of the optional parts, as classes outside laconic may be."""
 
 from typing import Any
 
 from torch import nn
 
 from laconic.batches import AnswerBatch, ReasoningBatch
-from laconic.latent.answering import AnswerDecoding
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt
 
 
 class AnswersOnly(nn.Module):
@@ -21,3 +21,10 @@ class AnswersOnly(nn.Module):
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         return self.method.answer(questions, decoding)
+
+
+class PromptsOnly(AnswersOnly):
+    """A method that also returns the prompts of its answers, but not step by step."""
+
+    def prompt_answers(self, questions: ReasoningBatch, decoding: AnswerDecoding) -> AnswerPrompt:
+        return self.method.prompt_answers(questions, decoding)

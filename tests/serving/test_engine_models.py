@@ -26,7 +26,7 @@ from laconic.serving.http.prompts import encode_question
 from laconic.serving.ragged import RaggedDecoder
 from tests.models.fixtures import ROPES, fresh
 from tests.runs import train_tiny_run
-from tests.serving.answers_only import AnswersOnly
+from tests.serving.answers_only import AnswersOnly, PromptsOnly
 from tests.serving.receiver import Receiver, run_to_end, submit
 from tests.tolerances import FLOAT32, error
 
@@ -85,7 +85,12 @@ def test_engine_ends_jacobi_iterations_as_reasoner_generate_does(tmp_path: Path)
     for question, receiver in zip(QUESTIONS, receivers, strict=True):
         (answer,), (fixed,) = reasoner.generate(question, config), loaded.generate(question, config)
         assert (receiver.text, receiver.finish.latent_passes) == (answer.text, answer.passes.latent)
-        assert (answer.token_ids, fixed.passes.latent, answer.passes.latent) == (fixed.token_ids, 2, 2)
+        assert (answer.token_ids, answer.passes) == (fixed.token_ids, fixed.passes)
+        assert answer.passes.latent == 2
+        steps = engine.num_steps
+        submit(engine, question=question, config=config)
+        run_to_end(engine)
+        assert engine.num_steps - steps == answer.passes.total, "no pass for eot and the answer prompt alone"
     with pytest.raises(UsageError, match="no Jacobi iterations"):
         replace(tiny_reasoner(), jacobi_tolerance=0.1)
     assert set_tolerance(loaded, 1e-6) == reasoner
@@ -132,6 +137,23 @@ def test_engine_thinks_about_questions_together_and_between_tokens(
     assert len(running.tokens) == 60
     assert all(segments[0] == (True, 1) for segments in passes), "a token of the running answer in every pass"
     assert max(sum(n for is_decoding, n in segments if not is_decoding) for segments in passes) == 5
+
+
+def test_engine_continues_prompts_that_have_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a method without stepwise prompts, such as one that reads documents first."""
+    loaded = cast(Reasoner, laconic.load(train_tiny_run("kava", tmp_path)))
+    reasoner = Reasoner(replace(loaded.run, method=PromptsOnly(loaded.method)))
+    for is_stock in (True, False):
+        monkeypatch.setattr(served_model, "is_stock_decoder", lambda decoder, is_stock=is_stock: is_stock)
+        engine = Engine(reasoner)
+        for max_tokens in (1, 6):
+            config = GenerationConfig(max_tokens=max_tokens)
+            receivers = [submit(engine, question=q, config=config) for q in QUESTIONS]
+            run_to_end(engine)
+            for question, receiver in zip(QUESTIONS, receivers, strict=True):
+                (answer,) = loaded.generate(question, config)
+                assert (receiver.token_ids, receiver.text) == (list(answer.token_ids), answer.text)
+                assert receiver.finish.latent_passes == answer.passes.latent
 
 
 def test_engine_question_that_exceeds_a_position_table_fails_alone(tmp_path: Path) -> None:

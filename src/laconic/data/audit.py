@@ -121,9 +121,7 @@ def audit_examples(
         sha256=file.sha256,
         rows=len(rows),
         problems=[problem._asdict() for problem in problems],
-        notes=[*file.notes, HISTORY_NOTE]
-        if config.format != "chat" and any(map(has_history, rows))
-        else list(file.notes),
+        notes=[*file.notes, HISTORY_NOTE] if ignores_history else list(file.notes),
         rows_without_chain=sum(not example.steps for example in rows),
         answer_type=config.answer_type,
         unclear_answers=[] if is_text else [row.id for row in rows if not CODI.is_valid_gold(row.answer)],

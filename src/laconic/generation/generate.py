@@ -91,9 +91,6 @@ def generate(
     check_is_decoder(decoder)
     expected = "a tokenizer or None (token ids: generate(decoder, input_ids=[[1, 2]], config=…))"
     check_type("tokenizer", tokenizer, TokenizerLike | None, expected)
-    check_config(config)
-    if config.stop_list and tokenizer is None:
-        raise UsageError("stop_strings need a tokenizer; pass one, or use eos_token_ids")
     if tokenizer is not None:
         check_vocabulary(tokenizer, decoder.config.vocab_size)
     with torch.inference_mode():
@@ -108,13 +105,27 @@ def generate(
             if first_positions.shape != (rows,) or bool((first_positions < 0).any()):
                 raise UsageError(f"first_positions {first_positions}: give {rows} positions of 0 or more, one per row")
             prompt = prompt._replace(first_positions=first_positions.to(prompt.attention_mask.device))
-        prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, first_positions, config))
-        first_new_position = find_first_new_position(decoder, prompt, state)
-        check_position_table(decoder.config, first_new_position, config.max_tokens)
-        sampler = build_sampler(decoder, prompt, config)
-        decode, eos = None if tokenizer is None else tokenizer.decode, resolve_eos(decoder, config)
-        sequences = [SequenceState(index, decode, ids, eos, config) for index, ids in enumerate(prompt.token_ids)]
-        return decode_loop(decoder, prompt, state, sequences, sampler, config, first_new_position)
+        return generate_from_prompt(decoder, tokenizer, prompt, state, config)
+
+
+def generate_from_prompt(
+    decoder: Decoder,
+    tokenizer: TokenizerLike | None,
+    prompt: Prompt,
+    state: KVCache | RecurrentState | None,
+    config: GenerationConfig,
+) -> list[Generation]:
+    """Continue a prompt as `generate` does, in inference mode."""
+    check_config(config)
+    if config.stop_list and tokenizer is None:
+        raise UsageError("stop_strings need a tokenizer; pass one, or use eos_token_ids")
+    prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, prompt.first_positions, config))
+    first_new_position = find_first_new_position(decoder, prompt, state)
+    check_position_table(decoder.config, first_new_position, config.max_tokens)
+    sampler = build_sampler(decoder, prompt, config)
+    decode, eos = None if tokenizer is None else tokenizer.decode, resolve_eos(decoder, config)
+    sequences = [SequenceState(index, decode, ids, eos, config) for index, ids in enumerate(prompt.token_ids)]
+    return decode_loop(decoder, prompt, state, sequences, sampler, config, first_new_position)
 
 
 def resolve_eos(decoder: Decoder, config: GenerationConfig) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ class Prompt(NamedTuple):
     """A validated prompt: `input_ids` [B, T] or `inputs_embeds` [B, T, D], and the ids of each row without padding.
 
     `first_positions` are the positions of each row's first token; None continues after the last cached position.
-    `update_flags` say whether prompt and output update fast weights.
+    `update_flags` say whether prompt and output update fast weights. With `last_hidden`, the hidden state of each row's
+    last position, everything has been read.
     """
 
     input_ids: Tensor | None
@@ -46,6 +47,7 @@ class Prompt(NamedTuple):
     token_ids: list[list[int]]
     first_positions: Int[Tensor, " B"] | None = None
     update_flags: tuple[bool, bool] = (False, False)
+    last_hidden: Float[Tensor, "B D"] | None = None
 
     @property
     def position_ids(self) -> Int[Tensor, "B T"] | None:
@@ -196,6 +198,8 @@ def prefill(
     change before `first_new_position`, that of the longest row, one pass reads all: the keys of a pass are rotated for
     the length at its end, so a result would depend on the chunks, and thus on padding and callbacks.
     """
+    if prompt.last_hidden is not None and state is not None:
+        return prompt.last_hidden, state, 0
     last_hidden: Tensor | None = None
     T = prompt.attention_mask.shape[1]
     all_valid = bool(prompt.attention_mask.all())

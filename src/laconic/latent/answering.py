@@ -16,10 +16,17 @@ from torch import Tensor, nn
 from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
-from laconic.generation.generate import generate
-from laconic.generation.prompt import TokenizerLike
-from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, read_question
-from laconic.latent.stepwise_rollout import RolloutReads, read_latents, run_stepwise_rollout
+from laconic.generation.generate import generate_from_prompt
+from laconic.generation.prompt import Prompt, TokenizerLike, build_prompt
+from laconic.latent.rollout import Intervention, LatentRollout, read_question
+from laconic.latent.stepwise_rollout import (
+    RolloutReads,
+    can_read_suffix,
+    read_latents,
+    run_reads,
+    run_stepwise_rollout,
+)
+from laconic.latent.stop_head import keep_first_latents
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -60,7 +67,8 @@ class AnswerPrompt(NamedTuple):
     """Prompt of answers, which their generated ids continue: vectors, and the KV cache before them.
 
     `passes` are the decoder calls of each row before the first generated id; empty if questions have not been read, so
-    that `generate` counts them.
+    that `generate` counts them. With `last_hidden`, the hidden state of each row's last position, all has been read,
+    and there are no vectors.
     """
 
     inputs_embeds: Float[Tensor, "B T D"]
@@ -68,6 +76,7 @@ class AnswerPrompt(NamedTuple):
     cache: KVCache | None = None  # of what precedes the questions, or of questions and latents too
     passes: tuple[PassCounts, ...] = ()
     num_latents: tuple[int, ...] = ()  # of each row in the cache; empty without a cache
+    last_hidden: Float[Tensor, "B D"] | None = None
     writes_chain: bool = False  # whether steps of a chain and the answer prompt are generated before the answer
 
 
@@ -86,10 +95,12 @@ def decode_answers(
     inputs, mask, cache = prompt.inputs_embeds, prompt.attention_mask, prompt.cache
     config = build_answer_config(decoder, questions.row_index, decoding, inputs.shape[1], prompt.writes_chain)
     tokenizer = decoding.tokenizer and AnswerTokenizer(decoding.tokenizer, decoding)
-    with eval_no_grad(decoder):
-        generations = generate(
-            decoder, tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
-        )
+    with eval_no_grad(decoder), torch.inference_mode():
+        if prompt.last_hidden is None:
+            read = build_prompt(decoder, None, None, None, inputs, mask, cache)
+        else:
+            read = Prompt(None, inputs, mask, [[]] * len(inputs), last_hidden=prompt.last_hidden)
+        generations = generate_from_prompt(decoder, tokenizer, read, cache, config)
     passes = [generation.passes for generation in generations]
     if prompt.passes:
         pairs = zip(prompt.passes, passes, strict=True)
@@ -219,7 +230,7 @@ def build_answer_config(
         eos_count=count_expected_eos(decoding) if writes_chain else 1,
         suppress_token_ids=(*sampling.suppress_token_ids, *padding),
         seed=[int(seed) for seed in seeds],
-        prefill_chunk_size=prompt_length,
+        prefill_chunk_size=max(1, prompt_length),
         return_state=False,
     )
 
@@ -258,56 +269,36 @@ class LatentReasoning(PromptedAnswers):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return the prompt of the answers: questions and latents.
+        """Return the prompt of the answers after questions and latents; see `read_latents`.
 
-        If the number of passes over the latents is fixed, the last is left to the caller, which reads eot and the
-        answer prompt in the same pass.
+        The last pass over the latents also reads eot and the answer prompt, if it is known where these belong.
         """
-        latents, M = self.latent_thoughts, self.num_answer_latents
-        tolerance = decoding.jacobi_tolerance
+        decoder, latents, tolerance = self.decoder, self.latent_thoughts, decoding.jacobi_tolerance
+        M, reads_suffix = self.num_answer_latents, can_read_suffix(latents, self.num_answer_latents, tolerance)
         with eval_no_grad(self):
-            embeds = self.decoder.embed(questions.question_ids)
-            mask = questions.question_mask
-            if tolerance or latents.stop_head is not None:
-                rollout = latents.think(self.decoder, state, question=embeds, attention_mask=mask, tolerance=tolerance)
-                return self.prompt_after_latents(rollout, decoding)
-            prompt = self.run_until_last_pass(latents.build_prefix(self.decoder, state, embeds, mask), M)
-        return self.append_suffix(prompt, decoding)
+            embeds, suffix = decoder.embed(questions.question_ids), self.embed_suffix(decoding)
+            prefix = latents.build_prefix(decoder, state, embeds, questions.question_mask)
+            reads = read_latents(latents, prefix.embeds, M, suffix if reads_suffix else suffix[:, :0], tolerance)
+            last_hidden, cache, counts = run_reads(decoder, reads, prefix.cache, prefix.attention_mask)
+            passes, num_latents = tuple(row.passes for row in counts), tuple(row.num_latents for row in counts)
+            if not reads_suffix:
+                cache = keep_first_latents(cache, torch.tensor(num_latents, device=cache.valid.device), M)
+                return self.prompt_after_latents(cache, passes, num_latents, decoding)
+        nothing = embeds[:, :0]
+        mask = pad_mask(None, nothing)
+        return AnswerPrompt(nothing, mask, cache, passes, num_latents, last_hidden, self.writes_chain)
 
-    def run_until_last_pass(self, prefix: LatentPrefix, M: int) -> AnswerPrompt:
-        """Run all passes over M latents but the last one; return its inputs."""
-        reads = read_latents(self.latent_thoughts, prefix.embeds, M)
-        cache, mask = prefix.cache, prefix.attention_mask
-        try:
-            read = next(reads)
-            while True:
-                mask = pad_mask(mask, read.inputs_embeds)
-                cache = drop_last_slots(cache, read.num_replaced)
-                output = self.decoder(read.inputs_embeds, cache, attention_mask=mask, num_outputs=read.num_outputs)
-                cache, mask = output.cache, None  # latents have no padding
-                read = reads.send(output.hidden_states)
-        except StopIteration as end:
-            read, passes = end.value
-        B = len(read.inputs_embeds)
-        cache = drop_last_slots(cache, read.num_replaced)
-        return AnswerPrompt(read.inputs_embeds, pad_mask(mask, read.inputs_embeds), cache, (passes,) * B, (M,) * B)
-
-    def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Return the prompt of eot and the answer prompt, after the cache of questions and latents.
+    def prompt_after_latents(
+        self, cache: KVCache, passes: tuple[PassCounts, ...], num_latents: tuple[int, ...], decoding: AnswerDecoding
+    ) -> AnswerPrompt:
+        """Return the prompt of eot and the answer prompt, unless the method writes it, after questions and latents.
 
         Reading them is the first pass of the answer.
         """
-        passes = tuple(p._replace(answer=p.answer + 1) for p in rollout.passes)
-        nothing = rollout.latents[:, :0]
-        prompt = AnswerPrompt(nothing, pad_mask(None, nothing), rollout.cache, passes, rollout.count_latents())
-        return self.append_suffix(prompt, decoding)
-
-    def append_suffix(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Append eot, and the answer prompt unless the method writes it."""
-        embeds = prompt.inputs_embeds
-        embeds = torch.cat([embeds, self.embed_suffix(decoding).to(embeds.dtype).expand(len(embeds), -1, -1)], 1)
-        mask = pad_mask(prompt.attention_mask, embeds)
-        return prompt._replace(inputs_embeds=embeds, attention_mask=mask, writes_chain=self.writes_chain)
+        passes = tuple(p._replace(answer=p.answer + 1) for p in passes)
+        embeds = self.embed_suffix(decoding).expand(cache.B, -1, -1)
+        mask = pad_mask(None, embeds)
+        return AnswerPrompt(embeds, mask, cache, passes, num_latents, writes_chain=self.writes_chain)
 
     @torch.no_grad()
     def embed_suffix(self, decoding: AnswerDecoding) -> Float[Tensor, "1 Ns D"]:

@@ -1,40 +1,177 @@
-"""Latent rollout of one question as a generator, which yields what to read next and receives the hidden states.
+"""Latent rollout before answers, as a generator that yields what rows read next and receives the hidden states.
 
-An engine with continuous batching reads the latents of several questions and the tokens of other answers in one pass.
-The results are those of `LatentThoughts.think`.
+`run_reads` runs the reads of a batch. An engine with continuous batching runs those of one row, and reads the latents
+of several questions and the tokens of other answers in one pass. The latents are those of `LatentThoughts.think`.
 
-Symbols: z_m the latents, M their number, T the number of Jacobi iterations, bot the last vector of the prefix.
+Latent m depends on those before it only, so it is final after m Jacobi iterations at the latest. PCCoT arXiv:2506.18582
+runs T iterations for every question; here a row can end earlier, when the next iteration would not change its latents,
+or when those that a stop head (`latent.stop_head`) keeps are final.
+
+The last read of a row ends with a suffix, whose last hidden state chooses the first new token. If any iteration may be
+the last of a row, all of them read the suffix, and the next one removes it. It follows the latents, so it does not
+change them.
+
+Symbols: z_m^(t) the latents read in iteration t, M their number, T the number of iterations, N the number of latents
+that a row keeps, bot the last vector of the prefix; the residual of iteration t is the largest
+|z_m^(t+1) - z_m^(t)| / |z_m^(t)| over the latents m of a row.
 """
 
+import math
 from collections.abc import Generator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.batches import PassCounts
-from laconic.latent.adaptive_rollout import CountFn, jacobi_residual
-from laconic.latent.rollout import ProjectFn, initial_latents, jacobi_update
+from laconic.errors import UsageError
+from laconic.latent.rollout import ForwardFn
 from laconic.latent.thoughts import LatentThoughts
+from laconic.models.attention import accumulation_dtype
+from laconic.models.cache import KVCache
 
 
 class RolloutRead(NamedTuple):
-    """Vectors that a row reads next."""
+    """Vectors that rows read next."""
 
     inputs_embeds: Float[Tensor, "B n D"]
     num_outputs: int = 1  # last hidden states to send back
-    num_replaced: int = 0  # slots at the end of the row's KV cache to remove first
+    num_replaced: int = 0  # slots at the end of the rows' KV cache to remove first
+    is_running: Bool[Tensor, " rows"] | None = None  # False at rows of the read before that have ended; None: all go on
 
 
-class StepwiseCounts(NamedTuple):
-    """Decoder calls of a rollout if nothing is chunked, and the number of latents in the cache at its end."""
+class RowCounts(NamedTuple):
+    """Decoder calls of a row's rollout if nothing is chunked, and the number N of latents that it keeps."""
 
     passes: PassCounts
     num_latents: int
 
 
-RolloutReads = Generator[RolloutRead, Float[Tensor, "1 num_outputs D"], StepwiseCounts]
+RolloutReads = Generator[RolloutRead, Float[Tensor, "B num_outputs D"], tuple[RowCounts, ...]]
+
+
+class FinishedReads(NamedTuple):
+    """The last hidden state of each row, the KV cache of all that it has read, and its counts."""
+
+    hidden_states: Float[Tensor, "B D"]
+    cache: KVCache
+    counts: tuple[RowCounts, ...]
+
+
+def check_tolerance(tolerance: float, num_iterations: int | None) -> None:
+    """Raise `UsageError` for a tolerance that is not 0 or above, or for latents without iterations."""
+    if not 0 <= tolerance < math.inf:
+        raise UsageError(f"jacobi_tolerance={tolerance}: give a number of 0 or more")
+    if tolerance and not num_iterations:
+        raise UsageError(f"jacobi_tolerance={tolerance}: there are no Jacobi iterations to end; remove it")
+
+
+def jacobi_residual(z: Float[Tensor, "B M D"], z_next: Float[Tensor, "B M D"]) -> Float[Tensor, " B"]:
+    """Return the largest relative change |z_next - z| / |z| of a latent in each row.
+
+    A mean over the latents would hide a single one that still changes among many.
+    """
+    z, z_next = z.to(accumulation_dtype(z.dtype)), z_next.to(accumulation_dtype(z.dtype))
+    return ((z_next - z).square().sum(2) / z.square().sum(2)).amax(1).sqrt()
+
+
+def is_sequential(latent_thoughts: LatentThoughts, M: int, tolerance: float) -> bool:
+    """Return whether one latent is read after the other.
+
+    A stop head without a tolerance asks in iteration t whether N = t, for which the first t latents suffice, unless it
+    may keep latents that no iteration makes final.
+    """
+    T = latent_thoughts.num_iterations
+    return T is None or (latent_thoughts.stop_head is not None and not tolerance and T >= M)
+
+
+def can_read_suffix(latent_thoughts: LatentThoughts, M: int, tolerance: float) -> bool:
+    """Return whether the last iteration of a row can read a suffix: if N is known before, and so where it belongs."""
+    return latent_thoughts.stop_head is None or is_sequential(latent_thoughts, M, tolerance)
+
+
+def read_latents(
+    latent_thoughts: LatentThoughts,
+    prefix: Float[Tensor, "B Np D"],
+    M: int,
+    suffix: Float[Tensor, "1 Ns D"],
+    tolerance: float = 0.0,
+) -> RolloutReads:
+    """Yield the reads of a prefix, which ends with bot, of M latents and a suffix; return the counts of each row.
+
+    A row ends once its residual is below the tolerance (0 runs all iterations), or when the N latents that the stop
+    head keeps are final. It has no part in further reads, so its latents do not depend on those of other rows.
+
+    A read leaves out what no other latent and no suffix depends on: latents that are already final, in iteration t the
+    first t - 1, whose keys and values are in the cache, and z_M. More iterations than latents change nothing.
+    """
+    T, head, project = latent_thoughts.num_iterations, latent_thoughts.stop_head, latent_thoughts.project
+    check_tolerance(tolerance, T)
+    last, one_by_one = M if T is None else min(T, M), is_sequential(latent_thoughts, M, tolerance)
+    ends_early = bool(tolerance) or head is not None
+    n = 1 if one_by_one else M  # latents of the next read
+    setup, B = PassCounts(1, 0, 0, 0) if T is None else PassCounts(0, 1, 0, 0), len(prefix)
+    placeholders = latent_thoughts.placeholder.to(prefix.dtype).expand(B, M if T == 0 else n - 1, -1)
+    inputs, suffix = torch.cat([prefix, placeholders], 1), suffix.to(prefix.dtype).expand(B, -1, -1)
+    if last == 0:
+        yield RolloutRead(torch.cat([inputs, suffix], 1))
+        return (RowCounts(setup, M),) * B
+    z, num_replaced = project((yield RolloutRead(inputs, num_outputs=n))), n - 1
+    rows, is_running, hidden_states = torch.arange(B, device=z.device), None, z[:, :0]
+    counts = dict[int, RowCounts]()
+    for t in range(1, last + 1):
+        n = 1 if one_by_one else M - t
+        inputs = torch.cat([z, suffix[: len(z)].to(z.dtype)], 1) if ends_early or t == last else z[:, :n]
+        outputs = yield RolloutRead(inputs, inputs.shape[1], num_replaced, is_running)
+        z_next, num_replaced = project(outputs[:, :n]), inputs.shape[1] - 1
+        num_latents = torch.full_like(rows, M)
+        if head is not None:  # whether N <= t depends on the first t only, so those that have not been read may be 0
+            hidden_states = torch.cat([hidden_states[:, : t - 1], outputs[:, : z.shape[1]]], 1)
+            num_latents = head.count_latents(F.pad(hidden_states, (0, 0, 0, M - hidden_states.shape[1])))
+        stops = (num_latents <= t) | (t == last)
+        if tolerance and t < last:
+            stops = stops | (jacobi_residual(z[:, 1:], z_next) < tolerance)
+        z, is_running = z_next, None
+        if bool(stops.any()):
+            for row, n_kept in zip(rows[stops], num_latents[stops], strict=True):
+                counts[int(row)] = RowCounts(setup._replace(latent=t), int(n_kept))
+            is_running = ~stops
+            rows, z, hidden_states = rows[is_running], z[is_running], hidden_states[is_running]
+        if not len(rows):
+            break
+    return tuple(counts[row] for row in range(B))
+
+
+def run_reads(decoder: ForwardFn, reads: RolloutReads, cache: KVCache | None, mask: Tensor | None) -> FinishedReads:
+    """Run the reads of a batch after a `cache`; `mask` is True at the real vectors of the prefix."""
+    read, ended = next(reads), list[tuple[Tensor, Tensor, KVCache]]()
+    rows = torch.arange(len(read.inputs_embeds), device=read.inputs_embeds.device)
+    while True:
+        if mask is not None:
+            mask = F.pad(mask, (0, read.inputs_embeds.shape[1] - mask.shape[1]), value=True)
+        output = decoder(read.inputs_embeds, cache, attention_mask=mask, num_outputs=read.num_outputs)
+        last_hidden, cache, mask = output.hidden_states[:, -1], output.cache, None
+        try:
+            read = reads.send(output.hidden_states)
+        except StopIteration as end:
+            ended.append((rows, last_hidden, cache))
+            return join_rows(ended, end.value)
+        if read.is_running is not None:
+            has_ended = ~read.is_running
+            ended.append((rows[has_ended], last_hidden[has_ended], cache.select_rows(has_ended)))
+            rows, cache = rows[read.is_running], cache.select_rows(read.is_running)
+        cache = cache.crop(cache.S - read.num_replaced)
+
+
+def join_rows(ended: list[tuple[Tensor, Tensor, KVCache]], counts: tuple[RowCounts, ...]) -> FinishedReads:
+    """Return what all rows have read, in their order; `ended` are index, last hidden state and cache of some rows."""
+    if len(ended) == 1:
+        return FinishedReads(*ended[0][1:], counts)
+    rows, hidden_states, caches = zip(*ended, strict=True)
+    order = torch.cat(rows).argsort()
+    return FinishedReads(torch.cat(hidden_states)[order], KVCache.concat_rows(*caches).select_rows(order), counts)
 
 
 def run_stepwise_rollout(
@@ -44,87 +181,10 @@ def run_stepwise_rollout(
     suffix: Float[Tensor, "1 Ns D"],
     tolerance: float = 0.0,
 ) -> RolloutReads:
-    """Compute M latents after a question, and read a suffix, whose last hidden state chooses the first new token.
-
-    The Jacobi iteration ends when its residual is below the tolerance; 0 runs all iterations. Latents that a stop head
-    does not keep are replaced by the suffix.
-    """
+    """Yield the reads of one question, of M latents and of a suffix, which replaces latents that a stop head drops."""
     prefix = torch.cat([question, latent_thoughts.begin.to(question.dtype).expand(1, 1, -1)], 1)
-    T, stop_head = latent_thoughts.num_iterations, latent_thoughts.stop_head
-    if T and (tolerance or stop_head is not None):
-        count_latents = None if stop_head is None else stop_head.count_latents
-        placeholders = latent_thoughts.placeholder.to(question.dtype).expand(1, M, -1)
-        counts = yield from read_adaptive(prefix, placeholders, T, latent_thoughts.project, tolerance, count_latents)
-        yield RolloutRead(suffix, num_replaced=M - counts.num_latents)
-        return counts
-    last, passes = yield from read_latents(latent_thoughts, prefix, M)
-    yield last._replace(inputs_embeds=torch.cat([last.inputs_embeds, suffix.to(last.inputs_embeds.dtype)], 1))
-    return StepwiseCounts(passes, M)
-
-
-def read_latents(
-    latent_thoughts: LatentThoughts, prefix: Float[Tensor, "B Np D"], M: int
-) -> Generator[RolloutRead, Tensor, tuple[RolloutRead, PassCounts]]:
-    """Yield the reads of a prefix, which ends with bot, and M latents; return the last read and the passes.
-
-    More iterations than latents change nothing, so they are left out.
-    """
-    T, project = latent_thoughts.num_iterations, latent_thoughts.project
-    if T is None:
-        return (yield from read_sequential(prefix, M, project)), PassCounts(1, 0, M, 0)
-    placeholders = latent_thoughts.placeholder.to(prefix.dtype).expand(len(prefix), M, -1)
-    return (yield from read_jacobi(prefix, placeholders, min(T, M), project)), PassCounts(0, 1, min(T, M), 0)
-
-
-def read_sequential(
-    prefix: Float[Tensor, "B Np D"], M: int, project: ProjectFn
-) -> Generator[RolloutRead, Tensor, RolloutRead]:
-    """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)); return the last read, which is the prefix if M = 0."""
-    read = RolloutRead(prefix)
-    for _ in range(M):
-        read = RolloutRead(project((yield read)))
-    return read
-
-
-def read_jacobi(
-    prefix: Float[Tensor, "B Np D"], placeholders: Float[Tensor, "B M D"], num_iterations: int, project: ProjectFn
-) -> Generator[RolloutRead, Tensor, RolloutRead]:
-    """Read placeholders, then the latents in every iteration, on as few positions as it needs; return the last read.
-
-    A read leaves out z_M, on which no other latent depends, and the latents that are already final: in iteration t the
-    first t - 1, whose keys and values the read before has computed.
-    """
-    M = placeholders.shape[1]
-    if num_iterations == 0:
-        return RolloutRead(torch.cat([prefix, placeholders], 1))
-    z = project((yield RolloutRead(torch.cat([prefix, placeholders[:, 1:]], 1), num_outputs=M)))
-    for _ in range(num_iterations - 1):
-        n = z.shape[1] - 1  # latents that are not final: the last n slots of the cache, which are read again
-        z = project((yield RolloutRead(z[:, :-1], num_outputs=n, num_replaced=n)))
-    return RolloutRead(z, num_replaced=z.shape[1] - 1)
-
-
-def read_adaptive(
-    prefix: Float[Tensor, "1 Np D"],
-    placeholders: Float[Tensor, "1 M D"],
-    num_iterations: int,
-    project: ProjectFn,
-    tolerance: float,
-    count_latents: CountFn | None,
-) -> Generator[RolloutRead, Tensor, StepwiseCounts]:
-    """Read as `read_jacobi`, the last read included, until the residual or the stop head ends the iteration."""
-    M = placeholders.shape[1]
-    outputs = yield RolloutRead(torch.cat([prefix, placeholders], 1), num_outputs=M + 1)
-    z = initial_latents(outputs, project)
-    num_latents, t = M, 0
-    for t in range(1, num_iterations + 1):
-        hidden_states = yield RolloutRead(z, num_outputs=M, num_replaced=M)
-        if count_latents is not None:
-            num_latents = int(count_latents(hidden_states))
-            if t >= num_latents:
-                break
-        z_next = jacobi_update(z, hidden_states, project)
-        if tolerance and bool(jacobi_residual(z, z_next) < tolerance):
-            break
-        z = z_next
-    return StepwiseCounts(PassCounts(0, 1, t, 0), num_latents)
+    if can_read_suffix(latent_thoughts, M, tolerance):
+        return (yield from read_latents(latent_thoughts, prefix, M, suffix, tolerance))
+    (counts,) = yield from read_latents(latent_thoughts, prefix, M, suffix[:, :0], tolerance)
+    yield RolloutRead(suffix, num_replaced=M - counts.num_latents)
+    return (counts,)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from laconic.errors import UsageError
 from laconic.generation.config import check_choices, check_type, list_integers
-from laconic.latent.adaptive_rollout import check_tolerance, run_adaptive_rollout
 from laconic.latent.rollout import (
     ForwardFn,
     Intervention,
@@ -145,7 +144,6 @@ class LatentThoughts(SavedModule):
         attention_mask: Bool[Tensor, "B Nq"] | None = None,
         num_latents: int | None = None,
         forward_fn: ForwardFn | None = None,
-        tolerance: float = 0.0,
         uses_stop_head: bool = True,
         intervention: Intervention | None = None,
         record_passes: bool = False,
@@ -159,31 +157,22 @@ class LatentThoughts(SavedModule):
             attention_mask: True at real tokens of `question`.
             num_latents: In place of M, for sequential latents.
             forward_fn: Called in place of the decoder.
-            tolerance: See `run_adaptive_rollout`; 0 runs all iterations.
-            uses_stop_head: If there is a stop head, keep as many latents as it says; else all.
+            uses_stop_head: If there is a stop head, keep as many latents as it says; else all. All are computed.
             intervention: See `run_latent_rollout`.
             record_passes: Return a record of every pass.
 
         Raises:
-            UsageError: If neither `cache` nor `question` is given; for a tolerance with latents that have no Jacobi
-                iterations, or with an intervention or records, which need every row in every pass.
+            UsageError: If neither `cache` nor `question` is given.
         """
         prefix = self.build_prefix(decoder, cache, question, attention_mask)
-        if tolerance:
-            check_tolerance(tolerance, self.num_iterations)
-        count_latents = self.stop_head.count_latents if self.stop_head is not None and uses_stop_head else None
-        is_inspected = intervention is not None or record_passes
-        if tolerance and is_inspected:
-            raise UsageError(f"tolerance={tolerance}: not with an intervention or records; remove tolerance")
         M = self.num_latents if num_latents is None else num_latents
-        call = (forward_fn or decoder, prefix, self.placeholder, M)
-        T, project = self.num_iterations, self.project
-        if T and not is_inspected and (tolerance or count_latents):
-            return run_adaptive_rollout(*call, T, project=project, tolerance=tolerance, count_latents=count_latents)
-        rollout = run_latent_rollout(*call, T, project=project, intervention=intervention, record_passes=record_passes)
-        if count_latents is None:
+        rollout = run_latent_rollout(
+            forward_fn or decoder, prefix, self.placeholder, M, self.num_iterations,
+            project=self.project, intervention=intervention, record_passes=record_passes,
+        )  # fmt: skip
+        if self.stop_head is None or not uses_stop_head:
             return rollout
-        N = count_latents(rollout.hidden_states)
+        N = self.stop_head.count_latents(rollout.hidden_states)
         return rollout._replace(cache=keep_first_latents(rollout.cache, N, self.num_latents))
 
     def build_prefix(

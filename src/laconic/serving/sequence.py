@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.generation.generate import SequenceState
 from laconic.generation.result import StopReason
 from laconic.generation.sampling import Sampler
-from laconic.latent.stepwise_rollout import RolloutRead, RolloutReads, StepwiseCounts
+from laconic.latent.stepwise_rollout import RolloutRead, RolloutReads, RowCounts
 from laconic.serving.ragged import CacheRow
 from laconic.serving.requests import EngineEvent, EngineRequest, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
 from laconic.serving.row_by_row import StateRow
@@ -35,7 +35,7 @@ class RunningSequence:
     next_id: int | None = None  # chosen last, and read by the next step; None while the prompt is read
     thinking: RolloutReads | None = None  # the reads of a question and its latents, until the last one is done
     num_outputs: int = 1  # hidden states that the current one of these reads sends back
-    hidden_states: Tensor | None = None  # those of its chunks so far
+    hidden_states: Tensor | None = None  # those of its chunks so far, or the last one of a prompt that has been read
     latent_passes: int = 0
     latent_positions: int = 0
     has_ended: bool = False
@@ -69,7 +69,7 @@ class RunningSequence:
         try:
             self.start_read(self.thinking.send(self.hidden_states[None]))
         except StopIteration as end:
-            counts: StepwiseCounts = end.value
+            counts: RowCounts = end.value[0]
             self.latent_passes, self.latent_positions = counts.passes.latent, counts.num_latents
             self.thinking = self.hidden_states = None
 

@@ -63,12 +63,15 @@ class ServedModel:
         first_position = sequence.request.first_position
         if not isinstance(self.executor, RaggedDecoder):
             sequence.row = StateRow(state, first_position, *update_flags)
-            return
-        assert state is None or isinstance(state, KVCache)
-        length = len(sequence.prompt)
-        # with room for new tokens, since the copy of a long prompt's keys delays the rows that decode
-        num_tokens = length + min(sequence.output.config.max_tokens, max(length, MIN_FREE_SLOTS))
-        sequence.row = CacheRow(self.decoder, state, first_position, num_tokens)
+        else:
+            assert state is None or isinstance(state, KVCache)
+            length = len(sequence.prompt)
+            # with room for new tokens, since the copy of a long prompt's keys delays the rows that decode
+            num_tokens = length + min(sequence.output.config.max_tokens, max(length, MIN_FREE_SLOTS))
+            sequence.row = CacheRow(self.decoder, state, first_position, num_tokens)
+        if sequence.hidden_states is not None:  # the prompt has been read
+            sequence.end_prompt()
+            sequence.choose_next(self.executor.logits(sequence.hidden_states))
 
     def start_text(self, sequence: RunningSequence) -> tuple[KVCache | RecurrentState | None, tuple[bool, bool]]:
         """Set what is read and decoded; return the state before it, and whether prompt and output update weights."""
@@ -137,7 +140,7 @@ def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -
         answer_whole(model, sequence, question, decoding)
         return None
     prompt: AnswerPrompt = method.prompt_answers(question, decoding)
-    sequence.prompt = prompt.inputs_embeds[0, prompt.attention_mask[0]]
+    sequence.prompt, sequence.hidden_states = prompt.inputs_embeds[0, prompt.attention_mask[0]], prompt.last_hidden
     sequence.latent_positions = prompt.num_latents[0] if prompt.num_latents else 0
     sequence.latent_passes = prompt.passes[0].latent if prompt.passes else 0
     start_decoding(decoder, sequence, decoding, prompt.cache, len(sequence.prompt), prompt.writes_chain)

@@ -143,7 +143,9 @@ class InspectedRun:
     def answer(self, batch: ReasoningBatch, rollout: LatentRollout) -> AnswerBatch:
         method = self.run.method
         method = cast(LatentReasoning, method.method if isinstance(method, LatentDocumentReasoning) else method)
-        return decode_answers(self.decoder, batch, method.prompt_after_latents(rollout, self.decoding), self.decoding)
+        inputs = rollout.cache, rollout.passes, rollout.count_latents()
+        prompt = method.prompt_after_latents(*inputs, self.decoding)
+        return decode_answers(self.decoder, batch, prompt, self.decoding)
 
     def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
         """Return what the teacher's cache holds of chains, and what each policy selects of it.

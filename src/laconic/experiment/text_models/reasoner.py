@@ -33,9 +33,9 @@ from laconic.experiment.text_models.prompts import Answer, PreparedPrompts, Prom
 from laconic.experiment.text_models.text_model import describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig, check_type
 from laconic.interfaces import ThinksInLatents
-from laconic.latent.adaptive_rollout import check_tolerance
 from laconic.latent.answering import AnswerDecoding, PromptedAnswers
 from laconic.latent.rollout import LatentRollout
+from laconic.latent.stepwise_rollout import check_tolerance
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints.weights import weights_fingerprint
 from laconic.models.decoder import Decoder
