@@ -3,7 +3,7 @@
 Each returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache_slots import CacheSlots
-from laconic.models.checkpoints.cache_file import find_invalid_tensor
+from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 from laconic.storage.atomic import load_artifact, save_artifact
 
@@ -209,3 +209,27 @@ def concat_tensors(caches: Sequence[KVCache], axis_of_heads: int, axis: int) -> 
         torch.cat([cache.positions for cache in caches], axis),
         torch.cat([cache.valid for cache in caches], axis),
     )
+
+
+def find_invalid_tensor(tensors: Mapping[str, Tensor], config: DecoderConfig) -> str | None:
+    """Return the name of a saved tensor that is missing, unexpected, or of another shape or dtype than expected."""
+    L, G, E = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    valid, sizes = tensors.get("valid"), tensors.get("prefix_sizes")
+    if valid is None or valid.ndim != 2:
+        return "valid"
+    B, S = valid.shape
+    expected: dict[str, tuple[tuple[int, ...], object]] = {  # shape, and dtype; True is any floating-point dtype
+        **{f"{kind}.{i}": ((B, G, S, E), True) for kind in ("keys", "values") for i in range(L)},
+        "positions": ((B, S), torch.long),
+        "valid": ((B, S), torch.bool),
+    }
+    if sizes is not None:
+        if sizes.shape != (L, G) or sizes.dtype != torch.long or bool((sizes < 0).any()):
+            return "prefix_sizes"
+        expected |= {"prefix_sizes": ((L, G), torch.long), "prefix_tokens": ((B,), torch.long)}
+        for i, N in enumerate(map(int, sizes.sum(1))):
+            expected |= {f"prefix_{kind}.{i}": ((B, N, E), True) for kind in ("keys", "values")}
+            if "prefix_valid.0" in tensors:
+                expected[f"prefix_valid.{i}"] = ((B, N), torch.bool)
+    actual = {name: (tuple(x.shape), x.is_floating_point() or x.dtype) for name, x in tensors.items()}
+    return min((name for name, _ in expected.items() ^ actual.items()), default=None)

@@ -250,9 +250,8 @@ def check_forward_inputs(
         if not isinstance(cache, KVCache):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"cache is a {type(cache).__name__}; pass None, or the laconic.KVCache of an output")
         cache.check_fits(config, B)
-    full_shape = (B, T, T + (cache.S if cache is not None else 0))
     if attention_bias is not None:
-        shape = attention_bias.shape
+        shape, full_shape = attention_bias.shape, (B, T, T + (cache.S if cache is not None else 0))
         if len(shape) != 3 or any(b not in (1, n) for b, n in zip(shape, full_shape, strict=True)):
             raise ValueError(f"attention_bias {list(shape)} does not broadcast to {list(full_shape)}")
     if backend not in ATTENTION_BACKENDS:

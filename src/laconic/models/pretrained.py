@@ -119,8 +119,13 @@ class PretrainedDecoder(nn.Module):
         Raises:
             BusyError: The folder is not empty (exit code 73).
         """
-        options: dict[str, Any] = {"max_shard_bytes": max_shard_bytes, "dtype": dtype}
-        weights.save_weights(self, Path(folder), self.config, source_folder=self.source_folder, **options)
+        options = max_shard_bytes, dtype, self.source_folder, self.extra_config_fields
+        weights.save_weights(self, Path(folder), self.config, *options)
+
+    @property
+    def extra_config_fields(self) -> Mapping[str, object]:
+        """Keys of config.json beside those of the family, or in place of them."""
+        return {}
 
     @property
     def fingerprint(self) -> str:
