@@ -10,7 +10,8 @@ from laconic.batches import PassCounts
 from laconic.errors import UsageError
 from laconic.latent.adaptive_rollout import jacobi_residual, run_adaptive_rollout
 from laconic.latent.rollout import LatentPrefix, LatentRollout, run_latent_rollout
-from laconic.latent.thoughts import LatentThoughts, Projection
+from laconic.latent.thought_vectors import Projection
+from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
 from tests.models.fixtures import assert_close, fresh, noise, valid_slots
 
