@@ -40,6 +40,7 @@ from laconic.training.distributed import (
 from laconic.training.loop import train
 from laconic.training.ranks import Ranks
 from laconic.training.run import TrainingSetup
+from laconic.training.sharded import full_tensor
 from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error
@@ -91,7 +92,7 @@ def train_on_ranks(path: Path, settings: TrainingConfig, method: nn.Module, **na
         with ranks.lock_run(run):
             data = named.pop("data", None) or ToyData()
             train(TrainingSetup(method, data, settings, seed=5, ranks=ranks), run=run, **named)
-            return {name: ranks.full_tensor(p.detach()).tolist() for name, p in method.named_parameters()}
+            return {name: full_tensor(p.detach()).tolist() for name, p in method.named_parameters()}
 
 
 def loss_terms(path: Path) -> list[list[float]]:
@@ -273,7 +274,6 @@ def test_ranks_carry_states_like_one_process(tmp_path: Path, parallel: Any) -> N
             chunk_sizes=(4, 8),
             num_heads=2,
             memory=memory,
-            memory_chunk_size=3,
             cms=CMSOptions(inner_lr=0.5),
         )
         return NestedLanguageModel(Hope(config, 1).double())
