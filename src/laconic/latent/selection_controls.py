@@ -4,7 +4,7 @@ Symbols and shapes are those of `latent.rkv`.
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.batches import ReasoningBatch
@@ -20,24 +20,19 @@ def score_control(policy: str, I: Scores, R: Scores, batch: ReasoningBatch, M: i
     if policy == "random":
         return draw_random_scores(batch, seed, I.shape[1])
     mask = batch.chain_mask
-    of_column = {"results": mask, "crop": -compute_chain_positions(mask), "uniform": mark_uniform_columns(mask, M)}
+    of_column = {"results": mask, "crop": 1 - mask.cumsum(1), "uniform": mark_uniform_columns(mask, M)}
     return of_column[policy][:, None].expand_as(I).to(I.dtype)
-
-
-def compute_chain_positions(chain_mask: Bool[Tensor, "B Nc"]) -> Int[Tensor, "B Nc"]:
-    """Return the position of each valid column in its chain, from 0."""
-    return chain_mask.cumsum(1) - 1
 
 
 def mark_uniform_columns(chain_mask: Bool[Tensor, "B Nc"], M: int) -> Bool[Tensor, "B Nc"]:
     """Mark the columns at positions round(linspace(0, N_C - 1, M))."""
     last = (chain_mask.sum(1, keepdim=True) - 1).clamp(min=0)
     chosen = (torch.arange(M, device=last.device, dtype=torch.float64) * last / max(M - 1, 1)).round().long()
-    return (compute_chain_positions(chain_mask)[:, :, None] == chosen[:, None]).any(-1) & chain_mask
+    return ((chain_mask.cumsum(1) - 1)[:, :, None] == chosen[:, None]).any(-1) & chain_mask
 
 
 def draw_random_scores(batch: ReasoningBatch, seed: int, heads: int) -> Scores:
     """Return numbers in [0, 1) keyed by seed, epoch, row and position in the chain; equal for all layers and heads."""
     row = batch.row_index.cpu().numpy()[:, None]
-    draws = uniform(seed, batch.epoch, row, 0, 0, compute_chain_positions(batch.chain_mask).cpu().numpy())
+    draws = uniform(seed, batch.epoch, row, 0, 0, (batch.chain_mask.cumsum(1) - 1).cpu().numpy())
     return torch.tensor(draws, device=batch.chain_ids.device)[:, None].expand(-1, heads, -1)
