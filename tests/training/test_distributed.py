@@ -22,6 +22,7 @@ from laconic.data.documents.load import Document
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputError, LaconicError, UsageError
+from laconic.evaluation.validation import split_over_ranks
 from laconic.interfaces import StepOutput
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
@@ -452,7 +453,7 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
                     return [float(sum(method(ToyData().batch([i], 0, 0)).loss for _ in range(i + 1))) for i in mine]
 
             def validate(epoch: int) -> dict[str, float]:
-                results = ranks.map_indices(5, answers)
+                results = split_over_ranks(ranks, 5, answers)
                 assert results == sorted(results, key=results.index)
                 return {f"{i}": loss for i, loss in enumerate(results)}
 
@@ -465,8 +466,8 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
     method = ToyMethod(0.0)
     train(TrainingSetup(method, ToyData(), toy_config(steps=4), seed=5))
     with torch.no_grad():
-        alone = Ranks().map_indices(
-            5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]
+        alone = split_over_ranks(
+            Ranks(), 5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]
         )
     assert [one[f"{i}"] / (i + 1) for i in range(5)] == pytest.approx(alone, rel=RECOMPUTE)
 
