@@ -41,13 +41,12 @@ def score_rows(logits: LogitsFn, hidden_states: Float[Tensor, "N D"], labels: In
 
 def score_rows_in_chunks(logits: LogitsFn, hidden_states: Float[Tensor, "N D"], labels: Int[Tensor, " N"]) -> Scores:
     """Compute `score_rows` with the logits of some rows at a time where all would be large."""
-    if len(hidden_states) <= MIN_CHUNKED_ROWS:
-        return score_rows(logits, hidden_states, labels)
-    probe = logits(hidden_states[:1].detach())
-    chunk_size = get_chunk_size(probe)
-    if len(hidden_states) <= chunk_size:
-        return score_rows(logits, hidden_states, labels)
-    return run_in_chunks(partial(score_rows, logits), hidden_states, labels, chunk_size, is_trained=probe.requires_grad)
+    if len(hidden_states) > MIN_CHUNKED_ROWS:
+        probe = logits(hidden_states[:1].detach())
+        if len(hidden_states) > (chunk_size := get_chunk_size(probe)):
+            score, is_trained = partial(score_rows, logits), probe.requires_grad
+            return run_in_chunks(score, hidden_states, labels, chunk_size, is_trained=is_trained)
+    return score_rows(logits, hidden_states, labels)
 
 
 def score_grid(

@@ -11,10 +11,8 @@ MAX_PACKAGE_MODULES = 20  # beside __init__.py and subpackages
 MAX_PARAMETERS = 8  # beside self, cls, and parameters named config or *_config
 LONG_SIGNATURES: dict[str, str] = {  # reasons for more parameters, by file and function
     "evaluation/lm_eval_model.py __init__": "the arguments that lm-eval passes to a model",
-    "latent/thoughts.py __init__": "settings by keyword, all with defaults but one",
-    "latent/thoughts.py think": "a question as a cache or as embeddings with their mask",
+    "latent/thoughts.py __init__": "the keys of a recipe's [latents], by keyword, all with defaults but one",
     "nested/cms/layer.py __init__": "the form of the MLP, by keyword, beside options of the levels",
-    "nested/hope/config.py attention_free": "makes a configuration, from its fields",
     "nested/hope/model.py forward": "the arguments of Decoder.forward, and those of learning",
     "nested/optim/dgd.py __init__": "options of a torch.optim optimizer",
     "nested/optim/m3.py __init__": "options of a torch.optim optimizer",

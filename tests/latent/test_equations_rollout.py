@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.latent.rollout import LatentPrefix, LatentRollout, initial_latents, jacobi_update, run_latent_rollout
-from laconic.latent.thoughts import Projection
+from laconic.latent.thought_vectors import Projection
 from tests.models.fixtures import assert_close, noise, small
 from tests.oracles import rollout_codi, rollout_pccot
 from tests.oracles.compare import agree

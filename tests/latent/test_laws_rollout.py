@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.latent.rollout import LatentPrefix, LatentRollout, run_latent_rollout
-from laconic.latent.thoughts import Projection
+from laconic.latent.thought_vectors import Projection
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 from tests.models.fixtures import (

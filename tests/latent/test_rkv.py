@@ -17,6 +17,7 @@ from laconic.config.methods import KVSelectionConfig
 from laconic.errors import UsageError
 from laconic.latent import codi, rkv
 from laconic.latent.rkv import answer_logits, importance, redundancy, score, select_tokens, select_top_m
+from laconic.latent.selection_controls import draw_random_scores
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 from tests.latent.batches import reasoning_batch
@@ -161,8 +162,8 @@ def test_policy_random_is_keyed_by_seed_epoch_and_row() -> None:
 
 def test_random_scores_do_not_depend_on_padding_or_other_rows() -> None:
     batch = reasoning_batch(((3, 7, 3), (3, 5, 3)))
-    single = rkv.draw_random_scores(batch.select_rows([1]), 0, G)
-    assert torch.equal(rkv.draw_random_scores(batch, 0, G)[1:, :, :5], single[:, :, :5])
+    single = draw_random_scores(batch.select_rows([1]), 0, G)
+    assert torch.equal(draw_random_scores(batch, 0, G)[1:, :, :5], single[:, :, :5])
 
 
 class LargestTensor(TorchDispatchMode):

@@ -45,7 +45,7 @@ def test_keep_first_latents_equals_a_rollout_of_fewer() -> None:
     decoder, latents, _ = with_stop_head(2)
     answer = (BATCH.answer_ids, BATCH.answer_mask)
     question = read_question(decoder, BATCH).cache
-    cache = latents.think(decoder, question, uses_stop_head=False).cache
+    cache = latents.compute_latents(decoder, latents.build_prefix(decoder, question), M).cache
     for n in range(1, M + 1):
         fewer = with_fewer_latents(decoder, latents, n)
         apart = read_after_latents(decoder, fewer.end, *answer, fewer.think(decoder, question).cache)
@@ -68,7 +68,7 @@ def test_latents_with_a_stop_head_end_when_the_kept_ones_are_final(num_iteration
     counts = run_reads(decoder, reads, None, prefix.attention_mask).counts
     for row in range(BATCH.B):
         one, its_mask = question[row : row + 1], mask[row : row + 1]
-        whole = latents.think(decoder, question=one, attention_mask=its_mask, uses_stop_head=False)
+        whole = latents.compute_latents(decoder, latents.build_prefix(decoder, None, one, its_mask), M)
         cumulative, survival, n = 0.0, 1.0, M
         for m, h in enumerate(whole.hidden_states[0].tolist(), 1):
             logit = head.lr_multiplier * (sum(x * y for x, y in zip(h, head.u.tolist(), strict=True)) + float(head.b))
@@ -97,7 +97,8 @@ def test_untrained_stop_head_keeps_all_latents() -> None:
 @torch.no_grad()
 def test_compute_trial_losses_equals_loops() -> None:
     decoder, latents, _ = with_stop_head()
-    cache = latents.think(decoder, read_question(decoder, BATCH).cache, uses_stop_head=False).cache
+    prefix = latents.build_prefix(decoder, read_question(decoder, BATCH).cache)
+    cache = latents.compute_latents(decoder, prefix, M).cache
     losses, targets = compute_trial_losses(decoder, latents.end, BATCH, cache, M), build_student_targets(BATCH)
     for n in range(1, M + 1):
         fewer = with_fewer_latents(decoder, latents, n)
@@ -141,9 +142,9 @@ def test_latent_methods_read_the_drawn_lengths() -> None:
     assert draw_lengths(BATCH.select_rows([2]), M, 0).tolist() == lengths[2:].tolist()
     assert sorted(set(draw_lengths(reasoning_batch([(1, 1, 1)] * 40), M, 0).tolist())) == [1, 2, 3, 4]
     with torch.no_grad():
-        cache = method.latent_thoughts.think(
-            method.decoder, read_question(method.decoder, BATCH).cache, uses_stop_head=False
-        ).cache
+        decoder, latents = method.decoder, method.latent_thoughts
+        prefix = latents.build_prefix(decoder, read_question(decoder, BATCH).cache)
+        cache = latents.compute_latents(decoder, prefix, M).cache
         trials = compute_trial_losses(method.decoder, method.latent_thoughts.end, BATCH, cache, M)
         expected = trials.gather(1, lengths[:, None] - 1).sum() / (build_student_targets(BATCH) != IGNORE_INDEX).sum()
         assert_close(method(BATCH).metrics["student"], expected)

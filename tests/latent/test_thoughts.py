@@ -92,8 +92,9 @@ def test_latents_after_a_cache_equal_those_after_embeddings(num_iterations: int 
     assert_close(at_once.hidden_states, apart.hidden_states)
     assert len(apart.records) == (1 if num_iterations is None else num_iterations + 1)
     calls: list[int] = []
-    latents.think(
-        decoder, apart.cache, forward_fn=lambda x, *args, **kwargs: calls.append(1) or decoder(x, *args, **kwargs)
+    prefix = latents.build_prefix(decoder, decoder(question, attention_mask=mask).cache)
+    latents.compute_latents(
+        lambda x, *args, **kwargs: calls.append(1) or decoder(x, *args, **kwargs), prefix, latents.num_latents
     )
     assert len(calls) == apart.passes[0].total
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.models.cache import default_position_ids
+from laconic.models.cache_slots import default_position_ids
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, position_embedding
 from laconic.models.next_token import last_valid, next_token, next_token_probabilities

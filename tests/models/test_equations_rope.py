@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from laconic.models.checkpoints.llama2c import half_split
 from laconic.models.config import RopeConfig
 from laconic.models.ops.rope_scaling import (
     ROPE_SCALINGS,
@@ -15,7 +16,7 @@ from laconic.models.ops.rope_scaling import (
     longrope_frequencies,
     yarn_frequencies,
 )
-from laconic.models.rope import cos_sin_tables, default_frequencies, frequencies, half_split, rotate_pairs
+from laconic.models.rope import cos_sin_tables, default_frequencies, frequencies, rotate_pairs
 from tests import tolerances
 from tests.conftest import needs
 from tests.oracles import llama_rope, llama_rotation

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from laconic.errors import InputError, NonFiniteError, UnsafeFileError
-from laconic.models.checkpoints.llama2c import read_llama2c
+from laconic.models.checkpoints.llama2c import half_split, read_llama2c
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.rope import half_split
 from laconic.storage import atomic, safetensors_header
 from tests.reference.weight_formats import interleave, write_llama2c
 

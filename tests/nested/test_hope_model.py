@@ -52,10 +52,9 @@ def build_attention(objective: str = "task", family: str = "llama", **options: A
 def build_hope(objective: str = "task", memory: Any = MEMORY, **options: Any) -> Hope:
     """Return a small Hope in float64 with noise on every weight."""
     config = HopeConfig.attention_free(
-        V, 8, 2, chunk_sizes=(2, 4), num_heads=2, memory=memory, memory_chunk_size=3,
-        cms=cms_options(objective, **options),
-    )  # fmt: skip
-    model = Hope(config, 1).double().eval()
+        V, 8, 2, chunk_sizes=(2, 4), num_heads=2, memory=memory, cms=cms_options(objective, **options)
+    )
+    model = Hope(replace(config, memory_chunk_size=3), 1).double().eval()
     with torch.no_grad():
         for n, p in enumerate(model.parameters()):
             p.add_(0.2 * torch.randn(p.shape, generator=torch.Generator().manual_seed(n)).double())
@@ -251,10 +250,8 @@ def build_one_level(which: int) -> Hope:
         model = HopeAttention.from_decoder(fresh("llama").double(), (4,), options=cms_options("task"))
         assert isinstance(model, HopeAttention)
         return model
-    config = HopeConfig.attention_free(
-        V, 8, 2, chunk_sizes=(4,), num_heads=2, memory=MEMORY, memory_chunk_size=9, cms=cms_options("task")
-    )
-    return Hope(config, 1).double().eval()
+    config = HopeConfig.attention_free(V, 8, 2, chunk_sizes=(4,), num_heads=2, memory=MEMORY, cms=cms_options("task"))
+    return Hope(replace(config, memory_chunk_size=9), 1).double().eval()
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -22,6 +22,7 @@ from laconic.data.documents.load import Document
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputError, LaconicError, UsageError
+from laconic.evaluation.validation import split_over_ranks
 from laconic.interfaces import StepOutput
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
@@ -40,6 +41,7 @@ from laconic.training.distributed import (
 from laconic.training.loop import train
 from laconic.training.ranks import Ranks
 from laconic.training.run import TrainingSetup
+from laconic.training.sharded import full_tensor
 from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error
@@ -91,7 +93,7 @@ def train_on_ranks(path: Path, settings: TrainingConfig, method: nn.Module, **na
         with ranks.lock_run(run):
             data = named.pop("data", None) or ToyData()
             train(TrainingSetup(method, data, settings, seed=5, ranks=ranks), run=run, **named)
-            return {name: ranks.full_tensor(p.detach()).tolist() for name, p in method.named_parameters()}
+            return {name: full_tensor(p.detach()).tolist() for name, p in method.named_parameters()}
 
 
 def loss_terms(path: Path) -> list[list[float]]:
@@ -273,7 +275,6 @@ def test_ranks_carry_states_like_one_process(tmp_path: Path, parallel: Any) -> N
             chunk_sizes=(4, 8),
             num_heads=2,
             memory=memory,
-            memory_chunk_size=3,
             cms=CMSOptions(inner_lr=0.5),
         )
         return NestedLanguageModel(Hope(config, 1).double())
@@ -452,7 +453,7 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
                     return [float(sum(method(ToyData().batch([i], 0, 0)).loss for _ in range(i + 1))) for i in mine]
 
             def validate(epoch: int) -> dict[str, float]:
-                results = ranks.map_indices(5, answers)
+                results = split_over_ranks(ranks, 5, answers)
                 assert results == sorted(results, key=results.index)
                 return {f"{i}": loss for i, loss in enumerate(results)}
 
@@ -465,8 +466,8 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
     method = ToyMethod(0.0)
     train(TrainingSetup(method, ToyData(), toy_config(steps=4), seed=5))
     with torch.no_grad():
-        alone = Ranks().map_indices(
-            5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]
+        alone = split_over_ranks(
+            Ranks(), 5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]
         )
     assert [one[f"{i}"] / (i + 1) for i in range(5)] == pytest.approx(alone, rel=RECOMPUTE)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import activations, attention, block, cache, decoder, rope
+from laconic.models import activations, attention, block, cache_slots, decoder, rope
 from laconic.models.cache import KVCache
-from laconic.models.checkpoints import weights
+from laconic.models.checkpoints import llama2c, weights
 from laconic.models.config import DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder
 from laconic.models.ops import attention_backends, rope_scaling
@@ -93,7 +93,7 @@ def convert_keys_with_query_heads(decoder: Decoder) -> None:
     for layer in decoder.layers:
         w = layer.submodule("k").weight  # pyright: ignore[reportCallIssue]
         meta = interleave(w.detach(), config.num_key_value_heads)
-        w.copy_(rope.half_split(meta, config.num_attention_heads))
+        w.copy_(llama2c.half_split(meta, config.num_attention_heads))
 
 
 def randomise_head(decoder: Decoder) -> None:
@@ -189,7 +189,7 @@ FURTHER = (
     Mutant("OPT scaled twice", "further", "scores",
            swap(attention_backends, "attention_scores", wrong.scaled_twice), family="opt"),
     Mutant("positions that count padding", "further", "q_rot",
-           swap(cache, "default_position_ids", wrong.counting_padding), case="padded"),
+           swap(cache_slots, "default_position_ids", wrong.counting_padding), case="padded"),
     Mutant("GPT-2 erf GELU", "further", "mid", config=with_config(activation="gelu"),
            family="gpt2"),
     Mutant("GPT-2 map not transposed", "further", "attn_out",

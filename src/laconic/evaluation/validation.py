@@ -26,7 +26,7 @@ from laconic.experiment.from_recipe.methods import answer_decoding, answer_quest
 from laconic.halting.estimators import penalty_ramp
 from laconic.interfaces import AnswersQuestions, MethodState, NormalizesLoss, StepOutput
 from laconic.models.modes import eval_no_grad
-from laconic.training.ranks import Ranks
+from laconic.training.ranks import JsonT, Ranks
 
 COLLAPSED_SPREAD = 0.05  # standard deviation of lengths, in vectors, below which they count as equal
 NEVER_STOPS_FRACTION = 0.99  # mean length as a fraction of the largest, above which nothing ever stops
@@ -75,7 +75,7 @@ def build_validation(
         return correct
 
     def compute_accuracy(with_cot: bool) -> float:
-        correct = (ranks or Ranks()).map_indices(len(rows.examples), lambda chosen: answer_rows(chosen, with_cot))
+        correct = split_over_ranks(ranks or Ranks(), len(rows.examples), lambda chosen: answer_rows(chosen, with_cot))
         return sum(correct) / len(correct)
 
     def validate(epoch: int) -> Mapping[str, float]:
@@ -84,6 +84,12 @@ def build_validation(
         return metrics | ({"teacher_accuracy": compute_accuracy(with_cot=True)} if with_teacher else {})
 
     return Validation(validate, tuple(f"validation: {note}" for note in rows.notes))
+
+
+def split_over_ranks(ranks: Ranks, count: int, work: Callable[[list[int]], list[JsonT]]) -> list[JsonT]:
+    """Split the indices 0 … count - 1 over ranks and return the results of all, in order."""
+    results = ranks.all_gather(work(list(range(ranks.rank, count, ranks.world_size))))
+    return [results[i % ranks.world_size][i // ranks.world_size] for i in range(count)]
 
 
 class DocumentScore(NamedTuple):
@@ -127,7 +133,7 @@ def build_document_validation(
         if isinstance(source, StatefulBatches):  # each batch needs the state after the one before
             scores = ranks.run_on_rank_zero(lambda: score_lanes(method, source, device))
         else:
-            scores = ranks.map_indices(len(source), score_rows)
+            scores = split_over_ranks(ranks, len(source), score_rows)
         n = sum(score.num_scored for score in scores) or 1.0
         metrics = {"nats": sum(s.nll for s in scores) / n, "accuracy": sum(s.num_correct for s in scores) / n}
         if not isinstance(method, AutoCompressor):

@@ -11,7 +11,6 @@ from laconic.errors import CorruptArtifactError
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.lora import lora
 from laconic.models.decoder import Decoder
-from laconic.nested.hope.model import Hope
 from laconic.storage.manifest import ManifestWriter
 
 
@@ -37,9 +36,7 @@ class ModelCheckpoint:
         """Write configuration and tokenizer beside sharded tensors."""
         parts = self.parts
         if self.trainable == "full":
-            fields = parts.decoder.config.to_config_json()
-            if isinstance(parts.decoder, Hope):
-                fields |= parts.decoder.hope_config.to_config_json()
+            fields = {**parts.decoder.config.to_config_json(), **parts.decoder.extra_config_fields}
             writer.add_text("config.json", json.dumps(fields, indent=2) + "\n")
         if parts.adapter is not None:
             lora.save_adapter_config(parts.adapter, writer.folder)

@@ -126,6 +126,7 @@ class PromptedAnswers(nn.Module, ABC):
     """Base of reasoning methods: `answer` generates what follows the prompt that the method defines."""
 
     decoder: Decoder
+    is_trained_on_chains: ClassVar[bool] = False  # whether it learns to write a whole chain and the answer
 
     @abstractmethod
     def prompt_answers(
@@ -140,9 +141,10 @@ class PromptedAnswers(nn.Module, ABC):
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Return the prompt of a whole written chain and the answer; raise `UsageError` if trained to write none."""
-        raise UsageError(
-            f"with_cot: {type(self).__name__} is not trained to write a whole chain; use cot, codi, pccot or kava"
-        )
+        if not self.is_trained_on_chains:
+            problem = f"{type(self).__name__} is not trained to write a whole chain"
+            raise UsageError(f"with_cot: {problem}; use cot, codi, pccot or kava")
+        return prompt_with_question(self.decoder, questions, (), state)._replace(writes_chain=True)
 
     def answer(
         self,

@@ -21,7 +21,7 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, AnswerPrompt, LatentReasoning, prompt_with_question
+from laconic.latent.answering import LatentReasoning
 from laconic.latent.rollout import Capture, read_after_latents, read_chain, read_question
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining
@@ -131,6 +131,7 @@ class Codi(LatentReasoning):
         ['codi', 'student', 'student_token_accuracy', 'teacher', 'teacher_token_accuracy']
     """
 
+    is_trained_on_chains: ClassVar[bool] = True
     schedules: ClassVar[tuple[str, ...]] = ("sequential",)
 
     def __init__(
@@ -218,9 +219,9 @@ class Codi(LatentReasoning):
             latent_passes.append(decoder(*args, **kwargs, capture=capture_latents))
             return latent_passes[-1]
 
-        latent_cache = latents.think(decoder, question.cache, forward_fn=forward, uses_stop_head=False).cache
+        M, prefix = latents.num_latents, latents.build_prefix(decoder, question.cache)
+        latent_cache = latents.compute_latents(forward, prefix, M).cache
         if latents.length_policy != "fixed":
-            M = latents.num_latents
             latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latents.seed), M)
         student = read_after_latents(
             decoder, latents.end, batch.answer_ids, batch.answer_mask, latent_cache, hidden_names
@@ -253,9 +254,3 @@ class Codi(LatentReasoning):
                 denominator=denominators["codi"],
             )
         return terms
-
-    def prompt_chains(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
-    ) -> AnswerPrompt:
-        """Return the prompt of a written chain and the answer; see `PromptedAnswers`."""
-        return prompt_with_question(self.decoder, questions, (), state)._replace(writes_chain=True)

@@ -108,7 +108,7 @@ class Cot(WrittenReasoning):
     """
 
     loss_name = "teacher"
-    prompt_chains = WrittenReasoning.prompt_answers
+    is_trained_on_chains = True
 
 
 class NoCot(WrittenReasoning):

@@ -8,7 +8,6 @@ at least float32, also under autocast. Only the attention between answer and cha
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,11 +19,10 @@ from torch import Tensor
 from laconic.batches import ReasoningBatch
 from laconic.config.methods import KVSelectionConfig
 from laconic.errors import UsageError
+from laconic.latent.selection_controls import Scores, score_control
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.rng import uniform
 
-Scores = Float[Tensor, "B G Nc"]
 KeySpace = Literal["post_rope", "pre_rope"]
 
 
@@ -107,18 +105,6 @@ def gather_selected(x: Float[Tensor, "B G Nc E"], columns: SelectedColumns) -> F
     return selected.masked_fill(~columns.valid[..., None], 0.0)
 
 
-def compute_chain_positions(chain_mask: Bool[Tensor, "B Nc"]) -> Int[Tensor, "B Nc"]:
-    """Return the position of each valid column in its chain, from 0."""
-    return chain_mask.cumsum(1) - 1
-
-
-def mark_uniform_columns(chain_mask: Bool[Tensor, "B Nc"], M: int) -> Bool[Tensor, "B Nc"]:
-    """Mark the columns at positions round(linspace(0, N_C - 1, M))."""
-    last = (chain_mask.sum(1, keepdim=True) - 1).clamp(min=0)
-    chosen = (torch.arange(M, device=last.device, dtype=torch.float64) * last / max(M - 1, 1)).round().long()
-    return (compute_chain_positions(chain_mask)[:, :, None] == chosen[:, None]).any(-1) & chain_mask
-
-
 def find_selectable_columns(batch: ReasoningBatch, policy: str) -> Bool[Tensor, "B Nc"]:
     """Return the chain columns that a policy may select: with "results" the last number of each step, else all.
 
@@ -132,29 +118,15 @@ def find_selectable_columns(batch: ReasoningBatch, policy: str) -> Bool[Tensor, 
     return batch.chain_result_mask
 
 
-# S of every policy, from (I, R, chain_mask, lam, M, random scores); select_top_m does the rest
-SELECTORS: dict[str, Callable[[Scores, Scores, Tensor, float, int, Scores], Scores]] = {
-    "rkv": lambda I, R, mask, lam, M, random: score(I, R, lam),
-    "results": lambda I, R, mask, lam, M, random: mask[:, None].expand_as(I).to(I.dtype),
-    "cosine": lambda I, R, mask, lam, M, random: R,
-    "attention": lambda I, R, mask, lam, M, random: I,
-    "crop": lambda I, R, mask, lam, M, random: -compute_chain_positions(mask)[:, None].expand_as(I).to(I.dtype),
-    "uniform": lambda I, R, mask, lam, M, random: mark_uniform_columns(mask, M)[:, None].expand_as(I).to(I.dtype),
-    "random": lambda I, R, mask, lam, M, random: random,
-}
-
-
 def get_needed_scores(config: KVSelectionConfig) -> tuple[bool, bool]:
     """Return whether the policy needs importance, and whether it needs redundancy."""
     policy, lam = config.policy, config.importance_weight
     return policy == "attention" or (policy == "rkv" and lam > 0), policy == "cosine" or (policy == "rkv" and lam < 1)
 
 
-def draw_random_scores(batch: ReasoningBatch, seed: int, heads: int) -> Scores:
-    """Return numbers in [0, 1) keyed by seed, epoch, row and position in the chain; equal for all layers and heads."""
-    row = batch.row_index.cpu().numpy()[:, None]
-    draws = uniform(seed, batch.epoch, row, 0, 0, compute_chain_positions(batch.chain_mask).cpu().numpy())
-    return torch.tensor(draws, device=batch.chain_ids.device)[:, None].expand(-1, heads, -1)
+def score_columns(policy: str, I: Scores, R: Scores, lam: float, batch: ReasoningBatch, M: int, seed: int) -> Scores:
+    """Return the scores S by which a policy ranks the chain's columns; `seed` is that of the policy "random"."""
+    return score(I, R, lam) if policy == "rkv" else score_control(policy, I, R, batch, M, seed)
 
 
 @torch.no_grad()
@@ -188,7 +160,6 @@ def select_tokens(
         a = answer_logits(teacher.activations[f"q_rot.{layer}"][:, :, Nc:], rotated, decoder.attention_scale(layer))
         I = importance(a, mask, batch.answer_mask)  # pyright: ignore[reportConstantRedefinition]
     R = redundancy(k_t, mask) if needs_redundancy else zeros
-    random = draw_random_scores(batch, seed, k_t.shape[1]) if config.policy == "random" else zeros
-    S = SELECTORS[config.policy](I, R, mask, config.importance_weight, M, random)
+    S = score_columns(config.policy, I, R, config.importance_weight, batch, M, seed)
     columns = select_top_m(S, find_selectable_columns(batch, config.policy), M)
     return LayerSelection(k_t, v_t, columns, I, R, S)

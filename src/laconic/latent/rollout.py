@@ -8,7 +8,7 @@ projection; bot the last vector of the prefix; T the number of Jacobi iterations
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from laconic.models.decoder import Decoder, DecoderOutput
 ForwardFn = Callable[..., DecoderOutput]  # called like Decoder.forward
 ProjectFn = Callable[[Tensor], Tensor]
 Intervention = Callable[[Tensor, int], Tensor]
-LatentSchedule = Literal["jacobi", "sequential"]
 Capture = tuple[str, ...]
 
 
@@ -43,22 +42,16 @@ class PassRecord(NamedTuple):
 
 
 class LatentRollout(NamedTuple):
-    """Result of a rollout.
+    """Result of a rollout. `records`, if requested, are the passes 0 (which reads the placeholders) to T.
 
-    Attributes:
-        latents: Vectors read in the last pass.
-        hidden_states: Hidden states of the last pass, after the final norm; `begin_hidden` is that at bot.
-        cache: KV cache of prefix and latents.
-        passes: Decoder calls that each row took part in.
-        records: If requested, pass t of the Jacobi iteration, where pass 0 reads the placeholders; a sequential rollout
-            has a single entry.
+    A sequential rollout has a single record.
     """
 
-    latents: Float[Tensor, "B M D"]
-    hidden_states: Float[Tensor, "B M D"]
-    begin_hidden: Float[Tensor, "B D"]
-    cache: KVCache
-    passes: tuple[PassCounts, ...]
+    latents: Float[Tensor, "B M D"]  # read in the last pass
+    hidden_states: Float[Tensor, "B M D"]  # of the last pass, after the final norm
+    begin_hidden: Float[Tensor, "B D"]  # of bot
+    cache: KVCache  # of prefix and latents
+    passes: tuple[PassCounts, ...]  # decoder calls that each row took part in
     records: tuple[PassRecord, ...] = ()
 
     def count_latents(self) -> tuple[int, ...]:
@@ -143,12 +136,12 @@ def run_latent_rollout(
 
 
 def read_placeholders(
-    decoder: ForwardFn, prefix: LatentPrefix, placeholders: Float[Tensor, "B M D"], **options: Any
+    decoder: ForwardFn, prefix: LatentPrefix, placeholders: Float[Tensor, "B M D"]
 ) -> tuple[DecoderOutput, KVCache]:
-    """Read prefix and placeholders with `options` of the decoder; return its output, and the cache of the prefix."""
+    """Read prefix and placeholders; return the output of the decoder, and the cache of the prefix."""
     (B, M, _), mask = placeholders.shape, prefix.attention_mask
     mask = None if mask is None else torch.cat([mask, mask.new_ones(B, M)], 1)
-    output = decoder(torch.cat([prefix.embeds, placeholders], 1), prefix.cache, attention_mask=mask, **options)
+    output = decoder(torch.cat([prefix.embeds, placeholders], 1), prefix.cache, attention_mask=mask)
     return output, output.cache.crop(output.cache.S - M)
 
 

@@ -36,8 +36,8 @@ class StopTraining(NamedTuple):
         head, M = latent_thoughts.stop_head, latent_thoughts.num_latents
         assert head is not None
         with eval_no_grad(decoder, latent_thoughts):
-            question = read_question(decoder, batch, state).cache
-            rollout = latent_thoughts.think(decoder, question, uses_stop_head=False)
+            prefix = latent_thoughts.build_prefix(decoder, read_question(decoder, batch, state).cache)
+            rollout = latent_thoughts.compute_latents(decoder, prefix, M)
         trial_losses = compute_trial_losses(decoder, latent_thoughts.end, batch, rollout.cache, M)
         num_rows = (batch.loss_denominators or {"rows": float(batch.B)})["rows"]
         return compute_stop_loss(head, rollout.hidden_states, trial_losses, self.length_cost, num_rows)

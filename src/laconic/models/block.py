@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from laconic.models import attention, rope
 from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture_nothing
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.init import Namespace, add_submodule, empty_embedding, init_parameters
+from laconic.models.init import Namespace, add_submodule
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.ops import attention_backends
 from laconic.models.ops.activation_functions import ACTIVATIONS
@@ -280,18 +280,3 @@ class Block(nn.Module):
         r = capture("resid1", (x if context.num_outputs is None else x[:, -out.shape[1] :]) + drop(out))
         y2 = capture("norm2", self.submodule("norm2")(r))
         return capture("resid2", r + drop(self.mlp_forward(y2, capture))), k, v, activations
-
-
-def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
-    """Add embeddings, blocks, final norm and head under the family's names; `seed` None leaves them uninitialised."""
-    names, D = WEIGHT_NAMES[config.family], config.hidden_size
-    add_submodule(decoder, names.token_embedding, empty_embedding(config.vocab_size, D))
-    if names.position_embedding:
-        num_positions = config.max_position_embeddings + config.position_offset
-        add_submodule(decoder, names.position_embedding, empty_embedding(num_positions, D))
-    add_submodule(decoder, names.layers, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
-    add_submodule(decoder, names.final_norm, build_norm(config))
-    if not config.tie_word_embeddings:
-        add_submodule(decoder, names.head, nn.Linear(D, config.vocab_size, bias=False))
-    if seed is not None:
-        init_parameters(dict(decoder.named_parameters()), config.initializer_range, seed)

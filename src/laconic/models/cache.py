@@ -1,9 +1,9 @@
-"""KV cache as an immutable value: rotated keys and values of every layer, their positions, and which slots are valid.
+"""KV cache of a decoder, with operations that select, join, move and store its rows and slots.
 
-Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
+Each returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
-from laconic.models.checkpoints.cache_file import find_invalid_tensor
+from laconic.models.cache_slots import CacheSlots
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 from laconic.storage.atomic import load_artifact, save_artifact
@@ -36,20 +36,8 @@ def build_row_index(rows: RowIndex, B: int) -> Int[Tensor, " N"]:
     return index
 
 
-def default_position_ids(
-    attention_mask: Bool[Tensor, "B T"],
-    past_positions: Int[Tensor, "B S"],
-    past_valid: Bool[Tensor, "B S"],
-    num_prefix_tokens: Int[Tensor, " B"] | None = None,
-) -> Int[Tensor, "B T"]:
-    """Eq. C22: count on from the largest valid cached position, or from the prefix, or from 0; padding gets 0."""
-    first = 1 + F.pad(past_positions.masked_fill(~past_valid, -1), (1, 0), value=-1).amax(1)
-    first = first if num_prefix_tokens is None else first.maximum(num_prefix_tokens)
-    return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
-
-
 @dataclass(frozen=True, eq=False)
-class KVCache:
+class KVCache(CacheSlots):
     """Immutable KV cache of a decoder.
 
     A slot that is not valid (padding) is never attended to and does not count as a position.
@@ -69,47 +57,14 @@ class KVCache:
         (3, 2, 4)
     """
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    positions: Int[Tensor, "B S"]
-    valid: Bool[Tensor, "B S"]
-    prefix: KVPrefix | None = None
-
     def __repr__(self) -> str:
         dtype = str(self.keys[0].dtype).removeprefix("torch.") if self.keys else "empty"
         return f"KVCache({len(self.keys)} layers, B={self.B}, S={self.S}, {dtype})"
-
-    @classmethod
-    def empty(
-        cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> "KVCache":
-        """Return a cache without slots of `B` rows, for a decoder with this `config`, with keys of this `dtype` on a
-        `device`; passing it to the decoder equals passing None.
-        """
-        shape = (B, config.num_key_value_heads, 0, config.head_dim)
-        tensors = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
-        positions = torch.empty(B, 0, dtype=torch.long, device=device)
-        return cls(tensors, tensors, positions, positions.bool())
-
-    @property
-    def B(self) -> int:
-        """Number of rows."""
-        return self.valid.shape[0]
-
-    @property
-    def S(self) -> int:
-        """Number of slots, valid or not, after the prefix."""
-        return self.valid.shape[1]
 
     @property
     def next_position(self) -> Int[Tensor, " B"]:
         """Position of the next token of each row."""
         return self.continue_positions(self.valid.new_ones(self.B, 1))[:, 0]
-
-    def continue_positions(self, attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """Return the default positions of new tokens (Eq. C22); `attention_mask` is True at the real ones."""
-        prefix_tokens = None if self.prefix is None else self.prefix.num_tokens
-        return default_position_ids(attention_mask, self.positions, self.valid, prefix_tokens)
 
     @property
     def num_bytes(self) -> int:
@@ -120,20 +75,6 @@ class KVCache:
     def kv_bytes(self) -> int:
         """Bytes of the keys and values alone, those of the prefix included."""
         return sum(t.nbytes for t in self.tensors().values() if t.is_floating_point())
-
-    @property
-    def shape_summary(self) -> tuple[int, int, int]:
-        """Number of layers, number of KV heads, head size."""
-        return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
-
-    def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
-        """Raise ValueError unless a decoder with this `config` can read it, in a batch of `batch_size` rows."""
-        shape = self.shape_summary
-        expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-        if shape != expected:
-            raise ValueError(f"the cache has (layers, KV heads, head size) {shape}, the decoder {expected}")
-        if batch_size != self.B:
-            raise ValueError(f"the cache has {self.B} rows, the inputs {batch_size}")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by its name in a saved file."""
@@ -155,16 +96,6 @@ class KVCache:
                 f"append: {other.B} rows of {len(other.keys)} layers do not match {self.B} rows of {len(self.keys)}"
             )
         return replace(concat_tensors([self, other], 2, 1), prefix=self.prefix)
-
-    def crop(self, num_slots: int) -> "KVCache":
-        """Keep the oldest `num_slots` slots, and the prefix.
-
-        Raises:
-            ValueError: The cache has fewer slots.
-        """
-        if not 0 <= num_slots <= self.S:
-            raise ValueError(f"crop({num_slots}): the cache has {self.S} slots")
-        return self._map_slots(lambda x: x[:, :, :num_slots], lambda x: x[:, :num_slots])
 
     def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
         """Select K slots per row, in the given order. Gradients flow to the selected slots.
@@ -244,12 +175,6 @@ class KVCache:
         prefix = None if self.prefix is None else self.prefix.map_tensors(function)
         return replace(self._map_slots(function, function), prefix=prefix)
 
-    def _map_slots(self, of_heads: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]) -> "KVCache":
-        """Apply one function to keys and values [B, G, S, E] and another to positions and validity [B, S]."""
-        keys = tuple(map(of_heads, self.keys))
-        values = tuple(map(of_heads, self.values))
-        return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)
-
     def is_equal(self, other: "KVCache") -> bool:
         """Return whether every tensor is equal bit for bit and in dtype."""
         mine, theirs = self.tensors(), other.tensors()
@@ -287,3 +212,27 @@ def concat_tensors(caches: Sequence[KVCache], axis_of_heads: int, axis: int) -> 
         torch.cat([cache.positions for cache in caches], axis),
         torch.cat([cache.valid for cache in caches], axis),
     )
+
+
+def find_invalid_tensor(tensors: Mapping[str, Tensor], config: DecoderConfig) -> str | None:
+    """Return the name of a saved tensor that is missing, unexpected, or of another shape or dtype than expected."""
+    L, G, E = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    valid, sizes = tensors.get("valid"), tensors.get("prefix_sizes")
+    if valid is None or valid.ndim != 2:
+        return "valid"
+    B, S = valid.shape
+    expected: dict[str, tuple[tuple[int, ...], object]] = {  # shape, and dtype; True is any floating-point dtype
+        **{f"{kind}.{i}": ((B, G, S, E), True) for kind in ("keys", "values") for i in range(L)},
+        "positions": ((B, S), torch.long),
+        "valid": ((B, S), torch.bool),
+    }
+    if sizes is not None:
+        if sizes.shape != (L, G) or sizes.dtype != torch.long or bool((sizes < 0).any()):
+            return "prefix_sizes"
+        expected |= {"prefix_sizes": ((L, G), torch.long), "prefix_tokens": ((B,), torch.long)}
+        for i, N in enumerate(map(int, sizes.sum(1))):
+            expected |= {f"prefix_{kind}.{i}": ((B, N, E), True) for kind in ("keys", "values")}
+            if "prefix_valid.0" in tensors:
+                expected[f"prefix_valid.{i}"] = ((B, N), torch.bool)
+    actual = {name: (tuple(x.shape), x.is_floating_point() or x.dtype) for name, x in tensors.items()}
+    return min((name for name, _ in expected.items() ^ actual.items()), default=None)

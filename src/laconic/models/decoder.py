@@ -6,11 +6,9 @@ Shapes: B rows, T new positions, S cached positions, P = S + T, D width, V vocab
 """
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,21 +16,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.models import parameters
 from laconic.models.activations import capture_model, list_activation_places
-from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, add_parameters, build_context
+from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, build_context
 from laconic.models.cache import KVCache
-from laconic.models.checkpoints import llama2c, weights
-from laconic.models.checkpoints.checkpoint_files import resolve_tensors
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.config import DecoderConfig
 from laconic.models.ops.attention_backends import ATTENTION_BACKENDS
 from laconic.models.ops.linear import call_linear, linear_function
 from laconic.models.ops.unpadding import find_real_tokens
 from laconic.models.output import Activations, DecoderOutput
-from laconic.storage.export_record import check_weights_while_reading
+from laconic.models.pretrained import PretrainedDecoder
 
-BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 TensorFn = Callable[[Tensor], Tensor]
+BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 checkpointed: Callable[..., BlockOutput] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -41,7 +36,7 @@ def position_embedding(look_up: TensorFn, p: Int[Tensor, "B T"], offset: int) ->
     return look_up(p.clamp(min=0) + offset).masked_fill((p < 0)[..., None], 0.0)
 
 
-class Decoder(nn.Module):
+class Decoder(PretrainedDecoder):
     """Decoder-only transformer that reads embeddings: of tokens, of latent thoughts, or of summary vectors.
 
     Parameters have the names of the family's Hugging Face checkpoints, and are initialised with
@@ -69,115 +64,8 @@ class Decoder(nn.Module):
     __call__: Callable[..., DecoderOutput]
 
     def __init__(self, config: DecoderConfig, seed: int | None = 0) -> None:
-        super().__init__()
-        self.config, self.weight_names, self.name_or_path = config, WEIGHT_NAMES[config.family], config.family
-        self.source_folder: Path | None = None
-        self._cached_fingerprint: tuple[str, parameters.ParameterVersion] | None = None
-        self.attn_implementation, self.activation_checkpointing = "sdpa", 0
+        super().__init__(config, seed)
         self.activation_places = list_activation_places(config)
-        add_parameters(self, config, seed)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder_or_hub_name: str | Path,
-        dtype: torch.dtype | str | None = None,
-        device: torch.device | str | None = None,
-        *,
-        allow_missing: tuple[str, ...] = (),
-        ignore_tensors: tuple[str, ...] = (),
-        revision: str | None = None,
-        device_map: str | Mapping[str, Any] | None = None,
-        quantize: Literal["int8"] | None = None,
-    ) -> "Decoder":
-        """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
-
-        On a CPU, the weights of one input are copied side by side, so that decoding reads them as one matrix.
-
-        Args:
-            folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
-            dtype: Also by name. "auto" is the stored one. None: also on CUDA; on a CPU float32, or bfloat16 if fast.
-            device: The CPU by default.
-            allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
-            ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
-            revision: Revision on the hub.
-            device_map: In place of `device`, as in transformers: "auto", or a single device.
-            quantize: "int8" rounds the linear layers while reading, as `quantize_decoder` does, without a float copy.
-
-        Raises:
-            CorruptArtifactError: laconic exported the folder, and a file was changed since (76).
-            InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
-            NonFiniteError: A weight is NaN or infinite (65).
-            UnsafeFileError: The weights are pickled (77).
-            UsageError: The device does not exist, or the dtype, or the quantisation (2).
-        """
-        folder = weights.find_checkpoint(folder_or_hub_name, weights.check_revision(folder_or_hub_name, revision))
-        dtype = weights.resolve_dtype(dtype, folder)
-        device = weights.resolve_device_map(device, device_map)
-        config = DecoderConfig.from_folder(folder)
-        with check_weights_while_reading(folder):
-            config, tensors = resolve_tensors(folder, config, ignore_tensors)
-            with torch.device("meta"):
-                decoder = cls(config, seed=None)
-            decoder.config, fingerprint = parameters.load_tensors(
-                decoder, folder, config, dtype, device, allow_missing, tensors, quantize
-            )
-        decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
-        decoder._cached_fingerprint = (fingerprint, parameters.get_parameter_version(decoder))
-        return decoder.eval()
-
-    @classmethod
-    def from_llama2c(cls, path: str | Path) -> "Decoder":
-        """Load a llama2.c file (`stories260K.bin`), with q and k permuted to Hugging Face's RoPE layout.
-
-        Raises:
-            InputError: Header and file size do not match (exit code 66).
-            NonFiniteError: A weight is NaN or infinite (65).
-            UnsafeFileError: The file is a pickle (77).
-        """
-        source, tensors = llama2c.read_llama2c(Path(path))
-        with torch.device("meta"):
-            decoder = cls(DecoderConfig.from_dict(source), seed=None)
-        decoder.load_state_dict(tensors, assign=True)
-        decoder.name_or_path = str(path)
-        return decoder.eval()
-
-    def save_pretrained(
-        self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None
-    ) -> None:
-        """Save a Hugging Face folder that transformers can load.
-
-        Args:
-            folder: Must not exist, or be empty.
-            max_shard_bytes: Size limit of a safetensors file.
-            dtype: Convert the weights to this dtype.
-
-        Raises:
-            BusyError: The folder is not empty (exit code 73).
-        """
-        options: dict[str, Any] = {"max_shard_bytes": max_shard_bytes, "dtype": dtype}
-        weights.save_weights(self, Path(folder), self.config, source_folder=self.source_folder, **options)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of a sample of the weights in checkpoint layout; recomputed when `get_parameter_version` changes."""
-        version = parameters.get_parameter_version(self)
-        if self._cached_fingerprint is None or self._cached_fingerprint[1] != version:
-            tensors = weights.checkpoint_tensors(self, self.config)
-            self._cached_fingerprint = (weights.weights_fingerprint(tensors), version)
-        return self._cached_fingerprint[0]
-
-    def resize_vocabulary(self, num_new_tokens: int) -> "Decoder":
-        """Return a decoder with more tokens; all other parameters are shared with this one.
-
-        New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
-        """
-        with torch.device("meta"):
-            resized = type(self)(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
-        parameters.share_parameters(self, resized)
-        for name in ("source_folder", "name_or_path", "attn_implementation", "activation_checkpointing"):
-            setattr(resized, name, getattr(self, name))
-        return resized.train(self.training)
 
     @property
     def token_embedding(self) -> Any:
@@ -365,9 +253,8 @@ def check_forward_inputs(
         if not isinstance(cache, KVCache):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"cache is a {type(cache).__name__}; pass None, or the laconic.KVCache of an output")
         cache.check_fits(config, B)
-    full_shape = (B, T, T + (cache.S if cache is not None else 0))
     if attention_bias is not None:
-        shape = attention_bias.shape
+        shape, full_shape = attention_bias.shape, (B, T, T + (cache.S if cache is not None else 0))
         if len(shape) != 3 or any(b not in (1, n) for b, n in zip(shape, full_shape, strict=True)):
             raise ValueError(f"attention_bias {list(shape)} does not broadcast to {list(full_shape)}")
     if backend not in ATTENTION_BACKENDS:

@@ -24,11 +24,6 @@ def add_submodule(root: nn.Module, path: str | None, module: nn.Module) -> None:
     root.add_module(last, module)
 
 
-def empty_embedding(n: int, width: int) -> nn.Embedding:
-    """Return an uninitialised embedding (initialising one on meta imports modules that take torch a second)."""
-    return nn.Embedding(n, width, _weight=torch.empty(n, width))
-
-
 def build_seeded_linear(in_features: int, out_features: int, generator: torch.Generator) -> nn.Linear:
     """Return a linear map with torch's default distribution, uniform in ±1/√in_features."""
     linear = nn.Linear(in_features, out_features, device="meta").to_empty(device="cpu")

@@ -1,50 +1,33 @@
-"""Load and enlarge the parameters of a decoder, as functions of the module and its configuration."""
-
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Literal
+"""Add the parameters of a decoder to a module, and tell whether they have changed."""
 
 import torch
 from torch import nn
 
-from laconic.errors import UsageError
-from laconic.models.checkpoints import weights
-from laconic.models.checkpoints.checkpoint_files import StoredTensor, warn_randomly_initialized
+from laconic.models.block import Block, build_norm
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.init import init_parameters
-from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
+from laconic.models.init import add_submodule, init_parameters
 
 ParameterVersion = tuple[tuple[tuple[int, int], ...], tuple[float, ...]]
 
 
-def load_tensors(
-    decoder: nn.Module,
-    folder: Path,
-    config: DecoderConfig,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    allow_missing: tuple[str, ...],
-    tensors: dict[str, StoredTensor],
-    quantize: Literal["int8"] | None,
-) -> tuple[DecoderConfig, str]:
-    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`.
+def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
+    """Add embeddings, blocks, final norm and head under the family's names; `seed` None leaves them uninitialised."""
+    names, D = WEIGHT_NAMES[config.family], config.hidden_size
+    add_submodule(decoder, names.token_embedding, empty_embedding(config.vocab_size, D))
+    if names.position_embedding:
+        num_positions = config.max_position_embeddings + config.position_offset
+        add_submodule(decoder, names.position_embedding, empty_embedding(num_positions, D))
+    add_submodule(decoder, names.layers, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
+    add_submodule(decoder, names.final_norm, build_norm(config))
+    if not config.tie_word_embeddings:
+        add_submodule(decoder, names.head, nn.Linear(D, config.vocab_size, bias=False))
+    if seed is not None:
+        init_parameters(dict(decoder.named_parameters()), config.initializer_range, seed)
 
-    Return the configuration of what was loaded, and the fingerprint of the weights on disk.
-    """
-    if quantize not in (None, "int8"):
-        raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
-    on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
-    fingerprint, missing = weights.load_weights(
-        decoder, folder, config, dtype, device, allow_missing, tensors, on_layer
-    )
-    if missing:
-        warn_randomly_initialized(missing)
-        init_parameters({name: decoder.get_parameter(name) for name in missing}, config.initializer_range, seed=0)
-    if quantize:
-        config = quantize_head(decoder, config)
-    embedding = decoder.get_parameter(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
-    return replace(config, dtype=embedding.dtype), fingerprint
+
+def empty_embedding(n: int, width: int) -> nn.Embedding:
+    """Return an uninitialised embedding (initialising one on meta imports modules that take torch a second)."""
+    return nn.Embedding(n, width, _weight=torch.empty(n, width))
 
 
 def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
@@ -56,20 +39,3 @@ def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
     counters = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in decoder.parameters())
     samples = [p.detach().flatten()[:: max(1, p.numel() // 4)] for p in decoder.parameters()]
     return counters, tuple(torch.cat(samples).double().cpu().numpy().tolist())
-
-
-def share_parameters(decoder: nn.Module, resized: nn.Module) -> None:
-    """Give the parameters of a decoder to one on meta with a larger vocabulary; only the larger matrices are copies.
-
-    New rows are the mean row plus 1% of the rows' standard deviation as noise.
-    """
-    generator = torch.Generator().manual_seed(0)
-    parameters = dict(decoder.named_parameters())
-    for name, p in resized.named_parameters():
-        rows = parameters[name].detach()
-        if num_new := len(p) - len(rows):
-            noise = torch.randn((num_new, rows.shape[1]), generator=generator, device="cpu").to(rows)
-            new = rows.mean(0) + noise * rows.std(0) * 1e-2
-            parameters[name] = nn.Parameter(torch.cat([rows, new]), parameters[name].requires_grad)
-        p.requires_grad_(parameters[name].requires_grad)  # load_state_dict(assign=True) takes it from here
-    resized.load_state_dict(parameters, assign=True)

@@ -6,7 +6,7 @@ Symbols: theta base; omega frequency of a pair; a factor on cos and sin; E head 
 """
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.models.config import RopeConfig
@@ -39,8 +39,3 @@ def rotate_pairs(
     """Eq. C6: y = x cos + [-x_hi, x_lo] sin, pairs (i, i + E/2)."""
     lo, hi = x.chunk(2, -1)
     return x * cos + torch.cat([-hi, lo], -1) * sin
-
-
-def half_split(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE *rest"]:
-    """Eq. C7: out[h, j E/2 + i] = w[h, 2 i + j], j in {0, 1}: from neighbouring RoPE pairs to half-split pairs."""
-    return w.reshape(heads, -1, 2, *w.shape[1:]).transpose(1, 2).reshape(w.shape)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from laconic.config.config_model import ConfigModel, PositiveInt
 from laconic.errors import InputError
-from laconic.latent.thoughts import Projection
+from laconic.latent.thought_vectors import Projection
 
 CONFIG_KEY = "laconic"  # the object in config.json
 ADVICE = "write the folder with laconic export --to vllm"

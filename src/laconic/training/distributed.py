@@ -33,6 +33,7 @@ from laconic.models.decoder import Decoder
 from laconic.storage.manifest import FileEntry, ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.ranks import JsonT, Ranks, WriteFn
+from laconic.training.sharded import full_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -241,12 +242,8 @@ class DistributedRanks(Ranks):
         """Return the global norm, the same on all ranks."""
         shards = [gradient for gradient in gradients if gradient.ndim]
         scalars = [gradient for gradient in gradients if not gradient.ndim]
-        norms = [self.full_tensor(torch.nn.utils.get_total_norm(part)) for part in (shards, scalars) if part]
+        norms = [full_tensor(torch.nn.utils.get_total_norm(part)) for part in (shards, scalars) if part]
         return torch.nn.utils.get_total_norm(norms)
-
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the whole of a sharded tensor; all ranks call it."""
-        return cast(Any, tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
     @contextmanager
     def lock_run(self, run: RunDirectory) -> Iterator[None]:

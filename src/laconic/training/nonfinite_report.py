@@ -16,6 +16,7 @@ from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.metrics import replace_nonfinite
 from laconic.training.row_order import UpdateIndex
+from laconic.training.sharded import full_tensor
 from laconic.training.step import Updater, UpdateResult, set_random_state
 
 UNINITIALIZED_OPS = ("aten::empty", "aten::new_empty")
@@ -54,7 +55,7 @@ def build_report(
 ) -> dict[str, Any]:
     """Repeat an update from the random state before it and return what is known about it, as JSON values."""
     parameters = [(name, p) for name, p in updater.method.named_parameters() if p.numel()]
-    largest = {name: updater.ranks.full_tensor(p.detach().abs().max()).item() for name, p in parameters}
+    largest = {name: full_tensor(p.detach().abs().max()).item() for name, p in parameters}
     bad_parameter = next((name for name, value in largest.items() if not math.isfinite(value)), None)
     batches, _ = updater.make_micro_batches(data, index)
     set_random_state(random_state)

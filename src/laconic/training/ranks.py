@@ -52,10 +52,6 @@ class Ranks:
         """Return the global norm of all gradients."""
         return torch.nn.utils.get_total_norm(gradients)
 
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the whole of a sharded tensor."""
-        return tensor
-
     def all_gather(self, value: JsonT) -> list[JsonT]:
         """Return the value of every rank, in order."""
         return [value]
@@ -73,8 +69,3 @@ class Ranks:
     ) -> Path:
         """Commit a step with the files of every rank, or none; see `RunDirectory.commit_step`."""
         return run.commit_step(step, write, fingerprints, expected_bytes)
-
-    def map_indices(self, count: int, work: Callable[[list[int]], list[JsonT]]) -> list[JsonT]:
-        """Split the indices 0 … count - 1 over ranks and return the results of all, in order."""
-        results = self.all_gather(work(list(range(self.rank, count, self.world_size))))
-        return [results[i % self.world_size][i // self.world_size] for i in range(count)]

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
 
 
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that may be sharded; all ranks call it."""
+    return cast(Any, tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def write_shards(writer: ManifestWriter, name: str, tensors: Mapping[str, Tensor], rank: int) -> None:
     """Write a folder with one file per rank and record this rank's; all ranks call it.
 

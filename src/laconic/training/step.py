@@ -47,7 +47,7 @@ def learning_rate_at(config: TrainingConfig, step: int, num_steps: int, num_warm
 
 def get_random_state() -> dict[str, Tensor]:
     """Return the states of torch's random generators; laconic uses neither Python's nor numpy's."""
-    devices = torch.cuda.get_rng_state_all() if _is_cuda_initialized() else []
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # reading them would start CUDA
     return {"torch": torch.get_rng_state(), **{f"cuda.{i}": state for i, state in enumerate(devices)}}
 
 
@@ -55,13 +55,8 @@ def set_random_state(state: Mapping[str, Tensor]) -> None:
     """Restore what `get_random_state` returned."""
     torch.set_rng_state(state["torch"])
     for name, value in state.items():
-        if name.startswith("cuda.") and _is_cuda_initialized():
+        if name.startswith("cuda.") and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(value, int(name.partition(".")[2]))
-
-
-def _is_cuda_initialized() -> bool:
-    """Return whether CUDA is in use; asking for its random state would start it."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
 class UpdateResult(NamedTuple):

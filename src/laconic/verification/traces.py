@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.models import activations as models_activations
-from laconic.models import cache as models_cache
+from laconic.models import cache_slots
 from laconic.models.block import ForwardContext, build_context
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -229,7 +229,7 @@ def expected_position_ids(case: ParityCase, S: int, T: int) -> Tensor:
     for start, size in case.pieces():
         if start <= S:
             valid = case.valid_mask[:, start : start + size]
-            new = models_cache.default_position_ids(valid, position_ids, case.valid_mask[:, :start])
+            new = cache_slots.default_position_ids(valid, position_ids, case.valid_mask[:, :start])
             position_ids = torch.cat([position_ids, new], 1)
     return position_ids
 

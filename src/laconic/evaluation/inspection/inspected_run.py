@@ -187,12 +187,9 @@ class InspectedRun:
         self, policy: str, batch: ReasoningBatch, targets: list[LayerSelection], config: KVSelectionConfig
     ) -> LayerTensors:
         """Return the scores by which one policy selects in every layer, from those of the teacher's pass."""
-        M, scores = self.latents.num_latents, list[Tensor]()
-        for layer in targets:
-            random = rkv.draw_random_scores(batch, self.run.recipe.seed, layer.I.shape[1]).to(layer.I.dtype)
-            select = rkv.SELECTORS[policy]
-            scores.append(select(layer.I, layer.R, batch.chain_mask, config.importance_weight, M, random))
-        return tuple(scores)
+        M, seed, lam = self.latents.num_latents, self.run.recipe.seed, config.importance_weight
+        scores = (rkv.score_columns(policy, x.I, x.R, lam, batch, M, seed) for x in targets)
+        return tuple(S.to(layer.I.dtype) for S, layer in zip(scores, targets, strict=True))
 
 
 def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> KeysValues:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from laconic.errors import InputError, translate_os_errors
 from laconic.models.checkpoints.checkpoint_files import refuse_pickle
 from laconic.models.checkpoints.hf_fields import MAX_LAYERS
-from laconic.models.rope import half_split
 from laconic.storage import atomic, safetensors_header
 from laconic.storage.file_names import check_is_file
 
@@ -101,3 +101,8 @@ def num_heads_of(name: str, config: Mapping[str, Any]) -> int:
     """Return the number of heads of a q or k projection, whose rows must be permuted; 0 for other weights."""
     key = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
     return config[key] if key else 0
+
+
+def half_split(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE *rest"]:
+    """Eq. C7: out[h, j E/2 + i] = w[h, 2 i + j], j in {0, 1}: from neighbouring RoPE pairs to half-split pairs."""
+    return w.reshape(heads, -1, 2, *w.shape[1:]).transpose(1, 2).reshape(w.shape)

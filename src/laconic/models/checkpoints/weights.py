@@ -296,11 +296,10 @@ def save_weights(
     module: nn.Module,
     folder: Path,
     config: DecoderConfig,
-    *,
-    max_shard_bytes: float = 5e9,
-    dtype: torch.dtype | None = None,
-    source_folder: Path | None = None,
-    extra_fields: Mapping[str, object] | None = None,
+    max_shard_bytes: float,
+    dtype: torch.dtype | None,
+    source_folder: Path | None,
+    extra_fields: Mapping[str, object],
 ) -> None:
     """Write a complete Hugging Face folder atomically, with the tokenizer and generation files of `source_folder`.
 
@@ -315,10 +314,8 @@ def save_weights(
     if adapter:
         raise UsageError(f"{adapter} belongs to an adapter; merge it first, with lora.merge_adapter")
     sizes = {name: (dtype or tensor.dtype).itemsize * tensor.numel() for name, tensor in state.items()}
-    fields = replace(config, dtype=dtype or next(iter(state.values())).dtype).to_config_json() | dict(
-        extra_fields or {}
-    )
-    config_json = json.dumps(fields, indent=2) + "\n"
+    fields = replace(config, dtype=dtype or next(iter(state.values())).dtype).to_config_json()
+    config_json = json.dumps({**fields, **extra_fields}, indent=2) + "\n"
 
     def write(target: Path) -> None:
         (target / "config.json").write_text(config_json, encoding="utf-8")

@@ -1,7 +1,7 @@
 """Find the weights of a decoder in a GGUF file, and dequantise them.
 
 Files of Llama and SmolLM3 have the rows of q and k in the order of interleaved rotary pairs; Eq. C7
-(`rope.half_split`) restores the half-split order.
+(`llama2c.half_split`) restores the half-split order.
 """
 
 import math
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import InputError
-from laconic.models.block import add_parameters
 from laconic.models.checkpoints.checkpoint_files import transposed_weights
+from laconic.models.checkpoints.llama2c import half_split
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS_TENSOR
 from laconic.models.gguf.header import GGUFHeader, GGUFTensor
-from laconic.models.rope import half_split
+from laconic.models.parameters import add_parameters
 
 # Names in a GGUF file, and the fields of WeightNames that they correspond to.
 MODEL_NAMES = {

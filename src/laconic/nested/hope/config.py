@@ -101,7 +101,6 @@ class HopeConfig:
         num_heads: int = 4,
         head_dim: int | None = None,
         memory: SelfModifyingOptions | TitansOptions | None = None,
-        memory_chunk_size: int = 64,
         cms: CMSOptions | None = None,
     ) -> "HopeConfig":
         """Build the configuration of a model without attention, with Llama's norms and gated MLPs.
@@ -116,7 +115,6 @@ class HopeConfig:
             num_heads: Heads of the memory.
             head_dim: Head width of a self-modifying memory.
             memory: Options of the memory, by default a self-modifying one.
-            memory_chunk_size: Chunk size of a Titans memory.
             cms: Options of the levels.
         """
         decoder = attention_free_decoder("llama", vocab_size, hidden_size, num_layers, 2 * hidden_size)
@@ -127,7 +125,6 @@ class HopeConfig:
             memory or SelfModifyingOptions(),
             num_heads,
             head_dim,
-            memory_chunk_size,
         )
 
     @property

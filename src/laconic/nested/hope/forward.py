@@ -16,7 +16,8 @@ from torch import Tensor
 
 from laconic.errors import UsageError
 from laconic.models.block import Block, ForwardContext, build_context
-from laconic.models.cache import KVCache, default_position_ids
+from laconic.models.cache import KVCache
+from laconic.models.cache_slots import default_position_ids
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, forward_levels, require_levels
 from laconic.nested.cms.level import GradientMode, LinearRecords

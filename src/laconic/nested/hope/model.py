@@ -116,19 +116,9 @@ class Hope(Decoder):
         model.source_folder, model.name_or_path = folder, str(folder_or_hub_name)
         return model.eval()
 
-    def save_pretrained(
-        self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None
-    ) -> None:
-        """Save in the Hugging Face layout; see `Decoder.save_pretrained`. Trained starts are ordinary weights."""
-        weights.save_weights(
-            self,
-            Path(folder),
-            self.config,
-            max_shard_bytes=max_shard_bytes,
-            dtype=dtype,
-            source_folder=self.source_folder,
-            extra_fields=self.hope_config.to_config_json(),
-        )
+    @property
+    def extra_config_fields(self) -> dict[str, Any]:
+        return self.hope_config.to_config_json()
 
     def initial_state(self, batch_size: int) -> FastWeightState:
         """Return the state of a model that has read nothing."""
