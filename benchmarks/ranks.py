@@ -16,6 +16,7 @@ from laconic.batches import DocumentBatch
 from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.config.training import TrainingConfig
 from laconic.training.distributed import init_ranks
+from laconic.training.random_state import get_random_state
 from laconic.training.row_order import UpdateIndex
 from laconic.training.step import Updater
 
@@ -99,7 +100,7 @@ def measure_rank(name: str, layers: int, width: int, vocab: int, length: int) ->
         reset_resident_peak()
         data = RandomRows(vocab, length)
         for step in range(UPDATES):
-            updater.update(data, UpdateIndex(step, 0, tuple(range(ROWS))))
+            updater.update(data, UpdateIndex(step, 0, tuple(range(ROWS))), get_random_state())
         usage = RankUsage(build, read_resident_peak() - before, reset_resident_peak() - before)
         return RankUsage(*map(max, zip(*group.all_gather(usage), strict=True)))
 

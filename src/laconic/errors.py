@@ -49,6 +49,12 @@ class InputError(LaconicError):
     exit_code = 66
 
 
+MEMORY_ADVICE = (
+    'set activation_checkpointing = 1, precision = "bfloat16", trainable = "lora", a smaller micro_batch_size '
+    "or shorter rows"
+)
+
+
 class OutOfMemoryError(LaconicError):
     """Not enough memory; the message suggests settings that may fit."""
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
@@ -47,16 +47,6 @@ def score_rows_in_chunks(logits: LogitsFn, hidden_states: Float[Tensor, "N D"], 
             score, is_trained = partial(score_rows, logits), probe.requires_grad
             return run_in_chunks(score, hidden_states, labels, chunk_size, is_trained=is_trained)
     return score_rows(logits, hidden_states, labels)
-
-
-def score_grid(
-    logits: LogitsFn, hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
-) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return -log p(target) in nats, and whether it is the most likely id; 0 and False for `IGNORE_INDEX`."""
-    scored = targets != IGNORE_INDEX
-    nats, is_correct = score_rows_in_chunks(logits, hidden_states[scored], targets[scored])
-    grid = nats.new_zeros(targets.shape).masked_scatter(scored, nats)
-    return grid, torch.zeros_like(scored).masked_scatter(scored, is_correct)
 
 
 def masked_cross_entropy(

@@ -17,6 +17,7 @@ from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.from_recipe.sample_rows import make_micro_batches, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.config import DecoderConfig
+from laconic.training.random_state import get_random_state
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import UpdateIndex
 from laconic.training.step import Updater
@@ -46,7 +47,7 @@ def run_updates(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> 
     widest = make_micro_batches(source, train.micro_batch_size or train.batch_size)[-1]
     data = OneBatch(source.batch(widest.rows, 0, 0))
     for step in range(3):
-        updater.update(data, UpdateIndex(step, 0, tuple(range(train.batch_size))))
+        updater.update(data, UpdateIndex(step, 0, tuple(range(train.batch_size))), get_random_state())
 
 
 def main() -> None:

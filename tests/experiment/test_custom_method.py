@@ -24,6 +24,7 @@ from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.interfaces import StepOutput, ThinksInLatents
 from laconic.latent.kava import Kava
 from laconic.latent.thoughts import LatentThoughts
+from laconic.training.random_state import get_random_state
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
 from laconic.training.step import Updater
@@ -276,7 +277,8 @@ def test_updater_averages_a_method_without_denominators_over_rows() -> None:
     for size in (4, 3, 1):
         config = TrainingConfig(steps=1, batch_size=4, micro_batch_size=size)
         updater = Updater(RowMean(), config, 1, Ranks(), torch.device("cpu"))
-        results.append(updater.update(data, compute_update_index(config, 0, 0, len(data))).metrics)
+        index = compute_update_index(config, 0, 0, len(data))
+        results.append(updater.update(data, index, get_random_state()).metrics)
     for metrics in results:
         assert metrics["ids"] == metrics["loss"] == pytest.approx(results[0]["loss"], rel=1e-6)
         assert metrics["grad_norm"] == pytest.approx(results[0]["grad_norm"], rel=1e-6)

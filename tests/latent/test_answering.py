@@ -10,6 +10,7 @@ from laconic.generation.generate import generate
 from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_with_question
 from laconic.latent.codi import Codi
 from laconic.latent.pccot import Pccot
+from laconic.latent.stop_head import count_valid_latents
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -211,7 +212,8 @@ def test_prompt_after_latents_adds_passes() -> None:
         rolled = thoughts.think(decoder, state)
     counted = tuple(p._replace(prompt=1) for p in rolled.passes)
     method = Pccot(decoder, thoughts, DistillationConfig())
-    prompt = method.prompt_after_latents(rolled.cache, counted, rolled.count_latents(), build_decoding())
+    num_latents = count_valid_latents(rolled.cache, thoughts.num_latents)
+    prompt = method.prompt_after_latents(rolled.cache, counted, num_latents, build_decoding())
     got = decode_answers(decoder, batch, prompt, build_decoding())
     assert got.passes[0] == PassCounts(1, 1, 2, len(got.token_ids[0]))
     assert got.token_ids == method.answer(batch, build_decoding()).token_ids

@@ -79,7 +79,7 @@ class Expected(NamedTuple):
 def think(decoder: Decoder, latents: LatentThoughts, question: Tensor, num_iterations: int | None) -> LatentRollout:
     """A rollout of one question with so many iterations, without the stop head."""
     trained, latents.num_iterations = latents.num_iterations, num_iterations
-    rollout = latents.think(decoder, question=question[None], uses_stop_head=False)
+    rollout = latents.compute_latents(decoder, latents.build_prefix(decoder, None, question[None]), latents.num_latents)
     latents.num_iterations = trained
     return rollout
 

@@ -12,7 +12,7 @@ from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from laconic.latent.rollout import read_after_latents, read_question
 from laconic.latent.stepwise_rollout import read_latents, run_reads
-from laconic.latent.stop_head import StopHead, draw_lengths, keep_first_latents
+from laconic.latent.stop_head import StopHead, count_valid_latents, draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining, compute_stop_loss, compute_trial_losses
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_student_targets
@@ -78,14 +78,14 @@ def test_latents_with_a_stop_head_end_when_the_kept_ones_are_final(num_iteration
                 n = m
                 break
         assert counts[row] == (PassCounts(0, 1, min(n, num_iterations), 0), n)
-        assert got.count_latents()[row] == n
+        assert count_valid_latents(got.cache, M)[row] == n
         assert_close(got.latents[row, :n], whole.latents[0, :n])
         apart = keep_first_latents(whole.cache, torch.tensor([n]), M)
         for x, y in zip(valid_slots(got.cache, row), valid_slots(apart, 0), strict=True):
             assert_close(x, y)
-    assert len(set(got.count_latents())) > 1
+    assert len(set(count_valid_latents(got.cache, M))) > 1
     inspected = latents.think(decoder, question=question, attention_mask=mask, record_passes=True)
-    assert inspected.count_latents() == got.count_latents()
+    assert count_valid_latents(inspected.cache, M) == count_valid_latents(got.cache, M)
 
 
 def test_untrained_stop_head_keeps_all_latents() -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
+from laconic.batches import IGNORE_INDEX
 from laconic.config.data import TextConfig
 from laconic.config.recipe import Recipe
 from laconic.data.documents.load import read_documents
@@ -26,11 +29,21 @@ from laconic.evaluation.suite import (
 )
 from laconic.evaluation.tables import Column, build_table, figures_to_json, format_percent, format_signed
 from laconic.experiment.load_run import LoadedRun
-from laconic.losses import score_rows_in_chunks
+from laconic.losses import LogitsFn, score_rows_in_chunks
 from laconic.storage.manifest import hash_json
 
 TASK = "loss"
 CONDITION = "text"
+
+
+def score_grid(
+    logits: LogitsFn, hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
+) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """Return -log p(target) in nats, and whether it is the most likely id; 0 and False for `IGNORE_INDEX`."""
+    scored = targets != IGNORE_INDEX
+    nats, is_correct = score_rows_in_chunks(logits, hidden_states[scored], targets[scored])
+    grid = nats.new_zeros(targets.shape).masked_scatter(scored, nats)
+    return grid, torch.zeros_like(scored).masked_scatter(scored, is_correct)
 
 
 class LossRow(NamedTuple):

@@ -54,11 +54,6 @@ class LatentRollout(NamedTuple):
     passes: tuple[PassCounts, ...]  # decoder calls that each row took part in
     records: tuple[PassRecord, ...] = ()
 
-    def count_latents(self) -> tuple[int, ...]:
-        """Return how many latents each row has in the cache: all, or those that a stop head keeps."""
-        valid = self.cache.valid
-        return tuple(map(int, valid[:, valid.shape[1] - self.latents.shape[1] :].sum(1)))
-
 
 def read_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
     """Read the question, which teacher and student both continue."""

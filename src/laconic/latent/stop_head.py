@@ -58,6 +58,11 @@ def draw_lengths(batch: ReasoningBatch, M: int, seed: int) -> Int[Tensor, " B"]:
     return uniform_length(u, tuple(range(1, M + 1)))
 
 
+def count_valid_latents(cache: KVCache, M: int) -> tuple[int, ...]:
+    """Return how many of the M latents at the end of a cache each row has: all, or those that a stop head keeps."""
+    return tuple(map(int, cache.valid[:, cache.S - M :].sum(1)))
+
+
 def keep_first_latents(cache: KVCache, N: Int[Tensor, " B"], M: int) -> KVCache:
     """Return the cache with only the first N of the M latents at its end valid."""
     before: Bool[Tensor, "B S"] = cache.valid[:, : cache.S - M]

@@ -185,8 +185,7 @@ class Block(nn.Module):
         q, k, v = self.project_qkv(y)
         if self.config.qk_norm:
             q, k = capture("q_raw", q), capture("k_raw", k)
-        q = self.normalize_heads(q, "q_norm")
-        k = self.normalize_heads(k, "k_norm")
+        q, k = self.normalize_heads(q, "q_norm"), self.normalize_heads(k, "k_norm")
         return capture("q", q), capture("k", k), capture("v", v)
 
     def apply_rope(self, x: Float[Tensor, "B N T E"], context: ForwardContext) -> Float[Tensor, "B N T E"]:

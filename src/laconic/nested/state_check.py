@@ -1,6 +1,6 @@
 """Check a fast-weight state from a file before it is used: the types of its metadata, and its shapes."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,19 @@ def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, p
             problem = problem or find_invalid_tokens(state.open_chunk, vocab_size)
     if problem is not None:
         raise CorruptArtifactError(f"state: {path} does not fit this model: {problem}; use an intact copy")
+
+
+def check_waiting_tokens(state: FastWeightState, chunk_sizes: Sequence[Sequence[int]]) -> None:
+    """Raise `UsageError` if more tokens wait for an update than a chunk has: the state was read in larger chunks."""
+    waiting = 0 if state.open_chunk is None else state.open_chunk.num_tokens
+    for layer, sizes in zip(state.layers, chunk_sizes, strict=False):
+        for level, C in zip(() if layer.cms is None else layer.cms.levels, sizes, strict=False):
+            most = int((level.num_tokens + waiting).max())
+            if most > C:
+                raise UsageError(
+                    f"state: it was read by a model with other chunk sizes, this one has {C}, and {most} tokens wait "
+                    "for an update; set the same chunk_sizes"
+                )
 
 
 def check_cache_dtype(state: FastWeightState, dtype: torch.dtype) -> None:

@@ -16,8 +16,8 @@ from laconic.storage.safetensors_header import read_safetensors_header
 from laconic.storage.strict_json import read_json, validate_json
 from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 from laconic.training import sharded
+from laconic.training.random_state import get_random_state, set_random_state
 from laconic.training.ranks import Ranks
-from laconic.training.step import get_random_state, set_random_state
 
 Tensors = dict[str, Tensor]
 Settings = TypeVar("Settings")

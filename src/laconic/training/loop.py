@@ -11,10 +11,10 @@ from laconic.console import ProgressFn, log_note
 from laconic.errors import InputError
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import nonfinite_report
+from laconic.training.random_state import get_random_state
 from laconic.training.row_order import compute_update_index
 from laconic.training.run import Resume, TrainingResult, TrainingRun, TrainingSetup, ValidateFn, choose_start
 from laconic.training.signals import StopSignal, handle_signals
-from laconic.training.step import get_random_state
 from laconic.training.trackers import Tracker
 
 
@@ -79,7 +79,7 @@ def replay(setup: TrainingSetup, run: RunDirectory, step: int) -> dict[str, Any]
             training.advance()
         index = compute_update_index(setup.config, setup.seed, step - 1, len(setup.data))
         random_state = get_random_state()
-        result = training.updater.update(setup.data, index)
+        result = training.updater.update(setup.data, index, random_state)
         return nonfinite_report.build_report(training.updater, setup.data, index, result, random_state)
 
 

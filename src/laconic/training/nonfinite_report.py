@@ -15,9 +15,10 @@ from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.metrics import replace_nonfinite
+from laconic.training.random_state import set_random_state
 from laconic.training.row_order import UpdateIndex
 from laconic.training.sharded import full_tensor
-from laconic.training.step import Updater, UpdateResult, set_random_state
+from laconic.training.step import Updater, UpdateResult
 
 UNINITIALIZED_OPS = ("aten::empty", "aten::new_empty")
 

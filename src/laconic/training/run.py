@@ -27,10 +27,11 @@ from laconic.training import checkpoint, nonfinite_report
 from laconic.training.checkpoint import ModelIO, Progress, StateDictIO
 from laconic.training.metrics import MetricsWriter
 from laconic.training.optim import build_adamw
+from laconic.training.random_state import get_random_state, set_random_state
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
 from laconic.training.signals import SignalInterruptError, StopSignal
-from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_random_state, set_random_state
+from laconic.training.step import OptimizerBuilder, Updater, UpdateResult
 from laconic.training.trackers import Tracker
 from laconic.training.validation_log import VALIDATIONS_FILE, ValidationLog, get_metric, read_validations
 
@@ -178,7 +179,7 @@ class TrainingRun:
         """
         index = compute_update_index(self.config, self.seed, self.progress.step, len(self.data))
         random_state = get_random_state()
-        result = self.updater.update(self.data, index)
+        result = self.updater.update(self.data, index, random_state)
         if result.status == "nonfinite":
             self.handle_nonfinite(result, random_state)
         self.last_metrics = result.metrics

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.config.training import TrainingConfig
-from laconic.errors import OutOfMemoryError, UsageError, is_out_of_memory
+from laconic.errors import MEMORY_ADVICE, OutOfMemoryError, UsageError, is_out_of_memory
 from laconic.interfaces import (
     AfterUpdateHook,
     Batch,
@@ -22,14 +22,11 @@ from laconic.interfaces import (
 )
 from laconic.training.metrics import LOOP_METRICS, describe_value
 from laconic.training.optim import build_adamw
+from laconic.training.random_state import set_random_state
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import UpdateIndex
 
 MAX_HALVINGS = 3  # of the micro-batch in one run
-MEMORY_ADVICE = (
-    'set activation_checkpointing = 1, precision = "bfloat16", trainable = "lora", a smaller micro_batch_size '
-    "or shorter rows"
-)
 UpdateStatus = Literal["applied", "nonfinite", "overflow"]
 OptimizerBuilder = Callable[[nn.Module, TrainingConfig], torch.optim.Optimizer]
 PRECISION_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,20 +40,6 @@ def learning_rate_at(config: TrainingConfig, step: int, num_steps: int, num_warm
     decay = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
     ratio = max(0.0, decay[config.lr_schedule])
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * ratio)
-
-
-def get_random_state() -> dict[str, Tensor]:
-    """Return the states of torch's random generators; laconic uses neither Python's nor numpy's."""
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # reading them would start CUDA
-    return {"torch": torch.get_rng_state(), **{f"cuda.{i}": state for i, state in enumerate(devices)}}
-
-
-def set_random_state(state: Mapping[str, Tensor]) -> None:
-    """Restore what `get_random_state` returned."""
-    torch.set_rng_state(state["torch"])
-    for name, value in state.items():
-        if name.startswith("cuda.") and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state(value, int(name.partition(".")[2]))
 
 
 class UpdateResult(NamedTuple):
@@ -93,14 +76,15 @@ class Updater:
         self.reset_pending = False
         self._num_halvings = 0
 
-    def update(self, data: TrainingData, index: UpdateIndex) -> UpdateResult:
+    def update(self, data: TrainingData, index: UpdateIndex, random_state: Mapping[str, Tensor]) -> UpdateResult:
         """Run one update; if a number is not finite, parameters, optimizer and states stay as they were.
+
+        `random_state` is that before the update, which starts again there with smaller micro-batches if memory ends.
 
         Raises:
             OutOfMemoryError: If memory does not suffice with the smallest micro-batch.
         """
         while True:
-            random_state = get_random_state()
             try:
                 batches, num_tokens = self.make_micro_batches(data, index)
                 loss, terms, states = self.backward_micro_batches(batches)

@@ -18,7 +18,7 @@ from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.losses import score_grid
+from laconic.evaluation.text_loss import score_grid
 
 BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
 ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context

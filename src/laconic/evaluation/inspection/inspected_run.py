@@ -24,6 +24,7 @@ from laconic.latent.answering import AnswerDecoding, LatentReasoning, decode_ans
 from laconic.latent.codi import Codi
 from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.rollout import Intervention, LatentRollout, read_chain, read_question
+from laconic.latent.stop_head import count_valid_latents
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -143,8 +144,8 @@ class InspectedRun:
     def answer(self, batch: ReasoningBatch, rollout: LatentRollout) -> AnswerBatch:
         method = self.run.method
         method = cast(LatentReasoning, method.method if isinstance(method, LatentDocumentReasoning) else method)
-        inputs = rollout.cache, rollout.passes, rollout.count_latents()
-        prompt = method.prompt_after_latents(*inputs, self.decoding)
+        num_latents = count_valid_latents(rollout.cache, rollout.latents.shape[1])
+        prompt = method.prompt_after_latents(rollout.cache, rollout.passes, num_latents, self.decoding)
         return decode_answers(self.decoder, batch, prompt, self.decoding)
 
     def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.evaluation.streams.metrics import MetricSums
+from laconic.evaluation.text_loss import score_grid
 from laconic.interfaces import StatefulLM
-from laconic.losses import score_grid
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput

@@ -23,6 +23,7 @@ from laconic.experiment.from_recipe.meta_method import build_meta_method
 from laconic.experiment.from_recipe.sample_rows import make_micro_batches, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.config import DecoderConfig
+from laconic.training.random_state import get_random_state
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
 from laconic.training.step import PRECISION_DTYPES, Updater
@@ -109,7 +110,8 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     updater = Updater(experiment.method, recipe.train, plan["steps"], Ranks(), device, build_optimizer)
     rows = len(experiment.training_data)
     start = time.perf_counter()
-    updater.update(experiment.training_data, compute_update_index(recipe.train, recipe.seed, 0, rows))
+    index = compute_update_index(recipe.train, recipe.seed, 0, rows)
+    updater.update(experiment.training_data, index, get_random_state())
     synchronize(device)
     seconds = time.perf_counter() - start
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -48,7 +48,7 @@ from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from laconic.nested.state_check import check_cache_dtype, check_model_key
+from laconic.nested.state_check import check_cache_dtype, check_model_key, check_waiting_tokens
 
 READING_CHUNK = 512  # tokens of a segment; the result does not depend on it
 OnReading = Callable[[int, int, float], None]
@@ -167,10 +167,7 @@ class NestedTextModel:
         return self.sign(job.finish([[self.token_stream(name, [text], is_new) for name, text in named_texts]]))
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | str | Path | None = None) -> FastWeightState:
-        """Read one text that arrives in `chunks` of any size, of any total length, into a state of one row.
-
-        `state` is the one to continue from, or its file; None for the initial one.
-        """
+        """Read one text that arrives in `chunks` of any size into a state of one row, which continues `state`."""
         job = self.start_reading(self.open_state(state))
         return self.sign(job.finish([[self.token_stream("stream", chunks, state is None)]]))
 
@@ -179,6 +176,7 @@ class NestedTextModel:
         state = self.load_memory(state) if isinstance(state, str | Path) else state
         if state is not None:
             check_memory_type(state, FastWeightState)
+            check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
             check_cache_dtype(state, cast(torch.Tensor, self.model.token_embedding.weight).dtype)
             check_model_key(state, self.key)
         return state

@@ -36,6 +36,7 @@ from laconic.interfaces import ThinksInLatents
 from laconic.latent.answering import AnswerDecoding, PromptedAnswers
 from laconic.latent.rollout import LatentRollout
 from laconic.latent.stepwise_rollout import check_tolerance
+from laconic.latent.stop_head import count_valid_latents
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints.weights import weights_fingerprint
 from laconic.models.decoder import Decoder
@@ -283,9 +284,10 @@ class Reasoner:
         batch = batch.to(self.decoder.token_embedding.weight.device)
         state = {} if memory is None else {"state": self.read_memory(memory)}
         rollout = cast(LatentRollout, method.think(batch, **state))
-        if not rollout.latents.shape[1]:
+        M = rollout.latents.shape[1]
+        if not M:
             raise UsageError(f"step {self.run.step} is in a stage without latents; load a later checkpoint")
-        (n,) = rollout.count_latents()
+        (n,) = count_valid_latents(rollout.cache, M)
         latents, hidden_states = rollout.latents[0, :n], rollout.hidden_states[0, :n]
         top = self.decoder.logits(hidden_states).argmax(-1).tolist()
         tokens = tuple(self.tokenizer.decode([i], skip_special_tokens=False) for i in top)
