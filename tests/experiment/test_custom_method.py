@@ -124,6 +124,25 @@ def test_custom_method_plan_and_frozen_decoder(place: Path, run_cli: RunCli) -> 
 
 
 @pytest.mark.medium
+def test_plan_of_a_custom_method_whose_shapes_depend_on_numbers(place: Path, run_cli: RunCli) -> None:
+    loss = "self.decoder.embed(batch.question_ids).flatten()"
+    code = f"loss = {loss}\n        return StepOutput(loss[: (loss > 0).long().bincount().shape[0]].mean())"
+    (place / "counting.py").write_text(re.sub(r"return StepOutput.*", code, SILENT))
+    recipe = (place / "pause.toml").read_text().replace(NAME, "counting:Silent")
+    (place / "counting.toml").write_text(re.sub(r"\[(method_options|validation)\]\n[^[]*", "", recipe))
+    code, out, err = run_cli("train", "counting.toml", "--plan")
+    assert code == 0, err
+    assert "memory and time need the numbers of counting:Silent" in out
+    assert "--plan=step measures them" in out
+    assert "rows         " in out
+    assert "time         " not in out
+    code, out, err = run_cli("train", "counting.toml", "--plan=step", "--format", "json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["memory"], plan["seconds"], plan["measured"]["seconds"] > 0) == (None, None, True)
+
+
+@pytest.mark.medium
 def test_custom_method_that_does_not_answer_loads_as_its_decoder(
     place: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build import build_experiment, build_optimizer
 from laconic.experiment.from_recipe.build_data import check_validation
 from laconic.experiment.from_recipe.cost import format_bytes
-from laconic.experiment.from_recipe.fake_update import estimate_update
+from laconic.experiment.from_recipe.fake_update import UpdateCost, estimate_update
 from laconic.experiment.from_recipe.meta_method import build_meta_method
 from laconic.experiment.from_recipe.sample_rows import make_micro_batches, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
@@ -68,25 +68,38 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     steps, per_epoch = train.total_updates(sample.num_rows), train.updates_per_epoch(sample.num_rows)
     middle, last = (step // max(1, per_epoch) for step in (steps // 2, steps - 1))
     epochs = {0, middle, last} if recipe.method in ("coconut", "icot") else {middle}  # these have stages
-    costs = {
-        epoch: estimate_update(recipe, config, tokenizer, sample.source.batch(widest.rows, epoch, steps // 2))
-        for epoch in epochs
-    }
-    flops = costs[middle].flops * median.num_tokens / widest.num_tokens * train.batch_size / micro
+    costs: dict[int, UpdateCost] | None = None
+    try:
+        costs = {
+            epoch: estimate_update(recipe, config, tokenizer, sample.source.batch(widest.rows, epoch, steps // 2))
+            for epoch in epochs
+        }
+    except RuntimeError as error:  # of torch, for a shape that depends on numbers
+        if not recipe.is_custom_method:
+            raise
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        notes += (f"memory and time need the numbers of {recipe.method} ({problem}); --plan=step measures them",)
     method = build_meta_method(recipe, config, tokenizer)
     trainable = [p for p in method.parameters() if p.requires_grad]
     counts = {
         "parameters": sum(p.numel() for p in method.parameters()), "trainable": sum(p.numel() for p in trainable),
         "bytes": sum(p.nbytes for p in method.parameters()), "trainable_bytes": sum(p.nbytes for p in trainable),
     }  # fmt: skip
-    memory = MemoryModel(
-        counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"],
-        max(cost.peak_bytes for cost in costs.values()) / micro, ALLOCATOR_OVERHEAD.get(device.type, 1.0),
-    )  # fmt: skip
-    free = free_memory(device)
-    fits = {"here": memory.largest_micro_batch(USABLE_FRACTION * free, train.batch_size)}
-    fits |= {f"{n} GiB": memory.largest_micro_batch(USABLE_FRACTION * n * GIB, train.batch_size) for n in OTHER_DEVICES}
-    seconds = flops / measure_matmul(recipe, config, device)
+    estimates: dict[str, Any] = dict.fromkeys(("flops_per_step", "memory", "largest_micro_batch", "seconds"))
+    if costs is not None:
+        flops = costs[middle].flops * median.num_tokens / widest.num_tokens * train.batch_size / micro
+        memory = MemoryModel(
+            counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"],
+            max(cost.peak_bytes for cost in costs.values()) / micro, ALLOCATOR_OVERHEAD.get(device.type, 1.0),
+        )  # fmt: skip
+        free, seconds = free_memory(device), flops / measure_matmul(recipe, config, device)
+        room = {"here": free} | {f"{n} GiB": n * GIB for n in OTHER_DEVICES}
+        fits = {place: memory.largest_micro_batch(USABLE_FRACTION * n, train.batch_size) for place, n in room.items()}
+        estimates = {
+            "flops_per_step": flops,
+            "memory": {"bytes": memory.peak(micro, train.batch_size), "micro_batch_size": micro},
+            "largest_micro_batch": {**fits, "free": free}, "seconds": {"step": seconds, "run": seconds * steps},
+        }  # fmt: skip
     step_bytes = counts["trainable_bytes" if train.trainable != "full" else "bytes"] + 2 * counts["trainable_bytes"]
     retained = 2 + train.keep_best
     return {
@@ -96,9 +109,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
             part: {name: int(np.quantile(counts, at)) for name, at in QUANTILES.items()}
             for part, counts in tokens.items()
         },
-        "notes": list(notes), "flops_per_step": flops, "threads": torch.get_num_threads(),
-        "memory": {"bytes": memory.peak(micro, train.batch_size), "micro_batch_size": micro},
-        "largest_micro_batch": {**fits, "free": free}, "seconds": {"step": seconds, "run": seconds * steps},
+        "notes": list(notes), "threads": torch.get_num_threads(), **estimates,
         "disk": {"step": step_bytes, "steps_kept": retained, "kept": retained * step_bytes},
     }  # fmt: skip
 
@@ -155,8 +166,6 @@ def free_memory(device: torch.device) -> int:
 def format_plan(plan: Mapping[str, Any]) -> str:
     parts = [f"{part} {v['p50']} / {v['p90']} / {v['max']}" for part, v in plan["tokens"].items()]
     memory, seconds, disk, fits = plan["memory"], plan["seconds"], plan["disk"], plan["largest_micro_batch"]
-    others = [f"{n} on one of {place}" for place, n in fits.items() if place not in ("here", "free")]
-    places = ", ".join([f"{fits['here']} rows on this device ({format_bytes(fits['free'])} free)", *others])
     assumed = ", assumed" if plan["assumed"] else ""
     lines = [
         f"method       {plan['method']}",
@@ -164,13 +173,21 @@ def format_plan(plan: Mapping[str, Any]) -> str:
         f"rows         {plan['rows']:,}{assumed}",
         f"updates      {plan['steps']:,}; an epoch has {plan['steps_per_epoch']:,}",
         f"tokens       {'; '.join(parts)} (median / 90 % / longest{assumed})",
-        f"memory       {format_bytes(memory['bytes'])} at the peak, micro-batches of {memory['micro_batch_size']} rows",
-        f"fits         micro-batches of up to {places}",
-        f"time         {format_duration(seconds['run'])}, {seconds['step']:.3g} s per update, from "
-        f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {pluralize(plan['threads'], 'thread')}",
-        f"disk         {format_bytes(disk['step'])} per checkpoint, {disk['steps_kept']} of them: "
-        f"{format_bytes(disk['kept'])}",
     ]
+    if memory is not None:
+        others = [f"{n} on one of {place}" for place, n in fits.items() if place not in ("here", "free")]
+        places = ", ".join([f"{fits['here']} rows on this device ({format_bytes(fits['free'])} free)", *others])
+        lines += [
+            f"memory       {format_bytes(memory['bytes'])} at the peak, micro-batches of "
+            f"{memory['micro_batch_size']} rows",
+            f"fits         micro-batches of up to {places}",
+            f"time         {format_duration(seconds['run'])}, {seconds['step']:.3g} s per update, from "
+            f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {pluralize(plan['threads'], 'thread')}",
+        ]
+    lines.append(
+        f"disk         {format_bytes(disk['step'])} per checkpoint, {disk['steps_kept']} of them: "
+        f"{format_bytes(disk['kept'])}"
+    )
     if "measured" in plan:
         seconds, peak = plan["measured"]["seconds"], format_bytes(plan["measured"]["bytes"])
         lines.append(f"measured     one update: {seconds:.3g} s, {peak} at the peak of the process")

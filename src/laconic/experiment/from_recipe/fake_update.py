@@ -1,6 +1,7 @@
 """Count the memory and FLOPs of one update on fake tensors, which have a shape but no numbers: no weight is read."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -33,7 +34,8 @@ FLOP_FORMULAS: dict[Any, Any] = {  # torch has none for attention on the CPU, wh
 class CostCounter(TorchDispatchMode):
     """Counts FLOPs, and the most bytes of tensors that are alive at the same time, those of `module` excepted.
 
-    Integers and masks that no fake tensor has touched are real, so that code may branch on them; a fake number is 0.
+    Integers and masks that no fake tensor has touched are real, so that code may branch on them; a fake number is 0,
+    and a fake mask selects as many rows as it has.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -51,7 +53,15 @@ class CostCounter(TorchDispatchMode):
         name, dtype = func.overloadpacket.__name__, (kwargs or {}).get("dtype")
         if dtype is not None and not dtype.is_floating_point and (name[:4] == "new_" or name[-5:] == "_like"):
             args = (torch.empty(args[0].shape), *args[1:])  # a mask of this shape is real
-        output = func(*args, **(kwargs or {}))
+        if func is aten.nonzero.default:
+            output = find_selected(args[0])
+        elif func is aten.masked_select.default:
+            x, mask = torch.broadcast_tensors(*args)
+            output = x[tuple(find_selected(mask).unbind(1))]
+        else:
+            if func is aten.index.Tensor:
+                args = (args[0], expand_masks(args[1]))
+            output = func(*args, **(kwargs or {}))
         if (formula := FLOP_FORMULAS.get(func.overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=output)
         for x in output if isinstance(output, tuple | list) else (output,):
@@ -72,6 +82,19 @@ class CostCounter(TorchDispatchMode):
         self.alive[key] = ref(storage, free)
         self.bytes += size
         self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+
+def find_selected(mask: Tensor) -> Tensor:
+    """Return the indices that a mask selects, [n, dimensions], as many as the mask has numbers if it is fake."""
+    return torch.zeros(mask.numel(), mask.ndim, dtype=torch.long) if isinstance(mask, FakeTensor) else mask.nonzero()
+
+
+def expand_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return indices with those that masks select in place of the masks, whose dimensions they index."""
+    expanded: list[Tensor | None] = []
+    for x in indices:
+        expanded += find_selected(x).unbind(1) if x is not None and x.dtype == torch.bool else [x]
+    return expanded
 
 
 class UpdateCost(NamedTuple):
