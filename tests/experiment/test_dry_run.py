@@ -22,6 +22,8 @@ from laconic.experiment.from_recipe.dry_run import MemoryModel, format_plan, pla
 from laconic.experiment.from_recipe.fake_update import count_update, estimate_update, with_num_layers
 from laconic.experiment.from_recipe.sample_rows import MAX_ROWS, make_micro_batches, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
+from laconic.interfaces import StepOutput
+from laconic.latent.cot import NoCot
 from tests.conftest import REPO, needs
 from tests.experiment.test_presets import folder_of
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE
@@ -120,6 +122,28 @@ def test_count_update_allocates_nothing_and_counts_every_byte(tiny: Any) -> None
     huge = replace(with_num_layers(recipe, config, 1)[1], vocab_size=10_000_000)  # 3.6 GB of logits
     scored = int((batch.answer_targets >= 0).sum()) + batch.B
     assert count_update(recipe, huge, tokenizer, batch).peak_bytes > scored * 10_000_000 * 4
+
+
+def test_count_update_selects_by_masks(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real mask selects its rows, a fake one all."""
+    recipe = tiny("nocot")
+    config, tokenizer, batch = widest(recipe)
+    shapes: list[tuple[int, ...]] = []
+
+    def forward(self: NoCot, batch: Any, state: Any = None) -> StepOutput:
+        x = self.decoder.embed(batch.answer_ids)
+        mask = x.sum(-1) > 0
+        selected = (
+            x[batch.answer_mask], x[mask], x[mask.nonzero(as_tuple=True)], x.masked_select(mask[:, :, None]),
+            x[:, mask[0]], x[(~mask[:, 0]).nonzero()[:, 0]],
+        )  # fmt: skip
+        shapes.extend(tuple(y.shape) for y in selected)
+        return StepOutput(sum(y.mean() for y in selected))
+
+    monkeypatch.setattr(NoCot, "forward", forward)
+    count_update(recipe, config, tokenizer, batch)
+    (B, N), D = batch.answer_ids.shape, config.hidden_size
+    assert shapes == [(int(batch.answer_mask.sum()), D), (B * N, D), (B * N, D), (B * N * D,), (B, N, D), (B, N, D)]
 
 
 @pytest.mark.medium
@@ -230,7 +254,11 @@ def test_sample_training_rows_counts_local_files_and_tokenizes_the_first_rows(tm
         f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl", f"train.batch_size={MAX_ROWS + 100}"
     ])  # fmt: skip
     assert sample_training_rows(large, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
+    fewer = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_train_rows": MAX_ROWS + 9})})
+    assert sample_training_rows(fewer, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 9
     text = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(text + "no row\n")  # the end of a large file is only counted
+    assert sample_training_rows(recipe, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 501
     (tmp_path / "rows.jsonl").write_text(text.replace("\n", "\n\n").rstrip())  # blank lines, and no final newline
     assert sample_training_rows(recipe, tokenizer, config.max_position_embeddings).num_rows == MAX_ROWS + 500
 
@@ -250,6 +278,11 @@ def test_sample_training_rows_of_documents_counts_rows_or_assumes_the_steps(tmp_
     recipe, _ = load_recipe("read-books", [f"data.path={tmp_path}/two.jsonl", *keys])
     note = sample_training_rows(recipe, tokenizer, 512).notes[-1]
     assert re.fullmatch(r"\d documents, about [\d,]+ tokens in all", note)
+    texts = [f"{i} short " * 8 for i in range(8000)] + [f"{i} long text " * 900 for i in range(9)]  # some are held out
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = sample_training_rows(recipe, tokenizer, 512).source
+    widest = make_micro_batches(source, recipe.train.batch_size)[-1].tokens["document"].max()
+    assert widest == recipe.data.text.row_tokens
 
 
 def test_make_micro_batches_orders_them_by_width(tmp_path: Path) -> None:

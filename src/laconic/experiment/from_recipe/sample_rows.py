@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from laconic import rng
 from laconic.batches import DocumentBatch, ReasoningExample
-from laconic.config.data import is_row_file
+from laconic.config.data import DataConfig, is_row_file
 from laconic.config.recipe import Recipe
 from laconic.data.documents.dataset import tokenize_documents
 from laconic.data.documents.load import Document, load_documents
@@ -18,6 +18,7 @@ from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.catalog import PublishedLengths, find_dataset, split_name
 from laconic.data.strict_jsonl import check_data_file
 from laconic.data.tokenizer import Tokenizer
+from laconic.errors import translate_os_errors
 from laconic.experiment.from_recipe.build_data import (
     build_document_rows,
     encode_examples,
@@ -59,15 +60,30 @@ def sample_training_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> 
         notes = (note, *assumed.counts.describe_left_out())
         return RowSample(assumed, total * len(assumed) // limit, notes, True)
     alone = data.model_copy(update={"valid": None, "test": None})  # which may not be local
+    num_lines = _count_lines(data)
+    if num_lines > limit:  # only the beginning is read
+        alone = alone.model_copy(update={"max_train_rows": limit})
     file = reasoning_load.load_training_examples(alone, recipe.reads_documents)
-    total = len(file.examples)
+    total = num_lines if num_lines > limit else len(file.examples)
     rows = encode_training_rows(recipe, tokenizer, replace(file, examples=file.examples[:limit]), context)
     notes = rows.notes if total <= limit else tuple(f"first {limit:,} rows: {note}" for note in rows.notes)
     return RowSample(rows.source, len(rows.source) * total // min(total, limit), notes)
 
 
+def _count_lines(data: DataConfig) -> int:
+    """Return how many training rows the lines of JSONL files make, without blank ones; 0 for other files and sets."""
+    files = [Path(name) for name in data.name or (data.path or "",)]
+    if not all(is_row_file(str(file)) and file.is_file() and file.suffix.lower() != ".parquet" for file in files):
+        return 0
+    count = 0
+    for file in files:
+        with translate_os_errors(file), file.open("rb") as lines:
+            count += sum(not line.isspace() for line in lines)
+    return min(count, data.max_train_rows or count)
+
+
 def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowSample:
-    """Tokenize the beginning of local documents; of others, assume as many full rows as the run needs."""
+    """Tokenize the first local documents and the longest; of others, assume as many full rows as the run needs."""
     data, train, path = recipe.data, recipe.train, Path(recipe.data.path or "")
     if train.steps is not None and (data.path is None or not path.is_file()):
         if data.path is not None and path.is_dir():
@@ -79,13 +95,17 @@ def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
         source = build_document_rows(recipe, documents, ids, context, "train")
         return RowSample(source, train.steps * train.batch_size, (note,), True)
     documents, notes = load_documents(data, "train")
-    room, sample = max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * train.batch_size * data.text.row_tokens), list[Document]()
-    sizes = [len(document.text) for document in documents]
-    for document, size in zip(documents, sizes, strict=True):
+    row_characters, num_characters = CHARACTERS_PER_TOKEN * data.text.row_tokens, sum(len(x.text) for x in documents)
+    room, sample = max(MIN_CHARACTERS, train.batch_size * row_characters), list[Document]()
+    if num_characters > room:  # the widest rows, which need the most memory, may be at the end
+        longest = max(documents, key=lambda document: len(document.text))
+        sample.append(replace(longest, sections=(longest.text[:row_characters],)))
+    for document in documents:
         if room > 0:
+            size = len(document.text)
             sample.append(document if size <= room else replace(document, sections=(document.text[:room],)))
             room -= size
-    ids, scale = tokenize_documents(sample, tokenizer), sum(sizes) / max(1, sum(len(part.text) for part in sample))
+    ids, scale = tokenize_documents(sample, tokenizer), num_characters / max(1, sum(len(part.text) for part in sample))
     source = build_document_rows(recipe, sample, ids, context, "train")
     note = f"{len(documents):,} documents, about {round(scale * sum(map(len, ids))):,} tokens in all"
     return RowSample(source, round(scale * len(source)), (*notes, note))
