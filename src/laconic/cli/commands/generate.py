@@ -105,6 +105,10 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         self.validate()
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
+        check_memories(self.memory, self.system)
+        hub_run = self.find_hub_run()
+        if hub_run is not None:
+            return replace(self, model=str(hub_run), revision=None).run()
         self.check_flags()
         rows = self.read_prompts()
         with status(f"loading {self.model}"):
@@ -146,6 +150,18 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         step = resolve_step(folder, self.checkpoint)
         assert step is not None
         return RunDirectory(folder).step_path(step)
+
+    def find_hub_run(self) -> Path | None:
+        """Return the downloaded folder of a run on the hub, whose recipe decides which flags and rows fit."""
+        from laconic.experiment.load_model import check_is_model
+        from laconic.experiment.load_run import find_run, is_export
+        from laconic.models.checkpoints.weights import find_checkpoint
+
+        if Path(self.model).expanduser().exists() or find_run(self.model) is not None:
+            return None
+        check_is_model(self.model)
+        folder = find_checkpoint(self.model, self.revision, with_weights=False)
+        return find_checkpoint(self.model, self.revision) if is_export(folder) else None
 
     @cached_property
     def recipe(self) -> "Recipe | None":
@@ -200,7 +216,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         if len(self.memory) > 1 and self.kind in ("fast weights", "reasoner"):
             reads = "takes one state" if self.kind == "fast weights" else "reads one memory"
             raise UsageError(f"--memory: {len(self.memory)} files; {self.model} {reads}")
-        check_memories(self.memory, self.system)
         if self.kind in ("compressor", "reasoner"):
             flags = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
             refuse_flags(self, flags, "not available for a run of this method")
