@@ -105,7 +105,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         self.validate()
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
-        check_memories(self.memory, self.system)
         hub_run = self.find_hub_run()
         if hub_run is not None:
             return replace(self, model=str(hub_run), revision=None).run()
@@ -159,6 +158,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
 
         if Path(self.model).expanduser().exists() or find_run(self.model) is not None:
             return None
+        check_memories(self.memory, self.system)  # before files are downloaded
         check_is_model(self.model)
         folder = find_checkpoint(self.model, self.revision, with_weights=False)
         return find_checkpoint(self.model, self.revision) if is_export(folder) else None
@@ -216,6 +216,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         if len(self.memory) > 1 and self.kind in ("fast weights", "reasoner"):
             reads = "takes one state" if self.kind == "fast weights" else "reads one memory"
             raise UsageError(f"--memory: {len(self.memory)} files; {self.model} {reads}")
+        check_memories(self.memory, self.system)
         if self.kind in ("compressor", "reasoner"):
             flags = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
             refuse_flags(self, flags, "not available for a run of this method")
