@@ -15,7 +15,7 @@ from laconic.compression.kv import cartridge
 from laconic.compression.kv import compress as kv_compress
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
-from laconic.experiment.text_models.kv_compressor import encode_document, load_kv_memories
+from laconic.experiment.text_models.kv_compressor import encode_document, encode_messages, load_kv_memories
 from laconic.storage.atomic import save_artifact
 from tests.conftest import RunCli, check_refused
 

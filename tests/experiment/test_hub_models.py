@@ -12,6 +12,7 @@ import laconic
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.experiment.export import export_run
 from laconic.experiment.load_run import load_run
+from tests.conftest import RunCli, check_refused
 from tests.hub_cache import add_to_hub_cache
 from tests.models.fixtures import fresh
 from tests.runs import train_tiny_run
@@ -68,3 +69,17 @@ def test_load_from_the_hub_cache_as_the_folder(
         assert not any(saved.values())
         ids = AutoTokenizer.from_pretrained(tmp_path / "saved").encode("Once upon")
         assert ids == model.tokenizer.encode("Once upon")
+
+
+@pytest.mark.medium
+def test_generate_takes_a_run_on_the_hub_as_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    save_exported_run(tmp_path / "uploaded")
+    add_to_hub_cache(tmp_path / "hub", "org/tiny", tmp_path / "uploaded")
+    flags = ("1+1", "--with-cot", "--max-tokens", 4)
+    expected = run_cli("generate", tmp_path / "uploaded", *flags)
+    for options in ((), ("--revision", "main")):
+        assert run_cli("generate", "org/tiny", *flags, *options).out == expected.out
+    check_refused(run_cli("generate", "org/tiny", "1+1", "--chat"), 2, "--chat: not available for a run")

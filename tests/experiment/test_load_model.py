@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import laconic
+from laconic.batches import AnswerBatch, PassCounts
 from laconic.config.load import load_recipe
 from laconic.config.recipe import DOCUMENT_METHODS, METHOD_TABLES
 from laconic.data.tokenizer import build_byte_tokenizer
@@ -289,6 +290,18 @@ def test_answers_end_at_stop_strings_and_stream_their_text(place: Path, run_cli:
     assert ended.logprobs is not None
     assert printed["generations"][0]["logprobs"] == [round(x, 6) for x in ended.logprobs]
     assert printed["generations"][0]["stop_reason"] == "stop"
+
+
+def test_short_answers_of_a_method_without_stop_reasons_end_with_eos(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a method may leave the eos token out."""
+    model = laconic.load(train_tiny_run("kava", place))
+    assert isinstance(model, Reasoner)
+    answers = AnswerBatch(("AB",), ((65, 66),), (PassCounts(1, 0, 0, 1),), ((0, 0),))
+    monkeypatch.setattr(model.method, "answer", lambda *_, **__: answers)
+    for max_tokens, reason in ((8, "eos"), (2, "length")):
+        assert model.generate("1+2*3=", laconic.GenerationConfig(max_tokens=max_tokens))[0].stop_reason == reason
 
 
 def test_stream_answers_equals_generate_and_checks_its_arguments(place: Path) -> None:

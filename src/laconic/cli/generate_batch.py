@@ -32,11 +32,8 @@ def generate_rows(
     OUTPUT.part, which is renamed at the end and which the same command continues after an interruption. The errors are
     those of `PartialOutput`.
     """
-    config, num_rows, part = (
-        replace(config, return_state=False, on_prefill=timer.on_prefill),
-        len(prompts.prompts),
-        None,
-    )
+    config = replace(config, return_state=False, on_prefill=timer.on_prefill)
+    num_rows, part = len(prompts.prompts), None
     if command.output is not None:
         part = PartialOutput(command.output, build_key(command, prompts, config))
         if part.is_complete:
@@ -123,7 +120,8 @@ class PartialOutput:
         """Check the key and the rows of an open file; count the rows, without a partial one at the end."""
         if file.readline() != f"{self.digest}\n":
             raise UsageError(
-                f"{self.path} was begun with other rows, flags or weights; repeat that command or delete the file"
+                f"{self.path} was begun with other rows, flags or weights, or by another version of laconic; "
+                "repeat that command or delete the file"
             )
         for number, line in enumerate(takewhile(lambda line: line.endswith("\n"), file), 2):
             digest, _, row = line.rstrip("\n").partition(" ")

@@ -105,6 +105,9 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         self.validate()
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
+        hub_run = self.find_hub_run()
+        if hub_run is not None:
+            return replace(self, model=str(hub_run), revision=None).run()
         self.check_flags()
         rows = self.read_prompts()
         with status(f"loading {self.model}"):
@@ -146,6 +149,19 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         step = resolve_step(folder, self.checkpoint)
         assert step is not None
         return RunDirectory(folder).step_path(step)
+
+    def find_hub_run(self) -> Path | None:
+        """Return the downloaded folder of a run on the hub, whose recipe decides which flags and rows fit."""
+        from laconic.experiment.load_model import check_is_model
+        from laconic.experiment.load_run import find_run, is_export
+        from laconic.models.checkpoints.weights import find_checkpoint
+
+        if Path(self.model).expanduser().exists() or find_run(self.model) is not None:
+            return None
+        check_memories(self.memory, self.system)  # before files are downloaded
+        check_is_model(self.model)
+        folder = find_checkpoint(self.model, self.revision, with_weights=False)
+        return find_checkpoint(self.model, self.revision) if is_export(folder) else None
 
     @cached_property
     def recipe(self) -> "Recipe | None":
