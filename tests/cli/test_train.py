@@ -220,7 +220,7 @@ def test_train_resumes_after_its_files_moved_and_refuses_other_rows(run: RunCli,
     assert "train.steps: 1 in the run, 2 requested; the cosine schedule of the learning rate now ends at 2, so" in err
     code, _, err = run(*moved, "train.steps=2")
     assert code == 0, err
-    assert "a: already finished, at step 2 of 2\n" in err
+    assert "a: already finished, at step 2 of 2; a larger train.steps trains on\n" in err
     with (tmp_path / "new/rows.jsonl").open("a") as file:
         file.write(row % 8)
     code, _, err = run(*moved, "train.steps=3")

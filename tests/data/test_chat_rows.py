@@ -97,10 +97,10 @@ def test_read_examples_reads_the_chain_of_every_form(tmp_path: Path, form: dict[
 
 @pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: next(iter(form)))
 def test_read_examples_of_two_forms(tmp_path: Path, form: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"^rows\.jsonl:2: question: no such field"):
+    with pytest.raises(InputError, match=r"^rows\.jsonl:2: no field question"):
         read(tmp_path, FORMS[-1], form)
     assert read(tmp_path, form | {"steps": 5})[0].steps == ()  # a number of steps is no chain
-    with pytest.raises(InputError, match=r":2: steps: no such field: .*; give all rows the field cot"):
+    with pytest.raises(InputError, match=r":2: no field steps: .*; give all rows the field cot"):
         read(tmp_path, form, form | {"cot": TEXT})
 
 

@@ -92,7 +92,7 @@ def test_read_examples_of_published_gsm8k(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train\.jsonl:2: answer: does not end with ####.*add ####"):
         read_examples(path, CONFIG)
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?"}\n')
-    with pytest.raises(InputError, match=r"train\.jsonl:2: answer: no such field: .*; the first row has it"):
+    with pytest.raises(InputError, match=r"train\.jsonl:2: no field answer: .*; the first row has it"):
         read_examples(path, CONFIG)
 
 

@@ -29,10 +29,10 @@ def test_iter_texts_is_lazy() -> None:
         (b'{"text": ""}', "2: text: empty: "),
         (b'{"text": " "}', "2: text: empty: "),
         (b'{"id": "a", "text": null}', "2: text: not a string: "),
-        (b'{"words": "a"}', "2: text: no such field: "),
+        (b'{"words": "a"}', "2: no field text: "),
         (b'{"text": "a", "text": "b"}', "2: invalid JSON: duplicate key 'text'"),
         (b'{"text": "\xff"}', "2: byte 11 of the line is not UTF-8"),
-        (b"\n{}", "3: text: no such field: {}"),
+        (b"\n{}", "3: no field text: {}"),
     ],
 )
 def test_iter_texts_refuses_invalid_rows(line: bytes, message: str) -> None:

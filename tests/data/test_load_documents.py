@@ -96,8 +96,8 @@ FAULTS: list[tuple[bytes, str]] = [
         "a.jsonl:2: text: not a string: 5",
     ),
     (b'{"text": " "}\n', "a.jsonl: every text is blank; give rows with text"),
-    (b'{"body": "a"}\n', 'a.jsonl:1: text: no such field: {"body": "a"}; expected a field text'),
-    (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2: book: no such field: {"text": "c"}'),
+    (b'{"body": "a"}\n', 'a.jsonl:1: no field text: {"body": "a"}; expected a field text'),
+    (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2: no field book: {"text": "c"}'),
     (
         b'{"text": "a", "split": "dove"}\n',
         "a.jsonl:1: split: expected one of train, valid, validation, test, val, dev, eval",

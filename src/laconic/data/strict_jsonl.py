@@ -3,6 +3,7 @@
 Rows of Parquet files and of Hub data sets pass through the same functions, so that they are checked and reported alike.
 """
 
+import difflib
 import json
 import re
 import unicodedata
@@ -175,7 +176,9 @@ def convert_each(
 def require_text(row: Mapping[str, Any], field: str, accepted: str) -> str:
     """Return a field that must be a non-empty string. Raises `RowError`."""
     if field not in row:
-        raise RowError("missing fields", f"{field}: no such field", accepted)
+        similar = difflib.get_close_matches(field, row, 1)
+        meant = f"; {similar[0]} must be called {field}" if similar else ""
+        raise RowError("missing fields", f"no field {field}{meant}", accepted)
     value = row[field]
     if not isinstance(value, str):
         remedy = f"put it in quotes; {accepted}" if isinstance(value, int | float) else accepted

@@ -61,8 +61,10 @@ def train(
         training.check_free_space()
         training.open_metrics(tracker)
         if start and report_progress and setup.ranks.rank == 0:
-            what = "already finished, at" if start.step == training.num_steps else "resumed from"
-            log_note(f"{start.path.parent.parent.name}: {what} step {start.step} of {training.num_steps}")
+            is_finished = start.step == training.num_steps
+            what = "already finished, at" if is_finished else "resumed from"
+            advice = "; a larger train.steps trains on" if is_finished else ""
+            log_note(f"{start.path.parent.parent.name}: {what} step {start.step} of {training.num_steps}{advice}")
         try:
             training.run_to_end(stop, validate, report_progress)
         finally:

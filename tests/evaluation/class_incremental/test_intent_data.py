@@ -144,7 +144,7 @@ def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
             [*rows(), LabelledText("a", "top up", "train"), LabelledText("b", "top up", "test")], "four"
         )
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl:1: label: no such field"):
+    with pytest.raises(InputError, match=r"a\.jsonl:1: no field label"):
         load_intents("banking77", tmp_path / "a.jsonl")
 
 

@@ -293,6 +293,9 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             printer = GenerationPrinter(labels, timer, is_silent=self.format == "json")
             generations += prompts.generate(range(len(labels)), printer.attach(config))
             printer.finish(generations, config.max_tokens)
+            ended = any(not g.text and g.stop_reason == "eos" for g in generations)
+            if ended and not (self.chat or self.memory) and prompts.model.tokenizer.chat_template:
+                log_message(f"{self.model} ends this text at once; it has a chat template, which --chat uses")
         if self.format == "json":
             results = [
                 prompt.to_json() | generation_to_json(generation, self.logprobs)

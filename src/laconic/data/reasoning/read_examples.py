@@ -183,7 +183,7 @@ class ExampleConverter:
         try:
             row = COLUMN_CONVERTERS[self.columns](renamed)
         except KeyError as missing:
-            raise RowError("missing fields", f"{missing.args[0]}: no such field", "the first row has it") from None
+            raise RowError("missing fields", f"no field {missing.args[0]}", "the first row has it") from None
         if row is None:
             self.notes["rows dropped because they have no answer"] += 1
             return None
@@ -230,7 +230,7 @@ def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig
     others = [field for field in CHAIN_FIELDS if field != chain_field and row.get(field)]
     if chain_field not in row:
         remedy = f"a row before has it; give all rows the field {others[0] if others else chain_field}"
-        raise RowError("missing fields", f"{chain_field}: no such field", remedy)
+        raise RowError("missing fields", f"no field {chain_field}", remedy)
     value = row[chain_field]
     if value is None or (isinstance(value, str) and chain_field != "steps" and not value.strip()):
         if not others:
