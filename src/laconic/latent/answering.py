@@ -320,10 +320,6 @@ class LatentReasoning(PromptedAnswers):
         return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], self.writes_chain)
 
 
-def drop_last_slots(cache: KVCache | None, n: int) -> KVCache | None:
-    return None if cache is None else cache.crop(cache.S - n)
-
-
 def pad_mask(mask: Bool[Tensor, "B n"] | None, embeds: Float[Tensor, "B T D"]) -> Bool[Tensor, "B T"]:
     """Extend the mask of the first n vectors to all of them by True; without a mask all are True."""
     mask = torch.ones(len(embeds), 0, dtype=torch.bool, device=embeds.device) if mask is None else mask
