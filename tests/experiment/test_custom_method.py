@@ -167,7 +167,7 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(
         check_refused(
             run_cli("train", "silent.toml", "--out", "bare", "method=bare_method:Silent", *flags),
             2,
-            "Silent.forward returned a Tensor; return laconic.interfaces.StepOutput(loss",
+            "Silent.forward returned a tensor of shape []; return laconic.interfaces.StepOutput(loss",
         )
 
 

@@ -227,7 +227,7 @@ def check_output(method: nn.Module, output: object) -> StepOutput:
     """Return what a method's `forward` returned. Raises `UsageError` if it is not a loss with scalar metrics."""
     name = f"{type(method).__name__}.forward returned"
     if not isinstance(output, StepOutput):
-        raise UsageError(f"{name} a {type(output).__name__}; return laconic.interfaces.StepOutput(loss, metrics)")
+        raise UsageError(f"{name} {describe_value(output)}; return laconic.interfaces.StepOutput(loss, metrics)")
     loss: object = output.loss
     if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
         raise UsageError(f"{name} {describe_value(loss)} as loss; return a scalar that depends on trained parameters")
