@@ -50,7 +50,7 @@ def test_load_questions_with_one_answer_or_a_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["context", "answer"])
 def test_load_questions_names_a_missing_field(tmp_path: Path, field: str) -> None:
     row = {name: value for name, value in ROWS[0].items() if name != field}
-    with pytest.raises(InputError, match=f"a.jsonl:1: {field}: .*; a row has context"):
+    with pytest.raises(InputError, match=f"a.jsonl:1: no field {field}: .*; a row has context"):
         load_questions(write(tmp_path / "a.jsonl", [row]))
 
 

@@ -176,7 +176,7 @@ def convert_each(
 def require_text(row: Mapping[str, Any], field: str, accepted: str) -> str:
     """Return a field that must be a non-empty string. Raises `RowError`."""
     if field not in row:
-        similar = difflib.get_close_matches(field, row, 1)
+        similar = difflib.get_close_matches(field, row, 1, 0.75)
         meant = f"; {similar[0]} must be called {field}" if similar else ""
         raise RowError("missing fields", f"no field {field}{meant}", accepted)
     value = row[field]
