@@ -65,7 +65,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "a text for an object": (b'"question"\n', "1", 'not an object: "question"'),
     "no question": (less("question"), "1", "no question; the fields are steps, answer: {"),
     "no answer": (GOOD + less("answer"), "2", "no field answer: {"),
-    "a misspelt answer": (GOOD + raw(b"answer", b"anwser"), "2", "no field answer; anwser must be called answer: {"),
+    "a misspelt answer": (GOOD + raw(b"answer", b"answerr"), "2", "no field answer; answerr must be called answer: {"),
     "steps that stop": (GOOD + less("steps"), "2", '"answer": "4"}; a row before has it; give'),
     "steps that begin": (less("steps") + GOOD, "2", "steps: has a chain, but the first row has none"),
     "null": (row(answer=None), "1", "answer: not a string: null; expected"),
