@@ -417,8 +417,6 @@ def test_generate_run_answers_with_its_method_or_chain(run: RunCli) -> None:
     early = json.loads(
         run("generate", "runs/a", question, "--jacobi-tolerance", 9, "--format", "json", "--max-tokens", 5)[1]
     )
-    assert early["generations"][0]["passes"].pop("answer") == decoder["passes"].pop("answer") + 1
-    assert early["generations"][0]["passes"].pop("total") == decoder["passes"].pop("total") + 1
     assert early["generations"] == report["generations"], "a single iteration cannot end earlier"
     for flags, message in (
         (("--jacobi-tolerance", "-1"), "jacobi_tolerance=-1.0: give a number of 0 or more"),
@@ -427,7 +425,7 @@ def test_generate_run_answers_with_its_method_or_chain(run: RunCli) -> None:
     ):
         assert run("generate", "runs/a", question, *flags)[::2][0] == 2
         assert message in run("generate", "runs/a", question, *flags)[2]
-    assert "--with-cot: gone is not a run" in run("generate", "gone", "x", "--with-cot").err
+    assert "gone: no such local folder" in run("generate", "gone", "x", "--with-cot").err
     assert run("export", "runs/a", "--out", "out")[0] == 0
     assert Path("out/model.safetensors").read_bytes() == weights("runs/a", 1)
 

@@ -32,7 +32,7 @@ def build_sections(suite: EvalSuite, paths: Sequence[str]) -> list[PageSection]:
 def build_report(paths: Sequence[str]) -> str:
     """Return the HTML report of runs, or of directories of several seeds; no model is loaded."""
     sections = [section for suite in reversed(SUITES) for section in build_sections(suite, paths)]
-    if not any(section.blocks for section in sections):
+    if not any(any(section.blocks) for section in sections):
         raise InputError(f"{', '.join(paths)}: no stored results; run laconic evaluate on them first")
     runs = [(title, list(load_recipes([p]).values())) for p, title in zip(paths, short_run_names(paths), strict=True)]
     few = min(len(recipes) for _, recipes in runs)
