@@ -40,7 +40,7 @@ def test_levels_without_clipping_read_as_dynamic_evaluation_with_sgd(smollm2: Pa
     for name, p in decoder.named_parameters():
         p.requires_grad_(".mlp." in name)
     with_sgd = learning.evaluate_dynamically(decoder, ids, 512, 64, partial(torch.optim.SGD, lr=0.03))
-    still = learning.stand_still(decoder, ids[:, :65], 512)  # by now the decoder has learned
+    still = learning.read_with_fixed_weights(decoder, ids[:, :65], 512)  # by now the decoder has learned
     assert not torch.allclose(still.nats, with_sgd.nats[:64], atol=1e-2)
     torch.testing.assert_close(with_levels.nats, with_sgd.nats, atol=2e-3, rtol=0)
 
