@@ -106,6 +106,9 @@ def test_check_reads_rows_as_the_keys_of_a_recipe_say(run, tmp_path):
     check_refused(run("check", "rows.jsonl", "data.fmt=chat"), 2, "no such key")
     check_refused(run("check", "rows.jsonl", "seed=1"), 2, "seed=1: only keys data.*")
     check_refused(run("check", "rows.jsonl", "data.format=chat", "--documents"), 2, "data.format=chat")
+    check_refused(
+        run("check", "rows.jsonl", "data.path=other.jsonl"), 2, "data.path=other.jsonl: FILE names the rows to check"
+    )
 
 
 def test_check_reports_a_first_row_without_a_chain_once(run, tmp_path):

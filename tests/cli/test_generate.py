@@ -294,6 +294,22 @@ def test_generate_ends_answers_where_the_context_is_full(run_cli: RunCli, chat_m
     assert "context" not in short.err
 
 
+def test_generate_names_the_chat_template_where_texts_end_at_once(
+    run_cli: RunCli, chat_model: Path, tmp_path: Path
+) -> None:
+    """As a model tuned for chat does with a plain question; here every id ends a text."""
+    model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
+    shutil.copytree(chat_model, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"eos_token_id": list(range(257))}))
+    note = "at once; it has a chat template, which --chat uses"
+    assert f"{model} ended 1 of 1 text {note}" in run_cli("generate", model, "Who?").err
+    rows.write_text('{"prompt": "Who?"}\n{"prompt": "Where?"}\n')
+    assert f"{model} ended 2 of 2 texts {note}" in run_cli("generate", model, "--input", rows).err
+    assert note not in run_cli("generate", model, "--chat", "Who?").err
+    assert note not in run_cli("generate", chat_model, "Who?", "--max-tokens", 2).err
+
+
 def test_generate_ends_answers_at_the_end_of_a_position_table(run_cli: RunCli, tmp_path: Path) -> None:
     config = laconic.DecoderConfig.tiny("gpt2", vocab_size=257, max_position_embeddings=32, eos_token_ids=())
     laconic.Decoder(config).save_pretrained(tmp_path)

@@ -28,7 +28,7 @@ class GenerationTimer:
         self.start = self.phase_start = time.perf_counter()
         self.prefill_seconds = self.decode_seconds = 0.0
         self.first_token_seconds: float | None = None
-        self.prompt_tokens = self.new_tokens = self.passes = self.rows = self.num_full = 0
+        self.prompt_tokens = self.new_tokens = self.passes = self.rows = self.num_full = self.num_empty = 0
         self.stack = ExitStack()
         self.show: ProgressFn | None = None
 
@@ -61,10 +61,11 @@ class GenerationTimer:
             self.first_token_seconds = time.perf_counter() - self.start
 
     def add(self, generations: "Sequence[GeneratedText]", max_tokens: int) -> None:
-        """Count the tokens of a batch, and the texts that ended before `max_tokens` because the context was full."""
+        """Count the tokens of a batch, and the texts that are empty or ended before `max_tokens` in a full context."""
         self.decode_seconds += time.perf_counter() - self.phase_start
         self.passes += sum(g.passes.total for g in generations)
         self.num_full += sum(g.stop_reason == "length" and len(g.token_ids) < max_tokens for g in generations)
+        self.num_empty += sum(g.stop_reason == "eos" and not g.text for g in generations)
         self.prompt_tokens += sum(g.num_prompt_tokens for g in generations)
         self.new_tokens += sum(len(g.token_ids) for g in generations)
         self.rows += len(generations)

@@ -94,6 +94,8 @@ def build_data_config(content: dict[str, Any], overrides: Sequence[str]) -> Data
     for key in draft.overrides:
         if not key.startswith("data."):
             draft.add_error(key, "only keys data.* change how rows are read; remove it")
+        elif key in ("data.path", "data.name", "data.source"):
+            draft.add_error(key, "FILE names the rows to check; remove it")
     return validate_recipe(draft).data
 
 

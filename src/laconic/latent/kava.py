@@ -180,9 +180,8 @@ class Kava(codi.Codi):
     def _gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the student's keys and values at the latents, the last M columns."""
         M = self.latent_thoughts.num_latents
-        cache = passes[-1].cache
-        keys = [cache.keys[l] for l in self.layers]
+        keys, values = ([kv[l] for l in self.layers] for kv in (passes[-1].cache.keys, passes[-1].cache.values))
         if self.kv_config.key_space == "pre_rope":  # not in the cache; a sequential rollout has one latent per pass
             last = passes if self.latent_thoughts.schedule == "sequential" else passes[-1:]
             keys = [torch.cat([output.activations[f"k.{l}"] for output in last], 2) for l in self.layers]
-        return [k[:, :, -M:] for k in keys], [cache.values[l][:, :, -M:] for l in self.layers]
+        return [k[:, :, -M:] for k in keys], [v[:, :, -M:] for v in values]

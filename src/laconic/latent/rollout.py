@@ -162,9 +162,8 @@ def run_sequential_rollout(
 ) -> LatentRollout:
     """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)), each read after all before it; M may be 0."""
     output = decoder(prefix.embeds, prefix.cache, attention_mask=prefix.attention_mask)
-    begin_hidden = output.hidden_states[:, -1]
     latents: list[Tensor] = []
-    hidden_states = [output.hidden_states[:, -1:]]
+    hidden_states = [output.hidden_states[:, -1:]]  # of bot, then of each latent
     for m in range(1, M + 1):
         z = project(hidden_states[-1])
         latents.append(z if intervention is None else intervention(z, m))
@@ -174,4 +173,4 @@ def run_sequential_rollout(
     record = PassRecord(torch.cat([empty, *latents], 1), torch.cat([empty, *hidden_states[1:]], 1), output.cache)
     records = (record,) if record_passes else ()
     passes = (PassCounts(1, 0, M, 0),) * len(prefix.embeds)
-    return LatentRollout(record.latents, record.hidden_states, begin_hidden, output.cache, passes, records)
+    return LatentRollout(record.latents, record.hidden_states, hidden_states[0][:, 0], output.cache, passes, records)

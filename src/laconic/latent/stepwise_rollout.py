@@ -109,23 +109,30 @@ def read_latents(
     """
     T, head, project = latent_thoughts.num_iterations, latent_thoughts.stop_head, latent_thoughts.project
     check_tolerance(tolerance, T)
-    last, one_by_one = M if T is None else min(T, M), is_sequential(latent_thoughts, M, tolerance)
+    B = len(prefix)
+    last = M if T is None else min(T, M)
+    one_by_one = is_sequential(latent_thoughts, M, tolerance)
     ends_early = bool(tolerance) or head is not None
-    n = 1 if one_by_one else M  # latents of the next read
-    setup, B = PassCounts(1, 0, 0, 0) if T is None else PassCounts(0, 1, 0, 0), len(prefix)
+    setup = PassCounts(1, 0, 0, 0) if T is None else PassCounts(0, 1, 0, 0)
+    suffix = suffix.to(prefix.dtype).expand(B, -1, -1)
+    n = 1 if one_by_one else M  # latents that the outputs of the next read give
     placeholders = latent_thoughts.placeholder.to(prefix.dtype).expand(B, M if T == 0 else n - 1, -1)
-    inputs, suffix = torch.cat([prefix, placeholders], 1), suffix.to(prefix.dtype).expand(B, -1, -1)
+    inputs = torch.cat([prefix, placeholders], 1)
     if last == 0:
         yield RolloutRead(torch.cat([inputs, suffix], 1))
         return (RowCounts(setup, M),) * B
-    z, num_replaced = project((yield RolloutRead(inputs, num_outputs=n))), n - 1
-    rows, is_running, hidden_states = torch.arange(B, device=z.device), None, z[:, :0]
-    counts = dict[int, RowCounts]()
+    z = project((yield RolloutRead(inputs, num_outputs=n)))
+    num_replaced = n - 1  # the placeholders
+    rows = torch.arange(B, device=z.device)  # those that are running
+    is_running = None
+    hidden_states = z[:, :0]
+    counts: dict[int, RowCounts] = {}
     for t in range(1, last + 1):
         n = 1 if one_by_one else M - t
         inputs = torch.cat([z, suffix[: len(z)].to(z.dtype)], 1) if ends_early or t == last else z[:, :n]
         outputs = yield RolloutRead(inputs, inputs.shape[1], num_replaced, is_running)
-        z_next, num_replaced = project(outputs[:, :n]), inputs.shape[1] - 1
+        z_next = project(outputs[:, :n])
+        num_replaced = inputs.shape[1] - 1  # all but the first latent, which is final
         num_latents = torch.full_like(rows, M)
         if head is not None:  # whether N <= t depends on the first t only, so those that have not been read may be 0
             hidden_states = torch.cat([hidden_states[:, : t - 1], outputs[:, : z.shape[1]]], 1)
@@ -133,7 +140,8 @@ def read_latents(
         stops = (num_latents <= t) | (t == last)
         if tolerance and t < last:
             stops = stops | (jacobi_residual(z[:, 1:], z_next) < tolerance)
-        z, is_running = z_next, None
+        z = z_next
+        is_running = None
         if bool(stops.any()):
             for row, n_kept in zip(rows[stops], num_latents[stops], strict=True):
                 counts[int(row)] = RowCounts(setup._replace(latent=t), int(n_kept))

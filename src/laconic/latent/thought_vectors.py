@@ -70,14 +70,14 @@ class ThoughtVectors(SavedModule):
         attention_mask: Bool[Tensor, "B Nq"] | None = None,
     ) -> LatentPrefix:
         """Return the prefix of the latents; the arguments are those of `LatentThoughts.think`."""
-        if cache is None and question is None:
-            raise UsageError("think requires the cache of a question or its embeddings")
-        B = cache.B if cache is not None else len(question) if question is not None else 0
-        embeds = self.begin.to(decoder.token_embedding.weight.dtype).expand(B, 1, -1)
-        if question is not None:
-            if attention_mask is not None:
-                attention_mask = torch.cat([attention_mask, attention_mask.new_ones(B, 1)], 1)
-            embeds = torch.cat([question, embeds.to(question.dtype)], 1)
+        begin = self.begin.to(decoder.token_embedding.weight.dtype)
+        if question is None:
+            if cache is None:
+                raise UsageError("think requires the cache of a question or its embeddings")
+            return LatentPrefix(begin.expand(cache.B, 1, -1), cache, attention_mask)
+        if attention_mask is not None:
+            attention_mask = F.pad(attention_mask, (0, 1), value=True)
+        embeds = torch.cat([question, begin.to(question.dtype).expand(len(question), 1, -1)], 1)
         return LatentPrefix(embeds, cache, attention_mask)
 
     def compute_latents(
@@ -89,5 +89,7 @@ class ThoughtVectors(SavedModule):
         record_passes: bool = False,
     ) -> LatentRollout:
         """Compute M latents after a prefix, whatever a stop head says; see `run_latent_rollout`."""
-        call, project = (decoder, prefix, self.placeholder, M, self.num_iterations), self.project
-        return run_latent_rollout(*call, project=project, intervention=intervention, record_passes=record_passes)
+        return run_latent_rollout(
+            decoder, prefix, self.placeholder, M, self.num_iterations,
+            project=self.project, intervention=intervention, record_passes=record_passes,
+        )  # fmt: skip

@@ -20,7 +20,7 @@ from laconic.cli.arguments import (
 from laconic.cli.files import check_memories, check_new_file, check_replaceable, print_json
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer, find_done_file, generation_to_json
 from laconic.cli.model_flags import ModelFlags, SamplingFlags
-from laconic.console import log_message, status
+from laconic.console import log_message, pluralize, status
 from laconic.errors import UsageError
 from laconic.storage.temporary import is_device_or_pipe
 
@@ -126,6 +126,12 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             log_message(
                 f"{answers} ended at position {position:,}, where the context of {self.model} is full; "
                 "--allow-long-prompt goes on, but the text may be poor"
+            )
+        is_plain = not self.memory and any(row.text is not None for row in rows)
+        if timer.num_empty and is_plain and prompts.model.tokenizer.chat_template and self.kind == "language model":
+            log_message(
+                f"{self.model} ended {timer.num_empty:,} of {pluralize(timer.rows, 'text')} at once; it has a chat "
+                "template, which --chat uses"
             )
         return 0
 
@@ -293,9 +299,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             printer = GenerationPrinter(labels, timer, is_silent=self.format == "json")
             generations += prompts.generate(range(len(labels)), printer.attach(config))
             printer.finish(generations, config.max_tokens)
-            ended = any(not g.text and g.stop_reason == "eos" for g in generations)
-            if ended and not (self.chat or self.memory) and prompts.model.tokenizer.chat_template:
-                log_message(f"{self.model} ends this text at once; it has a chat template, which --chat uses")
         if self.format == "json":
             results = [
                 prompt.to_json() | generation_to_json(generation, self.logprobs)

@@ -1,4 +1,7 @@
-"""Count the memory and FLOPs of one update on fake tensors, which have a shape but no numbers: no weight is read."""
+"""Count the memory and FLOPs of one update on fake tensors, which have a shape but no numbers: no weight is read.
+
+torch documents fake tensors and dispatch modes, but has no public name for them.
+"""
 
 import warnings
 from collections.abc import Sequence

@@ -332,8 +332,11 @@ class QuestionPrompts(PreparedPrompts):
         )
         results = list[Answer]()
         for i, ids in enumerate(answers.token_ids):
-            is_full = len(ids) >= decoding.max_tokens and ids[-1] not in decoding.eos_token_ids
-            reason = answers.stop_reasons[i] if answers.stop_reasons else "length" if is_full else "eos"
+            if answers.stop_reasons:
+                reason = answers.stop_reasons[i]
+            else:  # of a method outside laconic
+                is_full = len(ids) >= decoding.max_tokens and ids[-1] not in decoding.eos_token_ids
+                reason = "length" if is_full else "eos"
             logprobs = answers.logprobs[i] if answers.logprobs else None
             num_tokens = len(examples[i].question_ids)
             results.append(Answer(answers.texts[i], ids, answers.passes[i], logprobs, reason, num_tokens))
