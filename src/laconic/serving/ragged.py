@@ -36,7 +36,8 @@ class CacheRow:
         if cache is None:
             cache = KVCache.empty(config, 1, weight.dtype, weight.device)
         slots = cache.valid[0].nonzero()[:, 0]
-        self.prefix, self.last_position = cache.prefix, int(cache.next_position) - 1
+        self.prefix = cache.prefix
+        self.last_position = int(cache.next_position) - 1
         self.next_position = self.last_position + 1 if first_position is None else first_position
         self.num_filled = S = len(slots)
         shape = (2 * len(cache.keys), config.num_key_value_heads, S + num_tokens, config.head_dim)
@@ -95,7 +96,8 @@ class RaggedDecoder:
 
     def forward(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[Float[Tensor, "n D"]]:
         """Read a segment of ids [n] or embeddings [n, D] per row; return the hidden states after the final norm."""
-        config, lengths = self.config, [len(inputs) for _, inputs in segments]
+        config = self.config
+        lengths = [len(inputs) for _, inputs in segments]
         weights = self.choose_weights(sum(lengths))
         H, G, E = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         x = torch.cat([self.embed(inputs) for _, inputs in segments])
@@ -137,7 +139,9 @@ class RaggedDecoder:
 
     def start_spans(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[AttentionSpan]:
         """Make room in the rows' buffers, and build the masks of rows with several new positions."""
-        spans, first, R = list[AttentionSpan](), 0, self.config.num_attention_heads // self.config.num_key_value_heads
+        R = self.config.num_attention_heads // self.config.num_key_value_heads
+        spans = list[AttentionSpan]()
+        first = 0
         for row, inputs in segments:
             n = len(inputs)
             row.reserve(n)

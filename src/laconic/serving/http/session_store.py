@@ -40,7 +40,8 @@ class SessionStore:
     """Sessions by id; only the server's event loop may call its methods, except `save` and `load`."""
 
     def __init__(self, served: ApiModel) -> None:
-        self.served, self.sessions = served, dict[str, Session]()
+        self.served = served
+        self.sessions = dict[str, Session]()
 
     @property
     def model(self) -> NestedTextModel:
