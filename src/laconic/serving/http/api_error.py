@@ -36,7 +36,8 @@ REASONS = {  # by pydantic's type of error; {value} is the value
     "int_type": "expected an integer, not {value}", "int_from_float": "expected an integer, not {value}",
     "float_type": "expected a number, not {value}", "bool_type": "expected true or false, not {value}",
     "literal_error": "expected {expected}, not {value}", "string_too_short": "the text is empty; give text",
-    "greater_than_equal": "{value} given; give at least {ge:g}", "less_than_equal": "{value} given; give at most {le:g}",
+    "greater_than_equal": "{value} given; give at least {ge:g}",
+    "less_than_equal": "{value} given; give at most {le:g}",
     "too_short": "the list is empty; give at least one item",
     "too_long": "{actual_length:,} items given; give at most {max_length:,}",
     "string_too_long": "give at most {max_length:,} characters",
@@ -112,7 +113,7 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the 400 error that names the first invalid parameter of pydantic's errors.
 
     A field that is not supported comes first: beside `tool_calls`, for example, messages have no `content`. So does a
-    list that is too long: the other errors of a parameter of several types say that it has not the other types.
+    list that is too long: the other errors of a parameter of several types are about its other types.
     """
     telling = (error for kind in ("extra_forbidden", "too_long") for error in errors if error["type"] == kind)
     first = next(telling, errors[0])
