@@ -60,7 +60,8 @@ class Engine:
         self.waiting = deque[RunningSequence]()
         self.cancelled = set[int]()
         self.is_closed = False
-        self.ids, self.num_steps = count(1), 0
+        self.ids = count(1)
+        self.num_steps = 0
         self.running: list[RunningSequence] = []  # changed by the engine's thread alone
         self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
 

@@ -54,7 +54,8 @@ class ChunkSizer:
 
 def share_positions(remaining: Sequence[int], size: int) -> list[int]:
     """Divide `size` positions among prompts as evenly as the positions that each has left allow."""
-    shares, left = [0] * len(remaining), size
+    shares = [0] * len(remaining)
+    left = size
     order = sorted(range(len(remaining)), key=lambda i: remaining[i])
     for rank, i in enumerate(order):
         shares[i] = min(remaining[i], -(-left // (len(order) - rank)))

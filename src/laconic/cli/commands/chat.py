@@ -66,7 +66,8 @@ class ChatCommand(ModelFlags, SamplingFlags):
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
-        is_terminal, exit_code = sys.stdin.isatty() and sys.stdout.isatty(), 0
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        exit_code = 0
         if is_terminal:
             log_note(f"{self.model}, context of {session.context_size:,} tokens; /help lists the commands")
         for text in read_turns(is_terminal):
@@ -175,7 +176,8 @@ def check_holds_messages(path: Path) -> None:
 
 
 def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:
-    timer, interrupt = GenerationTimer(), threading.Event()
+    timer = GenerationTimer()
+    interrupt = threading.Event()
 
     def print_token(row: int, token: int, text: str, logprob: float) -> bool:
         timer.on_token()

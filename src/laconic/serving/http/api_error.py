@@ -77,7 +77,8 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
 
 
 def build_error_body(error: HTTPException) -> dict[str, Any]:
-    status, message = error.status_code, str(error.detail)
+    status = error.status_code
+    message = str(error.detail)
     if not isinstance(error, ApiError):  # raised by Starlette, which sets only the phrase of the status
         message = f"{message}: {HTTPStatus(status).description or 'the request cannot be handled'}"
     kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
@@ -101,7 +102,9 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if not path:
         message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
         return ApiError(400, message)
-    kind, param, field = first["type"], str(path[0]), str(path[-1])[:80]
+    kind = first["type"]
+    param = str(path[0])
+    field = str(path[-1])[:80]
     name = param
     if len(path) > 1 and isinstance(path[1], int):  # path[1] may also be a member of a union
         name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if kind not in ("extra_forbidden", "missing"))

@@ -55,9 +55,13 @@ class ApiAnswer(ABC, Generic[Body]):
     chunk_kind: ClassVar[str]
 
     def __init__(self, services: Services, body: Body, num_prompts: int = 1) -> None:
-        self.services, self.served, self.body, self.n = services, services.served, body, body.n or 1
+        self.services = services
+        self.served = services.served
+        self.body = body
+        self.n = body.n or 1
         self.num_choices = num_prompts * self.n
-        self.id, self.created = f"{self.id_prefix}-{secrets.token_hex(12)}", int(time.time())
+        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
 
     async def respond(self, request: Request, group: SequenceGroup) -> Response:
         """Start the sequences, and return the answer or the stream of its chunks."""
@@ -146,7 +150,8 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
 
     def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         """Return the log probabilities of tokens, if they were requested."""
-        token_bytes, num_top = self.token_bytes, self.body.top_logprobs or 0
+        token_bytes = self.token_bytes
+        num_top = self.body.top_logprobs or 0
         return None if token_bytes is None else build_chat_logprobs(token_bytes, tokens, num_top)
 
 
@@ -157,13 +162,16 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
 
     def __init__(self, services: Services, body: CompletionRequest, num_prompts: int) -> None:
         super().__init__(services, body, num_prompts)
-        self.has_logprobs, self.echo = body.logprobs is not None, bool(body.echo)
+        self.has_logprobs = body.logprobs is not None
+        self.echo = bool(body.echo)
         self.is_score_only = body.max_tokens == 0  # the engine generates one token, which is left out
         self.echoes: list[str] = []  # text that each choice begins with
         self.builders: list[CompletionLogprobsBuilder] = []  # of each choice, if `logprobs` is given
 
     def build_requests(self, prefix: Prefix) -> list[EngineRequest]:
-        body, served, has_scores = self.body, self.served, self.echo and self.has_logprobs
+        body = self.body
+        served = self.served
+        has_scores = self.echo and self.has_logprobs
         if self.is_score_only and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)

@@ -52,7 +52,8 @@ class RequestGuard:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
         start = time.perf_counter()
-        headers, options = Headers(scope=scope), self.options
+        headers = Headers(scope=scope)
+        options = self.options
         status, is_complete = 0, False
         given_id = headers.get("x-request-id", "")
         request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
@@ -89,7 +90,8 @@ class RequestGuard:
             status = status if is_complete else CLIENT_CLOSED_REQUEST
             self.metrics.requests.labels(route, status).inc()
             if self.options.log_requests:
-                client, seconds = (scope.get("client") or ("",))[0], time.perf_counter() - start
+                client = (scope.get("client") or ("",))[0]
+                seconds = time.perf_counter() - start
                 path = repr(scope["path"][:200])[1:-1]  # it may contain line ends
                 log_message(f"{request_id} {client} {scope['method']} {path} {status} {seconds:.3f} s")
 
@@ -109,7 +111,8 @@ class RequestGuard:
                 raise ApiError(403, f"origin {origin[:80]!r} is not this machine; {advice}")
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        actual, expected = key.strip().encode("latin-1"), self.options.api_key.encode()
+        actual = key.strip().encode("latin-1")
+        expected = self.options.api_key.encode()
         if scheme.lower() != "bearer" or not hmac.compare_digest(actual, expected):
             message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

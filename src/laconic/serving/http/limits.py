@@ -68,7 +68,8 @@ class Deadlines:
     """The deadlines of all open requests; only the event loop may call the methods."""
 
     def __init__(self, max_seconds: float) -> None:
-        self.max_seconds, self.open_deadlines = max_seconds, set[Deadline]()
+        self.max_seconds = max_seconds
+        self.open_deadlines = set[Deadline]()
         self.shutdown_time: float | None = None
 
     @contextmanager

@@ -78,7 +78,8 @@ class SequenceGroup:
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Hand sequences to the engine; after an error, `close` cancels those that it has taken."""
-        self.requests, self.answers = requests, [WholeAnswer() for _ in requests]
+        self.requests = requests
+        self.answers = [WholeAnswer() for _ in requests]
         for index, request in enumerate(requests):
             self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
 

@@ -90,7 +90,8 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) ->
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, watcher = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect())
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(wait_for_disconnect())
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -64,7 +64,8 @@ class CompletionLogprobsBuilder:
 
         Special tokens and SentencePiece's first space belong to a prompt's tokens, but not to its text.
         """
-        offset, text = self.offset, self.decoder.decode(self.token_bytes.get(token_id, b""))
+        offset = self.offset
+        text = self.decoder.decode(self.token_bytes.get(token_id, b""))
         if is_prompt:
             rest = self.echo[offset:]
             text = next((part for part in (text, text.lstrip()) if rest.startswith(part)), "")
