@@ -51,7 +51,8 @@ class CacheRow:
         return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.num_bytes)
 
     def reserve(self, num_tokens: int) -> None:
-        required, capacity = self.num_filled + num_tokens, self.buffer.shape[2]
+        required = self.num_filled + num_tokens
+        capacity = self.buffer.shape[2]
         if required > capacity:
             num_slots = max(required, 2 * capacity, capacity + MIN_FREE_SLOTS)
             new = self.buffer.new_empty((*self.buffer.shape[:2], num_slots, self.buffer.shape[3]))
@@ -176,7 +177,9 @@ def attend(
     pair = row.buffer[2 * layer : 2 * layer + 2]
     pair[0, :, S : S + n], pair[1, :, S : S + n] = k[columns].transpose(0, 1), v[columns].transpose(0, 1)
     first = max(0, S + 1 - window) if n == 1 and window is not None else 0
-    keys, values, mask = pair[:1, :, first : S + n], pair[1:, :, first : S + n], span.masks[window]
+    keys = pair[:1, :, first : S + n]
+    values = pair[1:, :, first : S + n]
+    mask = span.masks[window]
     if n > 1 and mask is None:
         causal = attention.AttentionMask(True, None, None, None)
         return attention.sdpa_attention(q[columns].transpose(0, 1)[None], keys, values, scale, causal, 0.0)[0]

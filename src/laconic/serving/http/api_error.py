@@ -123,7 +123,9 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if not path:
         message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
         return ApiError(400, message)
-    kind, param, field = first["type"], str(path[0]), str(path[-1])[:80]
+    kind = first["type"]
+    param = str(path[0])
+    field = str(path[-1])[:80]
     name = param
     fields: Sequence[Any] = ()
     if len(path) > 1 and isinstance(path[1], int):

@@ -162,7 +162,8 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
 
     def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         """Return the log probabilities of tokens, if they were requested."""
-        token_bytes, num_top = self.token_bytes, self.body.top_logprobs or 0
+        token_bytes = self.token_bytes
+        num_top = self.body.top_logprobs or 0
         return None if token_bytes is None else build_chat_logprobs(token_bytes, tokens, num_top)
 
 
@@ -180,7 +181,8 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
         self.builders: list[CompletionLogprobsBuilder] = []  # of each choice, if `logprobs` is given
 
     def build_requests(self, prefix: Prefix) -> list[EngineRequest]:
-        body, served = self.body, self.served
+        body = self.body
+        served = self.served
         has_scores = self.echo and self.has_logprobs
         if self.is_score_only and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")

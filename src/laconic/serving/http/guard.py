@@ -117,7 +117,8 @@ class RequestGuard:
                 raise ApiError(403, f"origin {origin[:80]!r} is not this machine; {advice}")
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        actual, expected = key.strip().encode("latin-1"), self.options.api_key.encode()
+        actual = key.strip().encode("latin-1")
+        expected = self.options.api_key.encode()
         if scheme.lower() != "bearer" or not hmac.compare_digest(actual, expected):
             message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

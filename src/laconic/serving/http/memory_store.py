@@ -87,9 +87,12 @@ class MemoryStore:
             documents = [document for row in data["documents"] for document in row]
             if kind == KV_KIND:
                 slots = header.tensors["positions"].shape[0] / max(1, data["layers"] * data["kv_heads"])
-                method, model_key = str(data["method"]), "model"
+                method = str(data["method"])
+                model_key = "model"
             else:
-                slots, method, model_key = header.tensors["vectors"].shape[0], "autocompressor", "reader"
+                slots = header.tensors["vectors"].shape[0]
+                method = "autocompressor"
+                model_key = "reader"
             card = MemoryCard(
                 id=id,
                 created=int(datetime.fromisoformat(data["created"]).timestamp()),
