@@ -131,7 +131,8 @@ class ModelConfig(ConfigModel):
     def check_origin(self) -> "ModelConfig":
         sources = [key for key in ("name", "init_from_run", "family") if getattr(self, key) is not None]
         if not sources:
-            raise ValueError("name: missing; choose a model, such as model.name=stories260k or model.name=smollm2")
+            choice = "such as model.name=stories260k or model.name=smollm2, or set family or init_from_run"
+            raise ValueError(f"name: missing; choose a model, {choice}")
         if len(sources) > 1:
             raise ValueError(f"set exactly one of name, init_from_run and family, not {', '.join(sources)}")
         if self.init_from_run and self.tokenizer:
