@@ -78,6 +78,7 @@ def test_list_data_files_are_beside_the_recipe() -> None:
         (EvalMetadata("reasoning", "own"), "valid"),
         (EvalMetadata("reasoning", "svamp"), "svamp"),
         (EvalMetadata("audit", "others"), "others.jsonl"),
+        (EvalMetadata("reasoning", "others", suffix=".parquet"), "others.parquet"),
     ],
 )
 def test_name_task_of_stored_results(metadata: EvalMetadata, task: str) -> None:
