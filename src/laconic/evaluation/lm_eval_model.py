@@ -108,7 +108,8 @@ class LaconicLM(TemplateLM):
         self._device = self.model.decoder.token_embedding.weight.device
         self.state: FastWeightState | None = None
         if memory is not None and isinstance(self.model, laconic.NestedTextModel):
-            self.state, memory = self.model.load_memory(memory), None
+            self.state = self.model.load_memory(memory)
+            memory = None
         self.cache, self.first_position = self.read_memory(memory)
         used = 0 if self.cache is None else self.first_position or int(self.cache.next_position.max())
         room = self.model.decoder.config.max_position_embeddings - used
@@ -230,9 +231,12 @@ class LaconicLM(TemplateLM):
         Fast weights learn from what a row reads only where the model has no attention, as in `generate`: it could not
         condition on a context otherwise.
         """
-        padding_mask, positions = None if mask.all() else mask, None
+        padding_mask = None if mask.all() else mask
+        positions = None
         if isinstance(self.model, laconic.NestedTextModel):
-            model, state, updates = self.model.model, None, self.model.update_weights and not self.model.has_attention
+            model = self.model.model
+            state = None
+            updates = self.model.update_weights and not self.model.has_attention
             if self.state is not None:
                 state = clear_attention_if_full(model, self.state, ids.shape[1], self.model.attention_window)
                 state = select_rows(state, [0] * len(ids))
@@ -274,7 +278,8 @@ class LaconicLM(TemplateLM):
         present = {name: value for name, value in options.items() if value is not None}
         rest: dict[str, Any] = dict(normalize_gen_kwargs(present, self.max_gen_toks))
         until = [text for text in rest.pop("until") if text]
-        max_tokens, temperature = int(rest.pop("max_gen_toks")), float(rest.pop("temperature", 0.0))
+        max_tokens = int(rest.pop("max_gen_toks"))
+        temperature = float(rest.pop("temperature", 0.0))
         if rest.pop("do_sample") and not temperature:
             raise UsageError("gen_kwargs: do_sample needs a temperature above 0; add temperature=1.0")
         settings: dict[str, Any] = {"seed": torch.initial_seed()}  # which lm-eval's --seed sets
@@ -296,7 +301,8 @@ class LaconicLM(TemplateLM):
             config = replace(config, stop_strings=tuple(until))
             generations = self.model.generate(contexts, config, memory=self.state)
             return [cut_text(generation.text, until, None) for generation in generations]
-        decoder, room = self.model.decoder, self.max_length - config.max_tokens
+        decoder = self.model.decoder
+        room = self.max_length - config.max_tokens
         if room < 1:
             raise UsageError(f"max_gen_toks={config.max_tokens} leaves no room in a context of {self.max_length}")
         eos = tuple(dict.fromkeys((*find_eos_ids(decoder.config), self.eot_token_id)))

@@ -22,7 +22,8 @@ def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str, step:
     Files of rows and documents are not in a run; only their names are given. For a run without results, the command
     evaluates it on what its recipe holds out.
     """
-    folder, commands = seed_runs(run)[0], list[str]()
+    folder = seed_runs(run)[0]
+    commands = list[str]()
     checkpoint = "" if step in (None, *RunDirectory(folder).step_numbers()[-1:]) else f" --checkpoint {step}"
     stored = (latest_evaluations(folder / EVALUATIONS_FOLDER, kind, step).values() for kind in get_args(EvalKind))
     for metadata in (evaluation.metadata for evaluations in stored for evaluation in evaluations):
@@ -43,7 +44,8 @@ def list_held_out(recipe: Recipe) -> list[str]:
 
 def name_task(metadata: EvalMetadata, recipe: Recipe) -> str:
     """Return the name that `--tasks` takes for a stored evaluation."""
-    task, suffix = metadata.task, metadata.suffix or ".jsonl"
+    task = metadata.task
+    suffix = metadata.suffix or ".jsonl"
     match metadata.kind:
         case "compression":
             return EXCERPT if EXCERPT in task else task.partition("-")[0]
@@ -72,7 +74,8 @@ def name_question_set(title: str, recipe: Recipe, suffix: str) -> str:
 
 def describe_options(metadata: EvalMetadata, recipe: Recipe) -> str:
     """Return the flags of condition and protocol, and of how much was evaluated; for documents of a file also which."""
-    variant, flags = metadata.variant, list[tuple[str, Any]]()
+    variant = metadata.variant
+    flags = list[tuple[str, Any]]()
     condition = variant.get("condition", "")
     if condition.endswith(" iterations"):
         flags.append(("jacobi-iterations", condition.partition(" ")[0]))

@@ -167,11 +167,14 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     is_binary = bool(np.isin(after, (0, 1)).all() and np.isin(before, (0, 1)).all())
     if len(after) > 1 or not is_binary or after.shape != before.shape:
         return paired_difference(after, before)
-    n, gains, losses = after.shape[1], int((after > before).sum()), int((after < before).sum())
+    n = after.shape[1]
+    gains = int((after > before).sum())
+    losses = int((after < before).sum())
     gain_share, loss_share = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
     center = gain_share - loss_share
     half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
-    m, lgamma = gains + losses, math.lgamma
+    m = gains + losses
+    lgamma = math.lgamma
     logs = [lgamma(m + 1) - lgamma(k + 1) - lgamma(m - k + 1) for k in range(min(gains, losses) + 1)]
     p = min(1.0, 2 * math.fsum(math.exp(log - m * math.log(2)) for log in logs))
     return Difference((gains - losses) / n, max(center - half, -1.0), min(center + half, 1.0), p, 1, n)
@@ -216,7 +219,8 @@ def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    adjusted, least = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    least = 0.0
     for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[i]))
         adjusted[i] = least

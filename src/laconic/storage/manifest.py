@@ -158,7 +158,8 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(fields["kind"], fields["step"], files, fingerprints, fields["laconic"], fields["format"])
         is_intact = manifest.canonical_text == (folder / MANIFEST_FILE).read_text(encoding="utf-8")
     except (KeyError, TypeError, ValueError, AttributeError):
-        is_intact, manifest = False, Manifest("", 0, {}, {})
+        is_intact = False
+        manifest = Manifest("", 0, {}, {})
     if not is_intact:
         raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} was changed after it was written")
     return manifest
@@ -179,7 +180,8 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
                 f"{folder}: {MANIFEST_FILE} is of {manifest.kind} {manifest.step}, expected {expected}"
             )
         present = set(_list_files(folder))
-        missing, extra = set(manifest.files) - present, present - {*manifest.files, MANIFEST_FILE}
+        missing = set(manifest.files) - present
+        extra = present - {*manifest.files, MANIFEST_FILE}
         if missing or extra:
             what = f"{min(missing)} is missing" if missing else f"{min(extra)} is not listed"
             raise CorruptArtifactError(f"{folder}: {what}")

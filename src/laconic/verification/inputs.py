@@ -95,7 +95,8 @@ def has_nontrivial_norms(decoder: Decoder) -> bool:
 
 def build_inputs(decoder: Decoder) -> ParityInputs:
     """Build the cases that cover the required inputs, and find the reasons for inputs that remain without a case."""
-    config, builder = decoder.config, InputBuilder(decoder)
+    config = decoder.config
+    builder = InputBuilder(decoder)
     cases = [*single_pass_cases(builder), *position_cases(builder), *incremental_cases(builder)]
     inapplicable: dict[str, str] = {}
     unavailable: dict[str, str] = {}
@@ -156,7 +157,9 @@ def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:
 
 
 def position_cases(builder: InputBuilder) -> list[ParityCase]:
-    T, Pmax, rope = builder.clamp_length(16), builder.config.max_position_embeddings, builder.config.rope
+    T = builder.clamp_length(16)
+    Pmax = builder.config.max_position_embeddings
+    rope = builder.config.rope
     last = max(Pmax - T, 0)
     far = FAR_START if rope is not None and rope.kind not in LENGTH_DEPENDENT_ROPE else last
 
@@ -174,7 +177,8 @@ def position_cases(builder: InputBuilder) -> list[ParityCase]:
 
 
 def incremental_cases(builder: InputBuilder) -> list[ParityCase]:
-    T, steps = builder.clamp_length(16), 6
+    T = builder.clamp_length(16)
+    steps = 6
     prompt = builder.random_ids(2, 6)
     fed_back = builder.feed_back_hidden(prompt, steps)
     ragged = left_padded_mask([T, T - 4], T)

@@ -215,8 +215,10 @@ def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | No
 
 
 def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtype: torch.dtype) -> ForwardContext:
-    positions, valid = expected_position_ids(case, S, T), case.valid_mask[:, : S + T]
-    bias, backend = forward_arguments(case, S, T)["attention_bias"], decoder.attn_implementation
+    positions = expected_position_ids(case, S, T)
+    valid = case.valid_mask[:, : S + T]
+    bias = forward_arguments(case, S, T)["attention_bias"]
+    backend = decoder.attn_implementation
     options: dict[str, Any] = {"backend": backend, "all_valid": False, "needs_visible": True}
     return build_context(decoder.config, positions, valid, S, bias, dtype, **options)
 

@@ -30,7 +30,9 @@ def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Seq
 
     So a model has to keep learning while it reads.
     """
-    permuted, vocabulary, seed = ids.copy(), np.arange(vocab_size), int(rng.hash64(*key).view(np.int64))
+    permuted = ids.copy()
+    vocabulary = np.arange(vocab_size)
+    seed = int(rng.hash64(*key).view(np.int64))
     for start in range(0, len(ids), interval):
         new_ids = rng.permuted_index(seed, start // interval, vocabulary, vocab_size)
         chunk = ids[start : start + interval]
@@ -61,7 +63,8 @@ class DocumentDataset:
         min_rows: int = 1,
     ) -> None:
         self.names, self.books = [doc.name for doc in documents], [doc.book for doc in documents]
-        self.ids, self.config = list(ids), config
+        self.ids = list(ids)
+        self.config = config
         self.fixed_segments, self.pad_to_row_tokens = fixed_segments, pad_to_row_tokens
         self.boundaries = SegmentBoundaries(config, seed, max_segment_tokens)
         step = config.row_tokens

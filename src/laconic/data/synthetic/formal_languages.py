@@ -91,7 +91,8 @@ class FormalLanguageDataset(SyntheticDataset):
     config: FormalLanguagesConfig
 
     def generate_strings(self, rows: Sequence[int]) -> list[str]:
-        index, lengths = np.asarray(rows, dtype=np.int64), self.config.possible_lengths
+        index = np.asarray(rows, dtype=np.int64)
+        lengths = self.config.possible_lengths
         length_index = (uniform(self.seed, LENGTH_KEY, index) * len(lengths)).astype(np.int64).tolist()
         draws = uniform(self.seed, SYMBOL_KEY, index[:, None], np.arange(lengths[-1])).tolist()
         return [generate_string(self.config.language, draws[b][: lengths[i]]) for b, i in enumerate(length_index)]

@@ -139,7 +139,8 @@ class NeedleDataset:
             answer += comma + value
             scored += [False] * len(comma) + [True] * len(value)
         sentences = [(fact.depth, self.encode(fact.to_sentence())) for fact in facts]
-        question, bos = self.encode(format_question(targets)), self.tokenizer.encode("")[:1]
+        question = self.encode(format_question(targets))
+        bos = self.tokenizer.encode("")[:1]
         room = length - len(answer) - len(question) - len(bos) - sum(len(ids) for _, ids in sentences)
         if room < len(facts):
             needed = length - room + len(facts)
@@ -165,7 +166,8 @@ class NeedleDataset:
         input_ids, mask, loss_mask = (np.zeros((len(items), C + A), dtype=t) for t in (np.int64, bool, bool))
         for b, (prompt, answer, scored) in enumerate(items):
             columns = slice(C - len(prompt), C + len(answer))
-            input_ids[b, columns], mask[b, columns] = prompt + answer, True
+            input_ids[b, columns] = prompt + answer
+            mask[b, columns] = True
             loss_mask[b, C : C + len(answer)] = scored
         return DocumentBatch(
             input_ids=torch.from_numpy(input_ids),

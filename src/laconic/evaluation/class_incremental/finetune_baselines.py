@@ -71,7 +71,8 @@ class ReplayReservoir:
     num_seen: dict[int, int] = field(default_factory=dict)
 
     def add(self, item: LabelledUtterance) -> None:
-        examples, count = self.examples.setdefault(item.label, []), self.num_seen.get(item.label, 0)
+        examples = self.examples.setdefault(item.label, [])
+        count = self.num_seen.get(item.label, 0)
         self.num_seen[item.label] = count + 1
         if len(examples) < self.size:
             examples.append(item)
@@ -110,7 +111,8 @@ class FinetunedLearner:
             learning_rate *= config.lora_rate_ratio
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-        self.num_updates, self.seen_classes = 0, set[int]()
+        self.num_updates = 0
+        self.seen_classes = set[int]()
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
         replay, num_new = self.replay, self.config.batch_size

@@ -101,7 +101,8 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
     num_facts = [None] * len(rows) if split.num_facts is None else split.num_facts.tolist()
     scored = sum_buckets(split.loss_mask.long()).tolist()
     for condition in conditions:
-        compressed, end = None if condition.compress is None else condition.compress(split), condition.end_tokens
+        compressed = None if condition.compress is None else condition.compress(split)
+        end = condition.end_tokens
         sizes = [row[end]["context_size"] if isinstance(end, str) else end for row in rows]
         counts = split.row_index.new_tensor(sizes).clamp(max=split.context.shape[1])
         input_ids, mask = build_text_context(split, counts)

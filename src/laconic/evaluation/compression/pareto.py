@@ -113,7 +113,8 @@ def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> Sc
     if not lengths or x < lengths[0]:
         return None
     i, share = divmod(float(np.interp(x, lengths, range(len(points)))), 1)
-    left, right = points[int(i)][1], points[min(int(i) + 1, len(points) - 1)][1]
+    left = points[int(i)][1]
+    right = points[min(int(i) + 1, len(points) - 1)][1]
     return (1 - share) * left + share * right
 
 
@@ -133,7 +134,8 @@ def compare_learned_lengths(points: Sequence[ParetoPoint]) -> list[LengthCompari
     trained_fixed = [point for point in fixed if point.condition == "compressed"]
     comparisons: list[LengthComparison] = []
     for point in (point for point in points if point.kind == LEARNED_LENGTH):
-        run, summary = point.result.run, point.result.info.get("summary")
+        run = point.result.run
+        summary = point.result.info.get("summary")
         lines = {
             "its own": [p for p in fixed if p.result.run == run],
             "runs of fixed length": [p for p in trained_fixed if p.result.info.get("summary") == summary],
@@ -144,6 +146,7 @@ def compare_learned_lengths(points: Sequence[ParetoPoint]) -> list[LengthCompari
             if len(known) < len(line):
                 continue
             differences = point.scores - np.stack(known)
-            mean, se = float(differences.mean()), seed_document_error(differences, group_by_text(point.result))
+            mean = float(differences.mean())
+            se = seed_document_error(differences, group_by_text(point.result))
             comparisons.append(LengthComparison(point, baseline, float(np.stack(known).mean()), mean, se))
     return comparisons

@@ -138,7 +138,8 @@ def plot_heat_maps(
     longest = (max(map(len, labels), default=0) for labels in (row_labels, columns, [title for title, _ in panels]))
     left, top, title_width = (LETTER_INCHES * letters for letters in longest)
     left, top = left + 0.25, top + 0.25
-    num_rows, every = len(row_labels) + TITLE_ROWS, 1 + len(row_labels) // MAX_ROW_LABELS
+    num_rows = len(row_labels) + TITLE_ROWS
+    every = 1 + len(row_labels) // MAX_ROW_LABELS
     # All maps are one image, with empty rows for the titles: an axes for each map would take many times as long.
     image = np.full((len(panels) * num_rows, len(columns)), np.nan)
     for i, (_, values) in enumerate(panels):
@@ -146,7 +147,8 @@ def plot_heat_maps(
         rows = (np.asarray(values, dtype=float) - low) / max(high - low, 1e-9)
         image[i * num_rows + TITLE_ROWS : (i + 1) * num_rows] = rows.clip(0, 1)
     map_width, map_height = CELL_INCHES * image.shape[1], CELL_INCHES * image.shape[0]
-    width, height = left + max(map_width, title_width) + 0.1, top + map_height + 0.1
+    width = left + max(map_width, title_width) + 0.1
+    height = top + map_height + 0.1
 
     def draw(figure: Any) -> None:
         axes = figure.add_axes((left / width, 0.05 / height, map_width / width, map_height / height))

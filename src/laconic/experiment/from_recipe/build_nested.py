@@ -78,7 +78,9 @@ def init_fan_in(decoder: Decoder, config: ModelConfig, seed: int) -> None:
 
     Parameters of memories keep their own initialisation.
     """
-    names, L, is_nested = decoder.weight_names, decoder.config.num_hidden_layers, isinstance(decoder, Hope)
+    names = decoder.weight_names
+    L = decoder.config.num_hidden_layers
+    is_nested = isinstance(decoder, Hope)
     generator = torch.Generator().manual_seed(seed)
     maps = decoder.hope_config.mlp_projections if isinstance(decoder, Hope) else (last_part(names.down),)
     ends = (last_part(names.o), maps[-1])

@@ -83,7 +83,8 @@ def get_opening(tokenizer: Tokenizer, memory: KVMemory) -> str:
     """Return the chat template up to the text of a memory that opens a user message, "" for another memory."""
     if memory.metadata is None or not memory.metadata.chat:
         return ""
-    theirs, ours = str(memory.metadata.settings.get(TEMPLATE_KEY)), hash_template(tokenizer)
+    theirs = str(memory.metadata.settings.get(TEMPLATE_KEY))
+    ours = hash_template(tokenizer)
     if theirs != ours:
         raise CorruptArtifactError(
             f"the memory was written with chat template {abbreviate_hash(theirs)}, this model has "
@@ -183,7 +184,8 @@ def load_kv_memories(
     sources = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     if not sources:
         raise UsageError("memory: the list is empty; give at least one memory, or None")
-    reader, weight = build_metadata(decoder, tokenizer), decoder.token_embedding.weight
+    reader = build_metadata(decoder, tokenizer)
+    weight = decoder.token_embedding.weight
     memories = list[KVMemory]()
     for source in sources:
         if not isinstance(source, str | Path):

@@ -236,7 +236,8 @@ class TextPrompts(PreparedPrompts):
     def generate(self, rows: range, config: GenerationConfig) -> list[Generation]:
         if not rows:
             return []
-        decoder, ids = self.model.decoder, self.ids[rows.start : rows.stop]
+        decoder = self.model.decoder
+        ids = self.ids[rows.start : rows.stop]
         state = None if self.memory is None else build_row_caches(self.memory, rows)
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.find_stop_ids(rows.start))
@@ -257,7 +258,9 @@ def end_rows(config: GenerationConfig, rooms: Sequence[int], model: DecoderConfi
     """Return options that cancel each row after as many tokens as it has room for."""
     # A learned table has no positions for rows that have ended and are read on as part of the batch.
     most = min(rooms) if model.position_encoding == "table" else max(rooms)
-    max_tokens, counts, on_token = min(config.max_tokens, most), [0] * len(rooms), config.on_token
+    max_tokens = min(config.max_tokens, most)
+    counts = [0] * len(rooms)
+    on_token = config.on_token
 
     def end_when_full(row: int, token: int, text: str, logprob: float) -> bool:
         counts[row] += 1
