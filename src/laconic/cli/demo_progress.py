@@ -22,10 +22,13 @@ class DemoProgress:
     """Shows what share of the demo's work is done, so that its pace so far, on any machine, gives the time left."""
 
     def __init__(self, runs: Sequence["DemoRun"], show: ProgressFn, num_workers: int) -> None:
-        self.runs, self.show, self.num_workers = runs, show, num_workers
+        self.runs = runs
+        self.show = show
+        self.num_workers = num_workers
         self.bases = {run.name: run.base for run in runs}
         self.whole = schedule({run.name: count_work(run) for run in runs}, self.bases, num_workers)
-        self.percent, self.last = 0, -1.0
+        self.percent = 0
+        self.last = -1.0
 
     def update(self, running: Sequence["DemoRun"], finished: Collection[str | None]) -> None:
         """Show the running runs and the percentage, at most once a second."""

@@ -192,8 +192,7 @@ def describe_evaluation(
     quantization = {"quantize": prompt.quantize} if prompt is not None and prompt.quantize else {}
     key = {"checkpoint": weights, **quantization, **(key or {})}
     name = run_name(run.folder)
-    seed = run.recipe.seed
-    return EvalMetadata(kind, task, name, seed, run.step, limit, shots, variant or {}, key, suffix)
+    return EvalMetadata(kind, task, name, run.recipe.seed, run.step, limit, shots, variant or {}, key, suffix)
 
 
 def run_name(folder: Path) -> str:
