@@ -30,7 +30,8 @@ def iter_tables() -> Iterator[TableHelp]:
     schema = Recipe.model_json_schema()
 
     def walk(prefix: str, meaning: str, table: dict[str, Any]) -> Iterator[TableHelp]:
-        dot, properties = prefix and f"{prefix}.", table["properties"]
+        dot = prefix and f"{prefix}."
+        properties = table["properties"]
         subtables = {key: name for key, value in properties.items() if (name := find_definition(value))}
         required = table.get("required", ())
         keys = [

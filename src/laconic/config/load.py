@@ -249,7 +249,8 @@ def add_default_tables(content: dict[str, Any]) -> None:
         content.setdefault(name, {})
     if content.get("method") in FULL_CHAIN_METHODS and isinstance(data, dict):
         data.setdefault("chain_steps", "all")
-    schedule, latents = METHOD_SCHEDULES.get(str(content.get("method"))), content.get("latents")
+    schedule = METHOD_SCHEDULES.get(str(content.get("method")))
+    latents = content.get("latents")
     if schedule is not None and isinstance(latents, dict):
         latents.setdefault("schedule", schedule)
 

@@ -97,7 +97,8 @@ def audit_examples(
 
     Unless `config` says it, answers are numbers, of which others are problems, or texts if most of them have no number.
     """
-    problems, rows = list(file.problems), list[ReasoningExample]()
+    problems = list(file.problems)
+    rows: list[ReasoningExample] = []
     num_texts = sum(NUMBER_PATTERN.search(example.answer) is None for example in file.examples)
     is_text = 2 * num_texts > len(file.examples)
     if "answer_type" in config.model_fields_set:
@@ -109,7 +110,9 @@ def audit_examples(
             rows.append(example)
         except InputError as error:
             problems.append(RowProblem(0, "without a number", f"row {example.label}: {error}"))
-    counts, too_long, num_unknown = list[tuple[int, ...]](), list[str](), 0
+    counts: list[tuple[int, ...]] = []
+    too_long: list[str] = []
+    num_unknown = 0
     for row in [] if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
         counts.append(count_part_tokens(row))
         num_unknown += row.num_unknown
@@ -171,7 +174,9 @@ def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
 def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str]]:
     """Return pairs of ids (the first row, a later row) with the same question, up to case, spaces and punctuation."""
     questions = [identify_question(example, with_document=False) for example in examples]
-    counts, first_ids, pairs = Counter(questions), dict[str, str](), list[tuple[str, str]]()
+    counts = Counter(questions)
+    first_ids: dict[str, str] = {}
+    pairs: list[tuple[str, str]] = []
     for question, example in zip(questions, examples, strict=True):
         if counts[question] > 1:  # only then compare documents, which are long
             first = first_ids.setdefault(identify_question(example), example.id)
@@ -182,5 +187,6 @@ def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str
 
 def compute_quantiles(counts: Sequence[int]) -> dict[str, int]:
     """Return the median, the 90th and 99th percentile, and the maximum, by nearest rank."""
-    ordered, shares = sorted(counts), {"p50": 0.5, "p90": 0.9, "p99": 0.99, "maximum": 1}
+    ordered = sorted(counts)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "maximum": 1}
     return {name: ordered[max(0, math.ceil(share * len(ordered)) - 1)] for name, share in shares.items()}

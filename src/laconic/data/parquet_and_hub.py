@@ -62,7 +62,8 @@ def to_rows(table: Any, schema: Any) -> list[dict[str, Any]]:
     """
     import pyarrow
 
-    rows, label_names = decode_json_columns(table.to_pylist(), schema), read_label_names(schema)
+    rows = decode_json_columns(table.to_pylist(), schema)
+    label_names = read_label_names(schema)
     for field in schema:
         names = label_names.get(field.name) if pyarrow.types.is_integer(field.type) else None
         if not names and not pyarrow.types.is_floating(field.type):
@@ -125,5 +126,6 @@ def load_hub_split(repo: str, config: str | None, split: str, revision: str | No
         message = f"cannot load {repo} from {origin}: {' '.join(str(error).split())[:300] or type(error).__name__}"
         raise InputError(f"{message}; {hint}") from error
     assert isinstance(dataset, datasets.Dataset)
-    schema, tables = dataset.features.arrow_schema, dataset.with_format("arrow").iter(BATCH_ROWS)
+    schema = dataset.features.arrow_schema
+    tables = dataset.with_format("arrow").iter(BATCH_ROWS)
     return TableRows(len(dataset), (row for table in tables for row in to_rows(table, schema)))

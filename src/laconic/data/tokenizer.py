@@ -75,8 +75,12 @@ class Tokenizer:
         files: Mapping[str, bytes] | None = None,
         tool_template: str | None = None,
     ) -> None:
-        self.backend, self.special_tokens, self.tool_template = backend, dict(special_tokens), tool_template
-        self.chat_template, self.fingerprint, self.files = chat_template, fingerprint, dict(files or {})
+        self.backend = backend
+        self.special_tokens = dict(special_tokens)
+        self.tool_template = tool_template
+        self.chat_template = chat_template
+        self.fingerprint = fingerprint
+        self.files = dict(files or {})
         backend.no_truncation()
         backend.no_padding()
 

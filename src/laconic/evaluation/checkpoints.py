@@ -142,7 +142,8 @@ def load_shots(
     if not prompt.shots:
         return []
     name = task.rpartition(":")[0] or task
-    source, info = prompt.shots_from or f"{name}:train", find_dataset(task)
+    source = prompt.shots_from or f"{name}:train"
+    info = find_dataset(task)
     if prompt.shots_from is None and (is_row_file(task) or (info is not None and "train" not in info.splits)):
         raise UsageError(f"--shots {prompt.shots}: {task} has no training split; add --shots-from")
     read = read_examples(source, config) if is_row_file(source) else load_examples(source, "train", config)

@@ -31,7 +31,9 @@ def parse_question(row: dict[str, Any], name: str) -> ContextQuestion:
     context, question = (
         require_text(row, field, ROW_FORMAT) for field in ("document" if is_document_name else "context", "question")
     )
-    answers, prefix, max_new_tokens = row.get("answer"), row.get("answer_prefix"), row.get("max_new_tokens", 32)
+    answers = row.get("answer")
+    prefix = row.get("answer_prefix")
+    max_new_tokens = row.get("max_new_tokens", 32)
     if not isinstance(answers, list):
         answers = [require_text(row, "answer", ROW_FORMAT)]
     elif not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):

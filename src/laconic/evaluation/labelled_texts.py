@@ -62,7 +62,8 @@ def order_demonstrations(rows: Sequence[LabelledText], seed: int, *, balanced: b
     shuffled = [rows[i] for i in rng.permutation(len(rows), seed)]
     if not balanced:
         return shuffled
-    turns, counts = list[int](), Counter[str]()
+    turns = list[int]()
+    counts = Counter[str]()
     for row in shuffled:
         turns.append(counts[row.label])
         counts[row.label] += 1

@@ -230,9 +230,12 @@ class LaconicLM(TemplateLM):
         Fast weights learn from what a row reads only where the model has no attention, as in `generate`: it could not
         condition on a context otherwise.
         """
-        padding_mask, positions = None if mask.all() else mask, None
+        padding_mask = None if mask.all() else mask
+        positions = None
         if isinstance(self.model, laconic.NestedTextModel):
-            model, state, updates = self.model.model, None, self.model.update_weights and not self.model.has_attention
+            model = self.model.model
+            state = None
+            updates = self.model.update_weights and not self.model.has_attention
             if self.state is not None:
                 state = clear_attention_if_full(model, self.state, ids.shape[1], self.model.attention_window)
                 state = select_rows(state, [0] * len(ids))
@@ -274,7 +277,8 @@ class LaconicLM(TemplateLM):
         present = {name: value for name, value in options.items() if value is not None}
         rest: dict[str, Any] = dict(normalize_gen_kwargs(present, self.max_gen_toks))
         until = [text for text in rest.pop("until") if text]
-        max_tokens, temperature = int(rest.pop("max_gen_toks")), float(rest.pop("temperature", 0.0))
+        max_tokens = int(rest.pop("max_gen_toks"))
+        temperature = float(rest.pop("temperature", 0.0))
         if rest.pop("do_sample") and not temperature:
             raise UsageError("gen_kwargs: do_sample needs a temperature above 0; add temperature=1.0")
         settings: dict[str, Any] = {"seed": torch.initial_seed()}  # which lm-eval's --seed sets

@@ -108,7 +108,10 @@ def describe_data_licences(datasets: Mapping[str, DatasetInfo | None]) -> str:
 
 def describe_training(run: str | Path, recipe: Recipe) -> list[str]:
     """Return the commands that repeat a training and its evaluation, and the recipes of the runs that it began with."""
-    recipes, commands, override, bases = list[str](), list[str](), "", list_base_runs(recipe)
+    recipes: list[str] = []
+    commands: list[str] = []
+    override = ""
+    bases = list_base_runs(recipe)
     first = bases[0][1] if bases else recipe
     if first.model.init_from_run:
         recipes.append(f"RUN is {describe_base(first)}, with which the training began.")
@@ -151,7 +154,8 @@ def describe_base(recipe: Recipe) -> str:
     """Return the name of a recipe's base model, without the folders of this machine."""
     if recipe.model.init_from_run:
         return f"the run {short_run_names([recipe.model.init_from_run])[0]}"
-    name, folder = recipe.model.name, find_named_model(recipe.model.name or "", with_weights=False)
+    name = recipe.model.name
+    folder = find_named_model(recipe.model.name or "", with_weights=False)
     if name is None:
         return "none, trained from random weights"
     conversion = describe_conversion(folder or Path(name))
@@ -168,7 +172,8 @@ def find_hub_name(recipe: Recipe) -> str | None:
 
 def describe_results(run: str | Path) -> list[str]:
     """Return the stored results of a run as tables and lines of Markdown, as `laconic evaluate` prints them."""
-    blocks, request = list[str](), EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
+    blocks: list[str] = []
+    request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
     for suite in SUITES:
         for results in split_results(load_results(suite, [str(run)])):
             for block in suite.report(request, results).blocks:

@@ -21,7 +21,8 @@ def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str) -> li
     Files of rows and documents are not in a run; only their names are given. For a run without results, the command
     evaluates it on what its recipe holds out.
     """
-    evaluations, commands = seed_runs(run)[0] / EVALUATIONS_FOLDER, list[str]()
+    evaluations = seed_runs(run)[0] / EVALUATIONS_FOLDER
+    commands: list[str] = []
     for metadata in (x.metadata for kind in get_args(EvalKind) for x in latest_evaluations(evaluations, kind).values()):
         command = f"audit {target} --task" if metadata.kind == "audit" else f"evaluate {target} --tasks"
         task = shlex.quote(name_task(metadata, recipe))
@@ -69,7 +70,8 @@ def name_question_set(title: str, recipe: Recipe) -> str:
 
 def describe_options(metadata: EvalMetadata, recipe: Recipe) -> str:
     """Return the flags of condition and protocol, and of how much was evaluated; for documents of a file also which."""
-    variant, flags = metadata.variant, list[tuple[str, Any]]()
+    variant = metadata.variant
+    flags: list[tuple[str, Any]] = []
     condition = variant.get("condition", "")
     if condition.endswith(" iterations"):
         flags.append(("jacobi-iterations", condition.partition(" ")[0]))

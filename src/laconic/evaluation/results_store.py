@@ -277,7 +277,8 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
         return []
     truncate_partial_line(units)
     stored = units.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    lines, digest = list[str](), ""
+    lines = list[str]()
+    digest = ""
     for number, (expected, _, line) in enumerate((item.partition(" ") for item in stored), 1):
         digest = hash_line(digest, line)
         if digest != expected:
@@ -297,7 +298,8 @@ def _load_committed(folder: Path, metadata: EvalMetadata) -> list[EvalItem] | No
 
 def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:
     """Write the folder of a finished evaluation and remove the partial results."""
-    text, metadata = "".join(f"{to_canonical_json(asdict(r))}\n" for r in records), asdict(job.metadata)
+    text = "".join(f"{to_canonical_json(asdict(r))}\n" for r in records)
+    metadata = asdict(job.metadata)
     figures = dict(job.summarize(group_items(records))) if job.summarize else {}
 
     def write(new: Path) -> None:

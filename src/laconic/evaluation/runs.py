@@ -73,7 +73,8 @@ def prepare_export(export: Path, name: str | None = None) -> Path:
     one called seed-0, seed-1, … lies in a folder named after the part before. A new export of the run gets a new
     folder.
     """
-    path, recipe = Path(name or export.resolve()), (export / EXPORT_FOLDER / RECIPE_FILE).read_text(encoding="utf-8")
+    path = Path(name or export.resolve())
+    recipe = (export / EXPORT_FOLDER / RECIPE_FILE).read_text(encoding="utf-8")
     parts = path.parts[-2:] if path.name.startswith("seed-") else path.parts[-1:]
     files = {EXPORT_MARKER: to_canonical_json({"export": str(export.resolve())}), RECIPE_FILE: recipe}
     return create_results_folder([str(export.resolve()), hash_export(export)], parts, files)

@@ -167,7 +167,9 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     is_binary = bool(np.isin(after, (0, 1)).all() and np.isin(before, (0, 1)).all())
     if len(after) > 1 or not is_binary or after.shape != before.shape:
         return paired_difference(after, before)
-    n, gains, losses = after.shape[1], int((after > before).sum()), int((after < before).sum())
+    n = after.shape[1]
+    gains = int((after > before).sum())
+    losses = int((after < before).sum())
     gain_share, loss_share = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
     center = gain_share - loss_share
     half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
@@ -216,7 +218,8 @@ def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    adjusted, least = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    least = 0.0
     for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[i]))
         adjusted[i] = least

@@ -212,7 +212,8 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
             with lock_evaluations(folder, request.ranks):
                 jobs = [job for task in request.tasks for job in suite.build_jobs(request, run, task)]
                 for group, job in {job.metadata.group: job for job in jobs}.items():
-                    name, variant = runs.seed_run_name(title, path, folder), " ".join(job.metadata.variant.values())
+                    name = runs.seed_run_name(title, path, folder)
+                    variant = " ".join(job.metadata.variant.values())
                     verb = "auditing" if job.metadata.kind == "audit" else "evaluating"
                     label = f"{verb} {name} on {job.metadata.task}, {variant}".rstrip(", ")
                     with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
@@ -243,7 +244,8 @@ def evaluate_job(
             raise SignalInterruptError
 
     files = {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}
-    folder, device = run.folder / EVALUATIONS_FOLDER, run.parts.decoder.token_embedding.weight.device
+    folder = run.folder / EVALUATIONS_FOLDER
+    device = run.parts.decoder.token_embedding.weight.device
     try:
         with runs.flush_denormals(device), stop.interruptible() if stop and is_single else nullcontext():
             return results_store.run_resumable(
@@ -300,7 +302,8 @@ def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path],
 
 
 def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[StoredEvaluation]) -> RunResult:
-    first, metadata = seeds[0].metadata, [seed.metadata for seed in seeds]
+    first = seeds[0].metadata
+    metadata = [seed.metadata for seed in seeds]
     return RunResult(
         title,
         first.task,

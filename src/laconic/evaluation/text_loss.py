@@ -153,7 +153,8 @@ def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> 
     """Return a row for each model; differences are paired by window, where both models have the same windows."""
     rows: list[LossRow] = []
     for result in results:
-        nats, difference = result.scores(CONDITION, itemgetter("nats")), None
+        nats = result.scores(CONDITION, itemgetter("nats"))
+        difference = None
         if baseline is not None and baseline is not result and baseline.source == result.source:
             difference = paired_difference(nats, baseline.scores(CONDITION, itemgetter("nats")))
         accuracy = float(result.scores(CONDITION, itemgetter("correct")).mean())

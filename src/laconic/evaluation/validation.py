@@ -173,7 +173,8 @@ def warn_collapsed_lengths(lengths: Sequence[int], max_length: int) -> None:
 
 def score_segments(method: AutoCompressor, batch: DocumentBatch) -> list[DocumentScore]:
     """Score each document segment by segment on the memory of the previous ones; a segment's first token is not."""
-    memory, sums = method.segment_model.empty_memory(batch.B), torch.zeros(batch.B, 3, dtype=torch.float64)
+    memory = method.segment_model.empty_memory(batch.B)
+    sums = torch.zeros(batch.B, 3, dtype=torch.float64)
     lengths: list[list[int]] = [[] for _ in range(batch.B)]
     for i, columns in enumerate(batch.segment_slices):
         text, mask = batch.input_ids[:, columns], batch.attention_mask[:, columns]
@@ -192,7 +193,8 @@ def score_segments(method: AutoCompressor, batch: DocumentBatch) -> list[Documen
 
 def score_lanes(method: nn.Module, source: StatefulBatches, device: torch.device) -> list[DocumentScore]:
     """Score batches in order, each on the state of the one before; the sums of a batch are given to its first row."""
-    scores, state = list[DocumentScore](), cast(MethodState | None, None)
+    scores: list[DocumentScore] = []
+    state = cast(MethodState | None, None)
     for time in range(source.num_steps):
         rows = range(time * source.num_lanes, (time + 1) * source.num_lanes)
         batch = source.batch(rows, 0, 0).to(device)

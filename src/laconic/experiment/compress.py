@@ -95,7 +95,9 @@ class CompressionJob(ResumableReading[SummaryMemory]):
 
     def __init__(self, method: AutoCompressor, length: SummaryLength | None = None) -> None:
         super().__init__(method.decoder.token_embedding.weight.device)
-        self.method, self.length, self.positions_spent = method, length or SummaryLength(), 0
+        self.method = method
+        self.length = length or SummaryLength()
+        self.positions_spent = 0
         self.stop_rule = resolve_stop_rule(method, self.length)
         check_rule(method.segment_model, self.stop_rule)
 
@@ -105,10 +107,12 @@ class CompressionJob(ResumableReading[SummaryMemory]):
 
     @torch.no_grad()
     def advance(self, piece: PaddedIds) -> SummaryMemory:
-        B, method = len(piece.input_ids), self.method
+        B = len(piece.input_ids)
+        method = self.method
         tokens = piece.attention_mask.sum(1)
         before = method.segment_model.empty_memory(B) if self.current is None else self.current
-        rows, K = torch.arange(B, device=self.device) + len(self.texts), method.config.fixed_length
+        rows = torch.arange(B, device=self.device) + len(self.texts)
+        K = method.config.fixed_length
         rule = add_uniforms(self.stop_rule, self.length.seed, rows, self.next_piece - 1, K)
         after = method.compress(piece.input_ids, piece.attention_mask, before, rule)
         self.tokens += int(tokens.sum())
@@ -117,9 +121,11 @@ class CompressionJob(ResumableReading[SummaryMemory]):
 
     def extra_positions(self, before: SummaryMemory, after: SummaryMemory) -> Int[Tensor, " B"]:
         """Return how many positions other than the text's the decoder read to compress a segment, per row."""
-        reading, N = self.method.config, after.vectors_per_segment[:, -1]
+        reading = self.method.config
+        N = after.vectors_per_segment[:, -1]
         before_text = self.method.segment_model.prefix_length + before.num_vectors
-        after_text, trigger = torch.zeros_like(N), 0
+        after_text = torch.zeros_like(N)
+        trigger = 0
         if reading.summary == "autoregressive":
             after_text, trigger = N, int(reading.trigger_placement == "insert")
         elif reading.summary == "parallel":

@@ -69,7 +69,8 @@ def export_run(
     check_type("run", run, LoadedRun, expected)
     has_switched_adapter = run.recipe.compression is not None and run.recipe.compression.adapter_scope == "write"
     if has_switched_adapter and run.parts.adapter is not None:
-        adapter, decoder = run.parts.adapter, load_initial_decoder(run.recipe, torch.device("cpu"))[0]
+        adapter = run.parts.adapter
+        decoder = load_initial_decoder(run.recipe, torch.device("cpu"))[0]
     else:
         adapter, decoder = None, run.merged_decoder()
     tensors = weights.checkpoint_tensors(decoder, decoder.config)

@@ -43,7 +43,8 @@ def load_published_compressor(
 ) -> TextCompressor:
     """Load a published AutoCompressor (parallel summaries, no bos) with its tokenizer and a segment length for it."""
     folder = Path(path)
-    config, tensors = read_foreign_json(folder / "config.json"), index_tensors(folder)
+    config = read_foreign_json(folder / "config.json")
+    tensors = index_tensors(folder)
     kappa, accumulates = config[SUMMARY_LENGTH_KEY], config.get(ACCUMULATE_KEY)
     if type(accumulates) is not bool:
         raise InputError(f"{folder}/config.json has no {ACCUMULATE_KEY}; add it: true, or false for RMT")

@@ -88,7 +88,8 @@ def load(
     check_type("path_or_name", path_or_name, str | os.PathLike, "a folder or a name, as text or Path")
     check_type("step", step, int | None, "the number of a step")
     path_or_name = os.path.expanduser(path_or_name)
-    target, run = weights.resolve_device(device), find_run(path_or_name, step)
+    target = weights.resolve_device(device)
+    run = find_run(path_or_name, step)
     fixed = {"dtype": dtype, "quantize": quantize, "allow_missing": allow_missing or None, "revision": revision}
     if run is None:
         check_is_model(path_or_name)

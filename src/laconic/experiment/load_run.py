@@ -77,7 +77,8 @@ def read_run_recipe(path: str | Path) -> Recipe | None:
 
 def is_nested(path: str | Path) -> bool:
     """Return whether a folder holds a run of method hope, or a saved nested model."""
-    folder, method = Path(path), read_run_method(path)
+    folder = Path(path)
+    method = read_run_method(path)
     if method is not None:
         return method == "hope"
     return (folder / "config.json").is_file() and build_nested.read_saved_config(folder) is not None
@@ -96,7 +97,8 @@ def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
     if is_run_dir(folder) or is_export(folder):
         return RunStep(folder, step)
     check_not_empty_run(folder)
-    match, run = STEP_PATTERN.fullmatch(folder.name), folder.parent.parent
+    match = STEP_PATTERN.fullmatch(folder.name)
+    run = folder.parent.parent
     if match is None or not is_run_dir(run):
         return None
     if step not in (None, int(match[1])):
@@ -153,7 +155,8 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
 
 def load_export(folder: Path, device: torch.device, step: int | None, *, allow_code: bool = False) -> LoadedRun:
     """Load what `export_run` wrote; arguments and errors are those of `load_run`."""
-    extras, record = folder / EXPORT_FOLDER, read_export_record(folder)
+    extras = folder / EXPORT_FOLDER
+    record = read_export_record(folder)
     assert record is not None
     record.check_files(lambda name: name.startswith(f"{EXPORT_FOLDER}/"))
     recipe, _ = load_recipe(extras / RECIPE_FILE)
@@ -215,7 +218,8 @@ def restore_parts(
 
     Trained parameters require gradients as in training, because torch uses other kernels otherwise.
     """
-    dtype, is_full = getattr(torch, recipe.model.dtype), recipe.train.trainable == "full"
+    dtype = getattr(torch, recipe.model.dtype)
+    is_full = recipe.train.trainable == "full"
     if not is_full:
         decoder, _ = load_initial_decoder(recipe, device)
         check_fingerprint(step, "base", decoder.fingerprint)
@@ -285,7 +289,8 @@ def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | 
 
 def load_initial_model(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer, SummaryParameters | None]:
     """Return the decoder and tokenizer to start with, and any summary parameters of `model.init_from_run`."""
-    model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
+    model = recipe.model
+    dtype = getattr(torch, recipe.model.dtype)
     if model.init_from_run is not None:
         folder = Path(model.init_from_run)
         if not (is_export(folder) or is_run_dir(folder)):

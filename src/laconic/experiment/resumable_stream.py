@@ -83,7 +83,9 @@ class ResumableReading(ABC, Generic[Value]):
         self.tokens = 0
         self.digest = sha256()  # of all ids
         # a resumed job: the group and number of segments at which it continues, and the digest and tokens until there
-        self.resume_at, self.expected_digest, self.previous_tokens = (0, 0), "", 0
+        self.resume_at = (0, 0)
+        self.expected_digest = ""
+        self.previous_tokens = 0
 
     @property
     def note(self) -> str:

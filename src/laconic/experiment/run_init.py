@@ -43,7 +43,8 @@ def init_run(
 
 def check_resume(run: RunDirectory, recipe: Recipe, resume: object = "auto") -> list[str]:
     """Return the notes of `init_run`, and raise its errors, without writing anything."""
-    path, steps = run.path / RECIPE_FILE, run.step_numbers()
+    path = run.path / RECIPE_FILE
+    steps = run.step_numbers()
     if steps and resume == "never":
         raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
     if isinstance(resume, int) and resume not in steps:

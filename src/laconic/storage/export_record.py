@@ -85,7 +85,8 @@ def read_export_record(folder: Path) -> ExportRecord | None:
         metadata = read_json(path)
     except InputError as error:
         raise CorruptArtifactError(f"{path.parent} is damaged: {error}; use an intact copy") from None
-    files, digest = metadata.pop("files", {}), metadata.pop("sha256", None)
+    files = metadata.pop("files", {})
+    digest = metadata.pop("sha256", None)
     if digest != hash_json(metadata) or not isinstance(files, dict):
         raise CorruptArtifactError(f"{path} was changed after it was written; use an intact copy")
     return ExportRecord(folder, metadata, cast(dict[str, str], files))

@@ -158,7 +158,8 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(fields["kind"], fields["step"], files, fingerprints, fields["laconic"], fields["format"])
         is_intact = manifest.canonical_text == (folder / MANIFEST_FILE).read_text(encoding="utf-8")
     except (KeyError, TypeError, ValueError, AttributeError):
-        is_intact, manifest = False, Manifest("", 0, {}, {})
+        is_intact = False
+        manifest = Manifest("", 0, {}, {})
     if not is_intact:
         raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} was changed after it was written")
     return manifest

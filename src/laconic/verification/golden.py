@@ -126,7 +126,8 @@ class GoldenBundle:
                 continue
             layer = layer_index(decoder, recorded.layer)
             for stage in stages_at_layer(decoder, recorded.layer):
-                key, x = stage_key(stage.name, layer, recorded.piece, n), recorded.activations[stage.name]
+                key = stage_key(stage.name, layer, recorded.piece, n)
+                x = recorded.activations[stage.name]
                 result = StageResult(
                     case.name, stage.name, layer, "propagated", note=f"{key}: not in the bundle: not run"
                 )
@@ -183,7 +184,9 @@ def load_bundle(folder: Path) -> GoldenBundle:
 
 def is_consistent(kind: str, stage: BundleStage, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a stage has as many numbers as its shape says, or a long one an index of each number into it."""
-    values, index, size = tensors[stage.at], tensors.get(stage.index), math.prod(stage.shape)
+    values = tensors[stage.at]
+    index = tensors.get(stage.index)
+    size = math.prod(stage.shape)
     if kind == "small":
         return values.numel() == size
     if index is None or index.shape != values.shape or index.is_floating_point() or index.ndim != 1:

@@ -46,11 +46,16 @@ class HookRecorder:
         self.model, self.case, self.emit = model, case, emit
         self.names = WEIGHT_NAMES[model.config.model_type]
         self.layers: list[Any] = list(model.get_submodule(self.names.layers))
-        self.current, self.final, self.T, self.S = LayerActivations(0, -1), LayerActivations(0, -1), 0, 0
+        self.current = LayerActivations(0, -1)
+        self.final = LayerActivations(0, -1)
+        self.T = 0
+        self.S = 0
         self.handles: list[Any] = []
 
     def start_piece(self, piece: int, S: int, T: int) -> None:
-        self.current, self.S, self.T = LayerActivations(piece, -1), S, T
+        self.current = LayerActivations(piece, -1)
+        self.S = S
+        self.T = T
 
     def record(self, name: str, value: Tensor) -> None:
         """Store an activation of the current layer; OPT flattens rows and positions in its MLP."""
@@ -134,7 +139,8 @@ class HookRecorder:
         OPT scales the queries first and passes scale 1; that is undone in `q_rot` only. Raises RuntimeError if the
         recorded scores do not give the model's probabilities.
         """
-        P, scale = self.S + self.T, kwargs["scaling"]
+        P = self.S + self.T
+        scale = kwargs["scaling"]
         is_masked = mask <= torch.finfo(mask.dtype).min / 2
         if self.case.bias is not None:
             mask = mask + self.case.bias[:, self.S : P, :P].to(mask.dtype)[:, None]

@@ -156,7 +156,9 @@ def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:
 
 
 def position_cases(builder: InputBuilder) -> list[ParityCase]:
-    T, Pmax, rope = builder.clamp_length(16), builder.config.max_position_embeddings, builder.config.rope
+    T = builder.clamp_length(16)
+    Pmax = builder.config.max_position_embeddings
+    rope = builder.config.rope
     last = max(Pmax - T, 0)
     far = FAR_START if rope is not None and rope.kind not in LENGTH_DEPENDENT_ROPE else last
 
@@ -174,7 +176,8 @@ def position_cases(builder: InputBuilder) -> list[ParityCase]:
 
 
 def incremental_cases(builder: InputBuilder) -> list[ParityCase]:
-    T, steps = builder.clamp_length(16), 6
+    T = builder.clamp_length(16)
+    steps = 6
     prompt = builder.random_ids(2, 6)
     fed_back = builder.feed_back_hidden(prompt, steps)
     ragged = left_padded_mask([T, T - 4], T)

@@ -31,7 +31,9 @@ class LocalStages:
     """The functions of one decoder on one case; keeps the masks of one piece at a time."""
 
     def __init__(self, decoder: Decoder, case: ParityCase) -> None:
-        self.decoder, self.case, self.pieces = decoder, case, case.pieces()
+        self.decoder = decoder
+        self.case = case
+        self.pieces = case.pieces()
         self.dtype, self.embeddings = compute_dtype(decoder), case.embed(decoder)
         self.contexts: dict[int, Any] = {}
 

@@ -43,7 +43,8 @@ class ErrorRatios:
 
     def add_case(self, case: ParityCase, reference: Any) -> None:
         """Run a case with the decoder, its float64 copy and the reference, and add their differences."""
-        wide_decoder, local = Float64Decoder.from_decoder(self.decoder), LocalStages(self.decoder, case)
+        wide_decoder = Float64Decoder.from_decoder(self.decoder)
+        local = LocalStages(self.decoder, case)
         with sharpened_queries(self.decoder, case.query_scale):
             runs = (
                 iterate_stages(self.decoder, case),

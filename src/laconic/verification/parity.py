@@ -222,7 +222,9 @@ class CaseComparison:
 def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
     """Return `context` of every layer and the logits as the default attention backend computes them."""
     stages: dict[str, Tensor] = {}
-    cache, embeddings, pieces = None, case.embed(decoder), case.pieces()
+    cache = None
+    embeddings = case.embed(decoder)
+    pieces = case.pieces()
     for piece, (S, T) in enumerate(pieces):
         arguments: dict[str, Any] = forward_arguments(case, S, T)
         output = decoder(embeddings[:, S : S + T], cache, **arguments, capture=("context", "logits"))

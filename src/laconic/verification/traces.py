@@ -163,7 +163,8 @@ def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]
 
 def iterate_stages(decoder: Decoder, case: ParityCase) -> Iterator[LayerActivations]:
     """Run a case with eager attention and yield the activations layer by layer."""
-    embeddings, eager = case.embed(decoder), copy.copy(decoder)  # which shares the modules
+    embeddings = case.embed(decoder)
+    eager = copy.copy(decoder)  # shares the modules
     eager.attn_implementation = "eager"
     return threaded_generator(lambda emit: run_case(eager, case, embeddings, emit))
 
@@ -215,8 +216,10 @@ def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | No
 
 
 def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtype: torch.dtype) -> ForwardContext:
-    positions, valid = expected_position_ids(case, S, T), case.valid_mask[:, : S + T]
-    bias, backend = forward_arguments(case, S, T)["attention_bias"], decoder.attn_implementation
+    positions = expected_position_ids(case, S, T)
+    valid = case.valid_mask[:, : S + T]
+    bias = forward_arguments(case, S, T)["attention_bias"]
+    backend = decoder.attn_implementation
     options: dict[str, Any] = {"backend": backend, "all_valid": False, "needs_visible": True}
     return build_context(decoder.config, positions, valid, S, bias, dtype, **options)
 

@@ -30,7 +30,9 @@ def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Seq
 
     So a model has to keep learning while it reads.
     """
-    permuted, vocabulary, seed = ids.copy(), np.arange(vocab_size), int(rng.hash64(*key).view(np.int64))
+    permuted = ids.copy()
+    vocabulary = np.arange(vocab_size)
+    seed = int(rng.hash64(*key).view(np.int64))
     for start in range(0, len(ids), interval):
         new_ids = rng.permuted_index(seed, start // interval, vocabulary, vocab_size)
         chunk = ids[start : start + interval]

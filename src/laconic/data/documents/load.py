@@ -181,7 +181,8 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
     if config.path is not None:
         documents, notes = read_documents(config.path, config.text, limit)
     else:
-        documents, notes = load_hub_documents((config.name or ("",))[0], config.text, config.revision, limit), []
+        documents = load_hub_documents((config.name or ("",))[0], config.text, config.revision, limit)
+        notes = []
     parts = split_documents(config, documents)
     if part != "train":
         return select_part(config, parts, part), notes

@@ -76,7 +76,8 @@ class StatefulBatches:
         return self._epoch_chunks[1]
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        lanes, coordinates = self.epoch_chunks(epoch), [divmod(int(row), self.num_lanes) for row in rows]
+        lanes = self.epoch_chunks(epoch)
+        coordinates = [divmod(int(row), self.num_lanes) for row in rows]
         starts = [lanes[lane * self.lane_length + time] for time, lane in coordinates]
         chunks = [self.ids[d][start : start + self.max_length].tolist() for d, start in starts]
         input_ids, mask = pad_rows(chunks, width=self.max_length)

@@ -61,7 +61,8 @@ def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, progress: Progres
     offsets.
     """
     backend = disable_special_tokens(tokenizer)
-    done, total = 0, sum(map(len, texts))
+    done = 0
+    total = sum(map(len, texts))
     windows_per_text: list[list[list[int]]] = []
     for group in group_windows(split_text(texts)):
         if progress:
@@ -88,7 +89,8 @@ def window_starts(text: str) -> range:
 
 
 def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
-    group, count = list[tuple[bool, str]](), 0
+    group: list[tuple[bool, str]] = []
+    count = 0
     for window in windows:
         group.append(window)
         count += len(window[1]) + 1
@@ -151,7 +153,8 @@ def iter_token_ids(
     A window is cut in its last eighth; the next window begins enough tokens before, so that it agrees around the cut.
     """
     blocks = iter_blocks(texts, window_chars)
-    window, first = tokenize_window(next(blocks, ""), backend), 0
+    window = tokenize_window(next(blocks, ""), backend)
+    first = 0
     for block in blocks:
         k = find_cut(window, first, len(window.text) - window_chars // 8)
         start = 0 if k is None else window.offsets[max(k - 2 * AGREEING_TOKENS - window_chars // 64, 0)][0]
@@ -176,7 +179,8 @@ def iter_blocks(texts: Iterable[str], size: int) -> Iterator[str]:
             joined = "".join(buffer)
             whole = count - count % size
             yield from (joined[i : i + size] for i in range(0, whole, size))
-            buffer, count = [joined[whole:]], count - whole
+            buffer = [joined[whole:]]
+            count -= whole
     if count:
         yield "".join(buffer)
 

@@ -100,7 +100,8 @@ class ChainParser:
         """Yield the steps, in which the given numbers of the question and all results can be replaced."""
         num_question = len(self.question_numbers)
         for (parts, formula, operands), value in zip(self.parsed_steps, self.results, strict=True):
-            texts, refs = ["<<"], list[int]()
+            texts = ["<<"]
+            refs: list[int] = []
             for text, ref in parts:
                 if isinstance(ref, int) and (ref in replaced_numbers or ref >= num_question):
                     refs.append(ref)

@@ -90,7 +90,8 @@ def random_order(n: int, *key: int) -> list[int]:
 def generate_graph(draw: Iterator[float]) -> tuple[set[int], Edges]:
     """Return the nodes that are names, and the edges, ordered by the node they lead to."""
     num_nodes = MIN_NODES + weighted_choice(NODE_COUNT_WEIGHTS, next(draw))
-    names, edges = {0, 1}, list[tuple[int, int]]()
+    names = {0, 1}
+    edges: list[tuple[int, int]] = []
     sides, depths = [1, 2], [0, 0]  # of each node: bits of the first two names that reach it, and steps to a name
     for node in range(2, num_nodes):
         parents: list[int] = []
@@ -141,7 +142,8 @@ def pick_targets(edges: Edges, draw: Iterator[float]) -> tuple[int, int, int] | 
 
 
 def shortest_path(edges: Edges, root: int, target: int, draw: Iterator[float]) -> list[int]:
-    distances, nodes = compute_distances(edges, root), [target]
+    distances = compute_distances(edges, root)
+    nodes = [target]
     while nodes[-1] != root:
         parents = [a for a, b in edges if b == nodes[-1] and distances.get(a) == distances[b] - 1]
         nodes.append(parents[int(next(draw) * len(parents))])

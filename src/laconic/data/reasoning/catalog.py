@@ -109,7 +109,8 @@ def refuse_csv(path: Path) -> None:
 
 def get_dataset(name: str) -> DatasetInfo:
     """Return the data set of a catalog name or Hub name. Raises `InputError` with the nearest known name."""
-    info, base = find_dataset(name), split_name(name)[0]
+    info = find_dataset(name)
+    base = split_name(name)[0]
     if info is None:
         refuse_csv(Path(base))
         suffixes = ", ".join(ROW_FILE_SUFFIXES)

@@ -137,7 +137,8 @@ def convert_conversations(row: Row) -> Row:
     The field may also be called `conversation`, as in LMSYS-Chat and WildChat, and turns may have `role` and `content`.
     Turns of the user after the last answer are left out. Raises `RowError`.
     """
-    turns, messages = row.get("conversations", row.get("conversation")), list[dict[str, Any]]()
+    turns = row.get("conversations", row.get("conversation"))
+    messages: list[dict[str, Any]] = []
     for turn in turns if isinstance(turns, list) else [turns]:
         fields = turn if isinstance(turn, dict) else {}
         message = {"role": SHAREGPT_ROLES.get(str(fields.get("from"))), "content": fields.get("value")}

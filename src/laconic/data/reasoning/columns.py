@@ -157,7 +157,8 @@ def unbox_answer(row: Row) -> Row:
 
 def convert_instruction(row: Row) -> Row | None:
     """Convert a row of an instruction: its input or context, if there is one, follows after an empty line."""
-    answer, question = "response" if "response" in row else "output", row["instruction"]
+    answer = "response" if "response" in row else "output"
+    question = row["instruction"]
     inputs = [key for key in INSTRUCTION_INPUTS if isinstance(row.get(key, ""), str | None)]
     if isinstance(question, str) and question.strip():
         question = "\n\n".join([question, *(text for key in inputs if (text := row.get(key)) and text.strip())])

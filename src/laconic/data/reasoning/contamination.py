@@ -107,7 +107,8 @@ def merge_deduplicated(
     if len(sets) == 1:
         return list(sets[0]), []
     rows, notes = list[ReasoningExample](), list[str]()
-    seen, set_by_id = set[str](), dict[str, str]()
+    seen: set[str] = set()
+    set_by_id: dict[str, str] = {}
     for name, examples in zip(names, sets, strict=True):
         questions = [identify_question(example, with_documents) for example in examples]
         new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]

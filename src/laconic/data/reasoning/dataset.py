@@ -208,7 +208,8 @@ class ReasoningDataset:
             limit = f"the model's {self.max_positions} positions, with {self.num_latents} latents"
             if row.document_ids and self.count_memory_positions is not None:
                 memory = self.count_memory_positions(len(row.document_ids))
-                total, limit = total + memory, f"{limit} and {memory} for the memory of the document"
+                total += memory
+                limit = f"{limit} and {memory} for the memory of the document"
             excess.append((total - self.max_positions, limit))
         return max(excess)
 
@@ -232,7 +233,8 @@ def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
     num_question, num_chain, num_answer, first, last, distill_column, num_prefix, num_unknown = packed[:8].tolist()
     parts = np.split(packed[8:], np.cumsum([num_question, *[num_chain] * 3, num_answer])[:-1])
     question, chain, step_index, is_result, answer = (tuple(part.tolist()) for part in parts)
-    result_mask, span = tuple(map(bool, is_result)), (first, last)
+    result_mask = tuple(map(bool, is_result))
+    span = (first, last)
     return EncodedExample(
         id, question, chain, step_index, result_mask, answer, span, distill_column, num_prefix, num_unknown
     )

@@ -113,7 +113,9 @@ def collect_examples(
             digest.update(line)
             yield line
 
-    examples, problems, notes = list[ReasoningExample](), list[RowProblem](), converter.notes
+    examples: list[ReasoningExample] = []
+    problems: list[RowProblem] = []
+    notes = converter.notes
     with gc_disabled():
         for result in convert_each(name, parse_lines(hash_lines(), notes, parse), converter.convert):
             if isinstance(result, RowProblem):

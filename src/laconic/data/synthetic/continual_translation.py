@@ -25,7 +25,8 @@ class ContinualTranslationDataset(SyntheticDataset):
     config: ContinualTranslationConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        config, index = self.config, np.asarray(rows, dtype=np.int64)
+        config = self.config
+        index = np.asarray(rows, dtype=np.int64)
         N, n, R = config.num_languages, config.num_words, config.num_repetitions
         words = (WORDS_PER_LANGUAGE * np.arange(N)[:, None] + np.arange(n)).ravel()
         values = TOKEN_IDS["v0"] + self.randint(config.num_values, index, TRANSLATION_KEY, N * n)
@@ -35,7 +36,8 @@ class ContinualTranslationDataset(SyntheticDataset):
         pauses = np.diff(ends, prepend=0, append=config.pause_tokens)
         input_ids = np.full((len(index), config.row_tokens), TOKEN_IDS["."], dtype=np.int64)
         for b in range(len(index)):
-            pairs, t = np.stack([TOKEN_IDS["k0"] + words, values[b]], -1), 0
+            pairs = np.stack([TOKEN_IDS["k0"] + words, values[b]], -1)
+            t = 0
             for language in range(N):
                 lesson = pairs[n * language + lessons[b, language].ravel()].ravel()
                 input_ids[b, t : t + len(lesson)] = lesson

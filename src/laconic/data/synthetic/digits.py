@@ -81,7 +81,8 @@ def generate_problems(
 
 def solve(digits: IntArray, operators: IntArray) -> IntArray:
     """Return the last digit of every result, [n, k]."""
-    results, running = np.empty_like(operators), digits[:, 0]
+    results = np.empty_like(operators)
+    running = digits[:, 0]
     rows = np.arange(len(digits))
     for j in range(operators.shape[1]):
         x = digits[:, j + 1]
@@ -96,7 +97,8 @@ def problem_id(k: int, part: SplitName, seed: int, row: int) -> str:
 
 def concat_batches(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
     """Concatenate the rows of batches of one step: questions padded on the left, chains and answers on the right."""
-    first, tensors = batches[0], dict[str, torch.Tensor]()
+    first = batches[0]
+    tensors: dict[str, torch.Tensor] = {}
     for name in (f.name for f in fields(first) if isinstance(getattr(first, f.name), torch.Tensor)):
         parts: list[torch.Tensor] = [getattr(batch, name) for batch in batches]
         if parts[0].ndim == 2:
@@ -162,7 +164,8 @@ class DigitsDataset:
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
         """Return a batch, computed by arithmetic; equal to the encoded text of the problems."""
-        index, counts = np.asarray(rows, dtype=np.int64), self.config.operation_counts
+        index = np.asarray(rows, dtype=np.int64)
+        counts = self.config.operation_counts
         if len(counts) == 1:
             return self.batch_of(counts[0], index, index, epoch, step)
         places = [np.flatnonzero(index % len(counts) == offset) for offset in range(len(counts))]
@@ -178,14 +181,16 @@ class DigitsDataset:
 
     def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
         """Return the batch of some problems with k operations, whose indices in the data set are `row_index`."""
-        problems, terse = self.get_problems(k, rows), self.is_terse(step)
+        problems = self.get_problems(k, rows)
+        terse = self.is_terse(step)
         chain, step_index, is_result = self.chain_ids(problems, k - self.drop_last_step, terse)
         question, documents = map(
             torch.from_numpy, (self.question_ids(problems, terse), self.documents(problems, rows))
         )
         n = len(question)
         answer = np.full((n, 3), TOKEN_IDS["<eos>"])
-        answer[:, 0], answer[:, 1] = TOKEN_IDS["ans"], problems.results[:, -1]
+        answer[:, 0] = TOKEN_IDS["ans"]
+        answer[:, 1] = problems.results[:, -1]
         targets = np.concatenate([chain, answer, np.full((n, 1), IGNORE_INDEX)], axis=1)
         chain_end = chain.shape[1] + 1
         return ReasoningBatch(
@@ -212,7 +217,9 @@ class DigitsDataset:
 
     def generate_examples(self, num_rows: int) -> list[ReasoningExample]:
         """Return the first rows as text, with every step of their chains; they are terse only if all are."""
-        counts, terse, words = self.config.operation_counts, self.is_always_terse, np.array(self.vocabulary, object)
+        counts = self.config.operation_counts
+        terse = self.is_always_terse
+        words = np.array(self.vocabulary, object)
         examples: dict[int, ReasoningExample] = {}
         for offset, k in enumerate(counts):
             rows = np.arange(len(range(offset, num_rows, len(counts))))

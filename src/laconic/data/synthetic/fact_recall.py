@@ -34,7 +34,8 @@ class FactRecallDataset(SyntheticDataset):
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return the batch of some rows; only the values of the queries are scored."""
-        config, index = self.config, np.asarray(rows, dtype=np.int64)
+        config = self.config
+        index = np.asarray(rows, dtype=np.int64)
         counts = np.asarray(config.num_facts)[self.randint(len(config.num_facts), index, COUNT_KEY, 1)[:, 0]]
         keys = self.uniform(index, ORDER_KEY, config.num_keys).argsort(1)[:, : max(config.num_facts)]
         values = self.randint(config.num_values, index, VALUE_KEY, keys.shape[1])

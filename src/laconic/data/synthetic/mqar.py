@@ -36,7 +36,8 @@ class MQARDataset(SyntheticDataset):
     config: MQARConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        config, index = self.config, np.asarray(rows, dtype=np.int64)
+        config = self.config
+        index = np.asarray(rows, dtype=np.int64)
         w, max_pairs = config.tokens_per_key, max(config.num_pairs)
         counts = np.asarray(config.num_pairs)[self.randint(len(config.num_pairs), index, COUNT_KEY, 1)[:, 0]]
         keys = self.draw_keys(index, max_pairs)

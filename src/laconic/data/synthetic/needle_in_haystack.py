@@ -139,7 +139,8 @@ class NeedleDataset:
             answer += comma + value
             scored += [False] * len(comma) + [True] * len(value)
         sentences = [(fact.depth, self.encode(fact.to_sentence())) for fact in facts]
-        question, bos = self.encode(format_question(targets)), self.tokenizer.encode("")[:1]
+        question = self.encode(format_question(targets))
+        bos = self.tokenizer.encode("")[:1]
         room = length - len(answer) - len(question) - len(bos) - sum(len(ids) for _, ids in sentences)
         if room < len(facts):
             needed = length - room + len(facts)

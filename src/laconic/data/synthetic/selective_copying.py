@@ -25,7 +25,8 @@ class SelectiveCopyingDataset(SyntheticDataset):
     config: SelectiveCopyingConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        config, index = self.config, np.asarray(rows, dtype=np.int64)
+        config = self.config
+        index = np.asarray(rows, dtype=np.int64)
         T = config.row_tokens
         counts = np.asarray(config.num_copied)[self.randint(len(config.num_copied), index, COUNT_KEY, 1)[:, 0]]
         values = TOKEN_IDS["v0"] + self.randint(config.num_values, index, VALUE_KEY, max(config.num_copied))
@@ -34,6 +35,7 @@ class SelectiveCopyingDataset(SyntheticDataset):
         labels = np.full(input_ids.shape, IGNORE_INDEX, dtype=np.int64)
         for b, N in enumerate(counts.tolist()):
             input_ids[b, np.sort(order[b, : T - N].argsort()[:N])] = values[b, :N]
-            input_ids[b, -N:], labels[b, -N:] = TOKEN_IDS["k0"], values[b, :N]
+            input_ids[b, -N:] = TOKEN_IDS["k0"]
+            labels[b, -N:] = values[b, :N]
         batch = self.build_batch("copying", input_ids, np.ones(input_ids.shape, dtype=bool), index, epoch, step)
         return replace(batch, num_facts=torch.from_numpy(counts), labels=torch.from_numpy(labels))

@@ -71,7 +71,8 @@ class ReplayReservoir:
     num_seen: dict[int, int] = field(default_factory=dict)
 
     def add(self, item: LabelledUtterance) -> None:
-        examples, count = self.examples.setdefault(item.label, []), self.num_seen.get(item.label, 0)
+        examples = self.examples.setdefault(item.label, [])
+        count = self.num_seen.get(item.label, 0)
         self.num_seen[item.label] = count + 1
         if len(examples) < self.size:
             examples.append(item)

@@ -207,7 +207,8 @@ def drop_long_texts(
     rows: Sequence[LabelledText], tokenizer: Tokenizer, max_tokens: int, name: str
 ) -> list[LabelledText]:
     """Drop rows whose text does not fit into `max_tokens` with every label; a warning says how many."""
-    prompt_format, labels = PromptFormat.from_tokenizer(tokenizer), sorted({row.label for row in rows})
+    prompt_format = PromptFormat.from_tokenizer(tokenizer)
+    labels = sorted({row.label for row in rows})
     longest = max((len(prompt_format.encode_label(label_to_text(label))) for label in labels), default=0)
     room = max_tokens - longest - len(prompt_format.start_ids) - len(prompt_format.line_end_ids)
     short = [row for row in rows if len(prompt_format.encode_prompt(row.text)) <= room]
@@ -241,7 +242,8 @@ def build_stream(
         raise InputError(f"{name}: {K} classes; give at least four, for two tasks of two classes")
     if n < 2 or (classes_per_task is not None and K % classes_per_task):
         raise InputError(f"{name}: {K} classes do not divide into two or more tasks of {classes_per_task}")
-    shuffled, ends = rng.permutation(K, seed, CLASS_ORDER_KEY), [K * i // n for i in range(n + 1)]
+    shuffled = rng.permutation(K, seed, CLASS_ORDER_KEY)
+    ends = [K * i // n for i in range(n + 1)]
     task_classes = [tuple(shuffled[start:end]) for start, end in pairwise(ends)]
     number = {label: i for i, label in enumerate(labels)}
     prompt_format = PromptFormat.from_tokenizer(tokenizer)

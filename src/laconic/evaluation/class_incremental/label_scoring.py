@@ -78,7 +78,8 @@ def score_prompts(
     size = mask.sum(1)
     is_candidate = torch.tensor([candidates is None or k in candidates for k in range(K)], device=ids.device)
     bound = next_log_probs[:, ids[:, 0]] / size
-    is_scored, pairs_at_once = (size == 1).repeat(len(next_log_probs), 1), limit_batch(LABEL_BATCH, state)
+    is_scored = (size == 1).repeat(len(next_log_probs), 1)
+    pairs_at_once = limit_batch(LABEL_BATCH, state)
     while True:
         is_open = ~is_scored & is_candidate
         if candidates is not None:
@@ -109,7 +110,8 @@ def bound_scores(
     log-probability of these and of its own next token. If c is 0, the bound is infinite.
     """
     longest = int(size[label].max())
-    read, mask = ids[label, :longest], torch.arange(longest, device=ids.device) < size[label, None]
+    read = ids[label, :longest]
+    mask = torch.arange(longest, device=ids.device) < size[label, None]
     output = read_ids(model, read[:, :-1], fork_rows(state, row), mask[:, 1:])
     logits = model.logits(output.hidden_states).float()
     log_total = logits.logsumexp(-1)

@@ -67,13 +67,15 @@ class StatefulLearner:
     def read_line(self, item: LabelledUtterance) -> FastWeightState:
         """Read a line; with attention, on an empty KV cache, which is emptied again."""
         state, line_end = self.state, self.stream.line_end_ids
-        prompt, label = self.stream.start_ids + item.input_ids, self.stream.label_ids[item.label]
+        prompt = self.stream.start_ids + item.input_ids
+        label = self.stream.label_ids[item.label]
         # The first id that is a target; None if no level learns from the next-token loss.
         first_target = None if state.open_chunk is None else len(prompt)
         if state.attention_cache is None:
             return self.advance(prompt + label + line_end, state, first_target=first_target)
         if first_target is None:
-            state, prompt = self.advance(prompt[:-1], state, update_weights=False), prompt[-1:]
+            state = self.advance(prompt[:-1], state, update_weights=False)
+            prompt = prompt[-1:]
         state = self.advance(prompt + label, state, first_target=first_target)
         # The line end is the target of the last token, and completes open chunks before the context is cleared.
         return clear_caches(self.advance(line_end, state, update_weights=False))
@@ -121,11 +123,13 @@ class NearestClassMean:
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
         """Update means and scatter, one example after another (Welford)."""
         for x, item in zip(last_hidden_states(self.model, self.stream, items), items, strict=True):
-            n, total = self.counts.get(item.label, 0), self.sums.setdefault(item.label, np.zeros_like(x))
+            n = self.counts.get(item.label, 0)
+            total = self.sums.setdefault(item.label, np.zeros_like(x))
             if n:
                 deviation = x - total / n
                 self.scatter = self.scatter + np.outer(deviation, deviation) * n / (n + 1)
-            self.counts[item.label], self.sums[item.label] = n + 1, total + x
+            self.counts[item.label] = n + 1
+            self.sums[item.label] = total + x
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
         """Return minus the squared distances; minus infinity for classes without examples."""

@@ -65,7 +65,8 @@ def answer_question(
     """
     prompt, tokenizer = f"{question.question}\n{question.answer_prefix}", compressor.tokenizer
     context = tokenizer.encode(f"{question.context}\n", add_special_tokens=False)
-    n, config = int(memory.num_vectors[0]), GenerationConfig(max_tokens=question.max_new_tokens)
+    n = int(memory.num_vectors[0])
+    config = GenerationConfig(max_tokens=question.max_new_tokens)
     texts = {"none": [], "compressed": None, "truncated": context[max(len(context) - n, 0) :], "full": context}
     outputs: dict[str, dict[str, Any]] = {}
     for condition, before in texts.items():
@@ -138,7 +139,8 @@ def score_conditions(result: RunResult) -> list[ConditionScores]:
         values, without = (
             result.scores(name, lambda x: metric(x["output"], x["answers"])) for name in (condition, "none")
         )
-        gain, mean = values - without, statistics.estimate_proportion(values)
+        gain = values - without
+        mean = statistics.estimate_proportion(values)
         se, gain_se = (clustered_standard_error(x, contexts) for x in (values, gain))
         return MetricResult(mean, se, float(gain.mean()), gain_se)
 
@@ -152,7 +154,8 @@ def list_examples(result: RunResult) -> list[ExampleQuestion]:
     """Return the first questions with the answers of every condition; of several seeds, the first."""
     examples: list[ExampleQuestion] = []
     for item in result.items_by_seed[0][:NUM_EXAMPLES]:
-        gold, outputs = item.shared["answers"], [(name, item.conditions[name]["output"]) for name in result.conditions]
+        gold = item.shared["answers"]
+        outputs = [(name, item.conditions[name]["output"]) for name in result.conditions]
         answers = tuple(
             ExampleAnswer(f"{result.run}, {name}", text, answer_match(text, gold) == 1) for name, text in outputs
         )

@@ -93,18 +93,22 @@ class DemonstrationClassifier:
         These are: no demonstrations; vectors of one, two and three segments, as many last tokens of them, and their
         whole text; and text of the paper's lengths. Texts and segments that do not fit the model are left out.
         """
-        order, method = order_demonstrations(self.demonstrations, seed, balanced=balanced), self.compressor.method
+        order = order_demonstrations(self.demonstrations, seed, balanced=balanced)
+        method = self.compressor.method
         demos = [self.encode(f"{label_prompt(row.text)} {row.label}\n\n") for row in order]
         segment_tokens = self.compressor.segment_tokens
         segments = pack_rows(demos, segment_tokens, MAX_DEMO_SEGMENTS)[: method.max_segments(segment_tokens)]
         if not segments:
             raise InputError(f"no demonstration has {segment_tokens} tokens or fewer; use a run with longer segments")
         none = memory = method.segment_model.empty_memory(1)
-        contexts, text = [DemonstrationContext("zero-shot", none, [])], list[int]()
+        contexts = [DemonstrationContext("zero-shot", none, [])]
+        text: list[int] = []
         for k, segment in enumerate(segments, 1):
             memory = method.compress(self.to_tensor([segment]), None, memory)
             method.segment_model.check_fits(memory, self.max_prompt_tokens, compresses=False)
-            text, n, name = [*text, *segment], int(memory.num_vectors[0]), pluralize(k, "segment")
+            text = text + segment
+            n = int(memory.num_vectors[0])
+            name = pluralize(k, "segment")
             contexts += [
                 DemonstrationContext(f"vectors of {name}", memory, []),
                 DemonstrationContext(f"last tokens of {name}", none, text[-n:]),
@@ -243,7 +247,8 @@ def score_conditions(result: RunResult) -> list[LabelAccuracy]:
                 accuracies.append(label_accuracy(same_order, condition, calibrated))
             variants.append(VARIANTS[balanced, calibrated])
         std = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None
-        size, mean = mean_context_size(result, condition), float(np.mean(accuracies))
+        size = mean_context_size(result, condition)
+        mean = float(np.mean(accuracies))
         scores.append(LabelAccuracy(condition, size, mean, std, tuple(accuracies), tuple(variants)))
     return scores
 
@@ -258,7 +263,8 @@ def label_accuracy(items: Sequence[EvalItem], condition: str, calibrated: bool) 
 
 def choose_label(item: EvalItem, condition: str, calibrated: bool) -> int:
     """Return the label of smallest mean NLL per token; `calibrated` subtracts the NLL without the text (Eq. AC11)."""
-    scores, tokens = item.conditions[condition], np.array(item.shared["label_tokens"])
+    scores = item.conditions[condition]
+    tokens = np.array(item.shared["label_tokens"])
     nll = np.array(scores["label_nll"]) / tokens
     return int((nll - np.array(scores["null_nll"]) / tokens if calibrated else nll).argmin())
 

@@ -101,7 +101,8 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
     num_facts = [None] * len(rows) if split.num_facts is None else split.num_facts.tolist()
     scored = sum_buckets(split.loss_mask.long()).tolist()
     for condition in conditions:
-        compressed, end = None if condition.compress is None else condition.compress(split), condition.end_tokens
+        compressed = None if condition.compress is None else condition.compress(split)
+        end = condition.end_tokens
         sizes = [row[end]["context_size"] if isinstance(end, str) else end for row in rows]
         counts = split.row_index.new_tensor(sizes).clamp(max=split.context.shape[1])
         input_ids, mask = build_text_context(split, counts)
@@ -126,7 +127,8 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
 
 def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
     """Return ids and mask of the last `counts` tokens of each context, followed by the tail."""
-    m, C = int(counts.max()), split.context.shape[1]
+    m = int(counts.max())
+    C = split.context.shape[1]
     mask = torch.arange(m, device=counts.device) >= m - counts[:, None]
     input_ids = torch.cat([split.context[:, C - m :], split.tail], 1)
     return input_ids, torch.cat([mask, torch.ones_like(split.tail, dtype=torch.bool)], 1)

@@ -113,7 +113,8 @@ def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> Sc
     if not lengths or x < lengths[0]:
         return None
     i, share = divmod(float(np.interp(x, lengths, range(len(points)))), 1)
-    left, right = points[int(i)][1], points[min(int(i) + 1, len(points) - 1)][1]
+    left = points[int(i)][1]
+    right = points[min(int(i) + 1, len(points) - 1)][1]
     return (1 - share) * left + share * right
 
 
@@ -144,6 +145,7 @@ def compare_learned_lengths(points: Sequence[ParetoPoint]) -> list[LengthCompari
             if len(known) < len(line):
                 continue
             differences = point.scores - np.stack(known)
-            mean, se = float(differences.mean()), seed_document_error(differences, group_by_text(point.result))
+            mean = float(differences.mean())
+            se = seed_document_error(differences, group_by_text(point.result))
             comparisons.append(LengthComparison(point, baseline, float(np.stack(known).mean()), mean, se))
     return comparisons

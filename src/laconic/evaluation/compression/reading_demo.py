@@ -143,7 +143,8 @@ def compare_reading(
     document = torch.tensor([ids], device=decoder.token_embedding.weight.device)
     conditions = build_conditions(decoder, tokenizer, document, prefix, memory, memory_path)
     with torch.no_grad():
-        full, results = conditions[1].read(), list[ReadingResult]()
+        full = conditions[1].read()
+        results: list[ReadingResult] = []
         probes = build_loss_probes(decoder, full, document, build_repeat_prompt(tokenizer), prefix)
         for i, condition in enumerate(conditions):
             on_progress(condition.name, i, len(conditions))
@@ -165,7 +166,8 @@ def build_conditions(
     memory_path: Path,
 ) -> list[Condition]:
     """Return the conditions; `prefix` tokens of a document open the user message, and every condition has them."""
-    N, reader = document.shape[1], DocumentReader(decoder)
+    N = document.shape[1]
+    reader = DocumentReader(decoder)
     opening = max(1, prefix)  # a model without a chat template begins with the first token
     recent = max(1, CONFIG.num_slots(N) - opening)
     last = torch.cat([document[:, :opening], document[:, N - recent :]], 1)
@@ -178,7 +180,8 @@ def build_conditions(
         return Condition(name, lambda: reader.read(ids), ids.shape[1], ids.shape[1] * position_bytes)
 
     stored = Condition("memory of an eighth", load_memory, float(memory.num_slots[0]), memory_path.stat().st_size)
-    none, last_part = text("no text", document[:, :opening]), text("last eighth of the text", last)
+    none = text("no text", document[:, :opening])
+    last_part = text("last eighth of the text", last)
     return [none, text("full text", document), stored, last_part]
 
 

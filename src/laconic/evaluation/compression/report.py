@@ -84,7 +84,8 @@ def document_section(results: Sequence[RunResult]) -> PageSection:
 
 def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot accuracy, or nats per token, against vectors per segment; horizontal lines are the whole text."""
-    has_facts, lengths = is_recall(results[0]), [point.mean_point[0] for point in points]
+    has_facts = is_recall(results[0])
+    lengths = [point.mean_point[0] for point in points]
     y_label, better = ("accuracy, %", "Higher") if has_facts else ("nats per token", "Lower")
     series: list[PlotSeries] = []
     for color, result in enumerate(results):

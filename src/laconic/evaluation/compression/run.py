@@ -44,7 +44,9 @@ DEFAULT_DOCUMENTS = 200
 
 def compress_context(method: AutoCompressor, split: ContextTail, rule: StopRule | None = None) -> CompressedContext:
     """Compress the segments of a context in order, by default with the run's own rule."""
-    rule, memory = default_rule(method.segment_model) if rule is None else rule, None
+    if rule is None:
+        rule = default_rule(method.segment_model)
+    memory = None
     lengths, expected = list[Tensor](), list[Tensor]()
     for i, columns in enumerate(split.segments):
         rule = add_uniforms(rule, method.seed, split.row_index, i, method.config.fixed_length)
@@ -64,7 +66,9 @@ def compress_with_best_lengths(method: AutoCompressor, split: ContextTail) -> Co
     method. Later segments are not considered. Each segment is compressed and read once per length, with at most
     `MAX_FIXED_LENGTHS` lengths. The cost is the run's, or 0 if it has none.
     """
-    lengths, memory, best_lengths = spread_lengths(method.config.possible_lengths), None, list[Tensor]()
+    lengths = spread_lengths(method.config.possible_lengths)
+    memory = None
+    best_lengths: list[Tensor] = []
     price = 0.0 if method.stop_head_config is None else method.stop_head_config.length_cost
     for columns, after in zip(split.segments, (*split.segments[1:], None), strict=True):
         ids = split.context[:, columns]
@@ -145,7 +149,9 @@ def build_conditions(
 
 def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
     """Return the fixed lengths of a method with equally long text, and the rules of its stop head."""
-    policy, conditions, rules = method.config.length_policy, list[ContextCondition](), dict[str, StopRule]()
+    policy = method.config.length_policy
+    conditions: list[ContextCondition] = []
+    rules: dict[str, StopRule] = {}
     for n in () if policy == "fixed" else spread_lengths(method.config.possible_lengths):
         compress = partial(compress_context, method, rule=StopRule("fixed", num_vectors=n))
         conditions.append(ContextCondition(f"n = {n}", method, compress))
@@ -196,7 +202,8 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
         ]
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part).source
     assert isinstance(source, DocumentDataset)
-    S, lengths = recipe.data.text.mean_segment_tokens, list(map(len, source.ids))
+    S = recipe.data.text.mean_segment_tokens
+    lengths = list(map(len, source.ids))
     contexts = choose_contexts(lengths, S)
     tails = sample_tails(source.names, source.ids, max(contexts), S, request.limit or DEFAULT_DOCUMENTS)
     if num_short := sum(length < max(contexts) + S for length in lengths):

@@ -84,7 +84,8 @@ def clustered_standard_error(differences: ScoreMatrix, groups: Sequence[str] | N
 def context_gains(result: RunResult) -> list[ContextGain]:
     """Compute all gains; without shares for fact recall, as no model is trained to read its facts as text."""
     nll = {condition: result.scores(condition, nll_per_token) for condition in result.conditions}
-    texts, full_gain = group_by_text(result), None
+    texts = group_by_text(result)
+    full_gain = None
     if "full" in nll and not is_recall(result):
         full_gain = nll["none"] - nll["full"]
         if not full_gain.mean() > SIGNIFICANT_ERRORS * clustered_standard_error(full_gain, texts):

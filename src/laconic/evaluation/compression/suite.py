@@ -58,7 +58,8 @@ class CompressionSuite:
             yield build_file_job(request, run, Path(task))
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        documents, files = sorted(results["compression"], key=order_document_set), results["context_qa"]
+        documents = sorted(results["compression"], key=order_document_set)
+        files = results["context_qa"]
         blocks = [block for result in files for block in list_file_blocks(result)]
         if documents:
             blocks += [table.build_gain_table(documents), table.LEGEND, *table.format_recall(documents)]
@@ -86,7 +87,8 @@ def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
     """Return the evaluation of a run on a file of context questions or labelled texts."""
     if not file.is_file():
         raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
-    kind, key = detect_kind(file), {"data": sha256(file.read_bytes()).hexdigest()}
+    kind = detect_kind(file)
+    key = {"data": sha256(file.read_bytes()).hexdigest()}
     metadata = describe_evaluation(run, "context_qa", file.stem, limit=request.limit, variant={"kind": kind}, key=key)
     build_job = context_qa.build_question_job if kind == "answers" else demonstrations.build_label_job
     return build_job(as_compressor(run), file, metadata)
@@ -114,6 +116,7 @@ def list_file_blocks(result: RunResult) -> list[Table | str]:
 
 def build_file_section(result: RunResult) -> PageSection:
     """Return the same for a page, with whole answers in a table."""
-    kind, blocks = result.variant["kind"], list_file_blocks(result)[:2]
+    kind = result.variant["kind"]
+    blocks = list_file_blocks(result)[:2]
     examples = [build_examples_table(context_qa.list_examples(result))] if kind == "answers" else []
     return PageSection(f"{FILE_TITLES[kind]}: {result.task}", [*blocks, *examples])

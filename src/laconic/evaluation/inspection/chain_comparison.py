@@ -65,7 +65,9 @@ def compare_with_chain(
     run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout, tokens: Sequence[str]
 ) -> ChainComparison:
     """Compare the latents of one question with its chain, whose tokens are given."""
-    teacher, mask, n = run.teacher_chain(batch), batch.chain_mask, len(tokens)
+    teacher = run.teacher_chain(batch)
+    mask = batch.chain_mask
+    n = len(tokens)
     is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask
     scores = (torch.cat([layers[l][0, :, :n] for l in teacher.matched_layers]).float() for layers in teacher.scores)
     return ChainComparison(
@@ -108,7 +110,8 @@ def similarity_maps(slots: KeysValues, teacher: TeacherChain, n: int) -> tuple[S
                 pairs = zip(columns, indices, strict=True)
                 columns = [x.gather(1, index.expand(-1, -1, x.shape[2])) for x, index in pairs]
             layers = cosine_maps([x[0] for x in latents], columns)
-            mean, rows = layers[list(teacher.matched_layers)].mean(0), tuple(map(to_rows, layers))
+            mean = layers[list(teacher.matched_layers)].mean(0)
+            rows = tuple(map(to_rows, layers))
             statistics = diagonal_contrast(mean), look_ahead_share(mean)
             maps.append(SimilarityMap(space, baseline, to_rows(mean), rows, *statistics))
     return tuple(maps)

@@ -92,7 +92,8 @@ def answer_under_conditions(
     whether it is correct, and with a swap the id of the question that the thoughts come from. `seed` is that of donors,
     shuffles and noise.
     """
-    examples, indices = [questions.examples[i] for i in rows], np.array(rows)
+    examples = [questions.examples[i] for i in rows]
+    indices = np.array(rows)
     donors = interventions.choose_donors(len(questions.examples), seed)[indices]
     batch = load_batch(run, questions.source, indices)
     donor_rollout = run.think(load_batch(run, questions.source, donors), record_passes=True)

@@ -72,10 +72,12 @@ def inspect_dataset(
 
     The first `NUM_REFERENCE_QUESTIONS` questions of the set are the reference of "mean".
     """
-    source, questions = questions.source, replace(questions, examples=questions.examples[:limit])
+    source = questions.source
+    questions = replace(questions, examples=questions.examples[:limit])
     num_questions = len(questions.examples)
     means = reference_means_of(run, source, batch_size)
-    M, T = count_latents(run, source), run.num_iterations
+    M = count_latents(run, source)
+    T = run.num_iterations
     interventions = list_replacements(M)
     limits = {} if T is None else {n: f"{n} iterations" for n in sorted({*range(T + 3), M})}
     conditions = {**interventions, **{name: partial(limit_iterations, n=n) for n, name in limits.items()}}
@@ -108,7 +110,9 @@ def compute_chain_word_rates(
     if len(with_chain) < 2:
         return rates
     for i, other in zip(with_chain, choose_donors(len(with_chain), seed).tolist(), strict=True):
-        top, chain, other_chain = top_ids[i], chain_ids[i], chain_ids[with_chain[other]]
+        top = top_ids[i]
+        chain = chain_ids[i]
+        other_chain = chain_ids[with_chain[other]]
         rates[i] = share_in_chain(top, chain), share_in_chain(top, other_chain), lcs_ratio(top, chain)
     return rates
 
@@ -166,7 +170,8 @@ def subtract_effects(run: DatasetInspection, first: DatasetInspection) -> list[D
 
 def effects_table(summary: DatasetSummary) -> Table:
     """Return the tables of all runs as audits have them, with the difference of the changes to the first run's."""
-    first, rows = summary.runs[0], list[list[str]]()
+    first = summary.runs[0]
+    rows: list[list[str]] = []
     tables = [build_audit_table(run.audit) for run in summary.runs]
     for run, table in zip(summary.runs, tables, strict=True):
         differences = [] if run is first else map(format_difference, subtract_effects(run, first))
@@ -179,7 +184,8 @@ def iterations_table(summary: DatasetSummary) -> Table:
     def format_cell(run: DatasetInspection, n: int) -> str:
         if n not in run.by_iterations:
             return ""
-        accuracy, mark = run.by_iterations[n], " as trained" if n == run.trained_iterations else ""
+        accuracy = run.by_iterations[n]
+        mark = " as trained" if n == run.trained_iterations else ""
         return f"{format_percent(accuracy.mean)} ({format_interval(accuracy)}){mark}"
 
     numbers = sorted({n for run in summary.runs for n in run.by_iterations})
@@ -199,7 +205,8 @@ def chain_words_table(summary: DatasetSummary) -> Table:
 
 def chain_word_rates(run: DatasetInspection) -> dict[str, ChainWordRates]:
     """Return how often latents name tokens of their chain, for correct answers, wrong ones and all."""
-    is_correct, has_chain = run.audit.row.correct[0] > 0, ~np.isnan(run.chain_word_rates[:, 0])
+    is_correct = run.audit.row.correct[0] > 0
+    has_chain = ~np.isnan(run.chain_word_rates[:, 0])
     groups = {"correct": has_chain & is_correct, "wrong": has_chain & ~is_correct, "all": has_chain}
     return {
         name: ChainWordRates(int(some.sum()), *run.chain_word_rates[some].mean(0).tolist())

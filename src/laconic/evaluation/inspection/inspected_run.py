@@ -133,7 +133,8 @@ class InspectedRun:
         iterations: int | None = None,
     ) -> LatentRollout:
         """Compute the latents of questions; `iterations` replaces the number of Jacobi iterations of training."""
-        run, method = self.run, cast(Any, self.run.method)
+        run = self.run
+        method = cast(Any, self.run.method)
         cached = {} if self.question_cache is None else {"question_cache": self.question_cache}
         with with_iterations(run, iterations), flush_denormals(questions.question_ids.device):
             rollout = method.think(questions, intervention=intervention, record_passes=record_passes, **cached)
@@ -153,7 +154,9 @@ class InspectedRun:
 
         CODI and PCCoT distill no keys and values; for them KaVa's defaults apply.
         """
-        run, decoder, recipe = self.run, self.decoder, self.selection_recipe or self.run.recipe
+        run = self.run
+        decoder = self.decoder
+        recipe = self.selection_recipe or self.run.recipe
         selection_config = recipe.kv_selection or KVSelectionConfig.model_validate({})
         kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
         M, L, seed = self.latents.num_latents, decoder.config.num_hidden_layers, run.recipe.seed

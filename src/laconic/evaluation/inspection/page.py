@@ -34,7 +34,8 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
     title = f"Latents of {summary.runs[0].name}"
     if isinstance(summary, QuestionSummary):
         lead: list[str] = [Markup("<blockquote>{}</blockquote>").format(summary.text)]
-        sections, notes = question_sections(summary), summary.notes
+        sections = question_sections(summary)
+        notes = summary.notes
     else:
         lead = [
             f"{describe_set(summary)}.",
@@ -118,7 +119,8 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
     if not matches:
         return []
     M, N = len(matches[0][1].mean), len(matches[0][1].mean[0])
-    rows, columns = number_labels(M), list(runs[0].lens.chain) if baseline == "chain" else number_labels(N)
+    rows = number_labels(M)
+    columns = list(runs[0].lens.chain) if baseline == "chain" else number_labels(N)
     title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
     captions = "; ".join(
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
@@ -151,14 +153,16 @@ def selection_blocks(run: QuestionInspection) -> list[PageBlock]:
     trained = f"trained with policy {chain.policy}" if chain.is_distilled else "trained without KV distillation"
     if next(iter(chain.selections.values())).all():
         return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
-    classes, class_of_token = list(dict.fromkeys(chain.token_classes)), np.array(chain.token_classes)
+    classes = list(dict.fromkeys(chain.token_classes))
+    class_of_token = np.array(chain.token_classes)
     rows = [
         [policy, *(format_percent(float(mask[..., class_of_token == name].mean())) for name in classes)]
         for policy, mask in chain.selections.items()
     ]
     by_class = Table(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
     heads = [f"{l}.{g}" for l in chain.matched_layers for g in range(chain.selections[chain.policy].shape[1])]
-    policies, token_shares = list(chain.selections), [mask.mean((0, 1)).tolist() for mask in chain.selections.values()]
+    policies = list(chain.selections)
+    token_shares = [mask.mean((0, 1)).tolist() for mask in chain.selections.values()]
     alt_text = f"{run.name}: share of layers and heads that select each chain token, by policy"
     shares = plot_heat_maps([("", token_shares)], policies, tokens, alt_text, value_range=(0.0, 1.0))
     masks = [(x, mask.reshape(-1, len(tokens)).astype(float).tolist()) for x, mask in chain.selections.items()]

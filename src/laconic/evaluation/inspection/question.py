@@ -59,7 +59,8 @@ def append_generated_chain(
     has_answer = start < len(ids) - 1 and ids[-1] in eos_token_ids
     chain = [i for i in (ids[: start - prompt] if has_answer else ids) if i not in eos_token_ids]
     tokens = [encoder.tokenizer.decode([i]) for i in chain]
-    step_index, steps = list[int](), [""]
+    step_index: list[int] = []
+    steps = [""]
     for token in tokens:
         step_index.append(len(steps) - 1)
         steps[-1] += token
@@ -108,7 +109,9 @@ def inspect_question(
 
     `progress` is called as each part begins, with its name, the number of finished parts, and their total, 0 at first.
     """
-    batch, num_begun, total = batch.to(run.device), count(), 0
+    batch = batch.to(run.device)
+    num_begun = count()
+    total = 0
 
     def begin(name: str) -> None:
         if progress is not None:

@@ -174,7 +174,8 @@ def label_condition(name: str) -> tuple[str, str]:
 def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
     """Return the verdict on the effects, without the controls."""
     (vectors, cache), floor = audit.swaps, audit.row.majority_baseline.share
-    accuracy, others = audit.row.accuracy, [effect for effect in audit.effects if effect.is_significant]
+    accuracy = audit.row.accuracy
+    others = [effect for effect in audit.effects if effect.is_significant]
     if vectors.is_significant:
         return "used", (
             "the answers use what the thoughts say about the question: with another question's thoughts accuracy "
@@ -286,7 +287,8 @@ EFFECT_COLUMNS = (
 
 def build_audit_table(audit: ThoughtAudit) -> Table:
     """Return the table of an audit: as trained, the conditions, then the controls."""
-    table, accuracy = build_table(EFFECT_COLUMNS, audit.effects), audit.row.accuracy
+    table = build_table(EFFECT_COLUMNS, audit.effects)
+    accuracy = audit.row.accuracy
     first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]
     rows = [first, *table.rows, *map(comparison_cells, audit.comparisons)]
     task = f"{accuracy.num_items:,} questions of {audit.row.dataset}, {accuracy.num_seeds} seed"

@@ -53,7 +53,8 @@ def read_after_cache(
 
 
 def build_kv_context(decoder: Decoder, name: str, memory: KVMemory) -> ProbeContext:
-    cache, file_bytes = memory.to_cache(), memory.num_bytes + int(memory.slots.sum()) * INDEX_BYTES
+    cache = memory.to_cache()
+    file_bytes = memory.num_bytes + int(memory.slots.sum()) * INDEX_BYTES
     read = partial(read_after_cache, decoder, cache)
     return ProbeContext(name, read, float(memory.num_slots[0]), file_bytes, cache.kv_bytes)
 
@@ -119,7 +120,8 @@ def iter_kv_contexts(
     memories = iter_kv_memories(decoder, ids, config, keeps, build_repeat_prompt(tokenizer))
     for keep, memory in zip(keeps, memories, strict=True):
         if fit_steps is not None:
-            requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=fit_steps)
+            requests = build_requests(tokenizer, chat=False)
+            fit = CartridgeConfig(steps=fit_steps)
             with torch.enable_grad():
                 memory = fit_cartridge(decoder, memory, ids, fit, requests=requests).memory
         name = method if fit_steps is None else f"{FIT} {fit_steps} steps"

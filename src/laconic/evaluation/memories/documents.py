@@ -112,7 +112,8 @@ def probe_text(
     ids = tokenizer.encode(text[: (num_tokens + CONTINUATION_TOKENS) * CHARACTERS_PER_TOKEN])
     needles, inserts = build_needles(tokenizer, name)
     end = min(num_tokens, len(ids) - CONTINUATION_TOKENS + sum(map(len, inserts))) - sum(map(len, inserts))
-    document, probes = ids[:num_tokens], dict[str, list[Probe]]()
+    document = ids[:num_tokens]
+    probes: dict[str, list[Probe]] = {}
     if end >= 2 * PASSAGE_TOKENS:
         continuation = ids[end : end + CONTINUATION_TOKENS]
         document = insert_ids(tokenizer, ids[:end], inserts)
@@ -137,11 +138,13 @@ def probe_text(
 
 def insert_ids(tokenizer: Tokenizer, ids: Sequence[int], inserts: Sequence[Sequence[int]]) -> list[int]:
     """Insert ids after sentences that are spread evenly over a text."""
-    document, start = list[int](), 0
+    document = list[int]()
+    start = 0
     for i, insert in enumerate(inserts):
         stop = (i + 1) * len(ids) // (len(inserts) + 1)
         stop = next((n for n in range(stop, len(ids)) if tokenizer.decode([ids[n - 1]]).endswith(".")), stop)
-        document, start = [*document, *ids[start:stop], *insert], stop
+        document = [*document, *ids[start:stop], *insert]
+        start = stop
     return [*document, *ids[start:]]
 
 

@@ -122,7 +122,8 @@ def build_points(run: str, contexts: ContextMetrics) -> list[MemoryPoint]:
     order = {NO_CONTEXT: 0, FULL_TEXT: 1, LAST_TOKENS: 2}
     points: list[MemoryPoint] = []
     for name, by_document in contexts.items():
-        metrics, tasks = [x for of_document in by_document.values() for x in of_document], dict[str, TaskScore]()
+        metrics = [x for of_document in by_document.values() for x in of_document]
+        tasks: dict[str, TaskScore] = {}
         for task in TASK_TITLES:
             if scores := [x[task] for x in metrics if task in x]:
                 documents = [d for d, of_document in by_document.items() if task in of_document[0] and d in none]
@@ -150,12 +151,14 @@ def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], share: float,
 
 def build_comparison_table(comparison: Comparison) -> Table:
     """Return one row per context: sizes, and per task nats, share, interval and right answers."""
-    points, runs = comparison.contexts, {point.run for point in comparison.contexts}
+    points = comparison.contexts
+    runs = {point.run for point in comparison.contexts}
 
     def format_task(point: MemoryPoint, task: str) -> str:
         if task not in point.tasks:
             return "–"
-        nats, share = f"{point.tasks[task].nats:.2f}", point.share(task)
+        nats = f"{point.tasks[task].nats:.2f}"
+        share = point.share(task)
         if share is None:
             return nats
         mean, low, high = (f"{100 * x:z.0f}" for x in share)
@@ -182,10 +185,12 @@ def build_comparison_table(comparison: Comparison) -> Table:
 
 def draw_comparison(figure: Any, comparison: Comparison) -> None:
     """Plot shares against positions and against bytes in use, a panel for each task."""
-    tasks, points = comparison.list_tasks(with_shares=True), comparison.contexts
+    tasks = comparison.list_tasks(with_shares=True)
+    points = comparison.contexts
     panels = figure.subplots(2, len(tasks), sharey="col", squeeze=False)
     methods = list(dict.fromkeys((p.run, p.method) for p in points if p.method not in (NO_CONTEXT, FULL_TEXT)))
-    runs, markers = {run for run, _ in methods}, "osD^vP"
+    runs = {run for run, _ in methods}
+    markers = "osD^vP"
     sizes = (("positions", 1, "positions per head"), ("used_bytes", 1e6, "cache in use, MB"))
     for line, (field, scale, x_label) in zip(panels, sizes, strict=True):
         for axes, task in zip(line, tasks, strict=True):

@@ -106,7 +106,8 @@ class MemorySuite:
             yield EvalJob(metadata, len(documents), evaluate, notes=loaded.notes if method == BASELINES else notes)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        comparisons, notes = compare_results(results["memories"]), list_notes(results)
+        comparisons = compare_results(results["memories"])
+        notes = list_notes(results)
         blocks: list[Table | str] = [build_comparison_table(comparison) for comparison in comparisons]
         data = {"schema": 1, "comparisons": figures_to_json(comparisons), "notes": notes}
         return EvalReport([*blocks, LEGEND, *notes], data)
@@ -125,7 +126,8 @@ def list_notes(results: Results) -> list[str]:
 
 def choose_document_tokens(request: EvalRequest, run: LoadedRun) -> int:
     """Return the length to which documents are cut. Raises `UsageError` where a probe would not fit after them."""
-    context, num_after = run.parts.decoder.config.max_position_embeddings, CONTINUATION_TOKENS + PASSAGE_TOKENS
+    context = run.parts.decoder.config.max_position_embeddings
+    num_after = CONTINUATION_TOKENS + PASSAGE_TOKENS
     if request.fit is not None and not isinstance(run.method, AutoCompressor):
         num_after = max(num_after, CartridgeConfig(steps=request.fit).row_tokens)
     most = context - num_after
@@ -194,7 +196,8 @@ def score_probes(context: ProbeContext, decoder: Decoder, probes: Sequence[Probe
     hidden_states = context.hidden_states(*pad_rows([probe.ids for probe in probes], device=device))
     nats, is_right = list[float](), list[bool]()
     for states, probe in zip(hidden_states, probes, strict=True):
-        n, targets = len(probe.ids), torch.tensor(probe.ids[-probe.num_scored :], device=device)
+        n = len(probe.ids)
+        targets = torch.tensor(probe.ids[-probe.num_scored :], device=device)
         nll, is_correct = score_rows_in_chunks(decoder.logits, states[n - probe.num_scored - 1 : n - 1], targets)
         nats.append(float(nll.mean()))
         is_right.append(bool(is_correct.all()))

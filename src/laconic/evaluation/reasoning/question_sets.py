@@ -145,7 +145,8 @@ def resolve_set(recipe: Recipe, name: str, run: str) -> str:
 
 def evaluation_data_config(data: DataConfig, root: str | None, is_recipe_split: bool) -> DataConfig:
     """Return how rows are read for evaluation: all of them; the recipe's chain field counts for its own splits only."""
-    chain_field, data_dir = data.chain_field if is_recipe_split else None, data.data_dir if root is None else root
+    chain_field = data.chain_field if is_recipe_split else None
+    data_dir = data.data_dir if root is None else root
     all_rows = {"max_train_rows": None, "require_leading_digit": False}
     update = {**all_rows, "max_tokens": None, "chain_field": chain_field, "data_dir": data_dir}
     return data.model_copy(update=update)
@@ -171,6 +172,7 @@ def check_tasks(recipe: Recipe, names: Sequence[str], run: str) -> None:
         if is_row_file(path) and not Path(path).is_file():
             origin = f"data.{name} of {run}" if name in RECIPE_SPLITS else f"task {name}"
             raise InputError(f"{origin}: no file {path}; name another one, or a task that laconic tasks list shows")
-        title, identity = set_title(path), str(Path(path).resolve()) if is_row_file(path) else set_title(path)
+        title = set_title(path)
+        identity = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
         if (other := by_title.setdefault(folder_safe_name(title), identity)) != identity:
             raise UsageError(f"--tasks: {other} and {identity} are both called {title}; rename one of the files")

@@ -75,7 +75,9 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
 
     CODI's protocol gives only the end-of-thought token, so that the answer prompt is generated too.
     """
-    recipe, protocol, budget = run.recipe, questions.protocol, token_budget(run, questions, with_cot)
+    recipe = run.recipe
+    protocol = questions.protocol
+    budget = token_budget(run, questions, with_cot)
     decoding = answer_decoding(run.parts.tokenizer, recipe.data, budget, protocol.sampling, recipe.seed)
     if protocol.name.startswith("codi") and recipe.data.format == "pccot" and not writes_chain(run, with_cot):
         decoding = replace(decoding, answer_prompt=())
@@ -90,7 +92,8 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
 
 
 def token_budget(run: LoadedRun, questions: QuestionSet, with_cot: bool) -> int:
-    with_chain, row_format = writes_chain(run, with_cot), run.recipe.data.format
+    with_chain = writes_chain(run, with_cot)
+    row_format = run.recipe.data.format
     return answer_matching.max_answer_tokens(
         questions.protocol, row_format, with_chain=with_chain, text_answers=questions.has_text_answers
     )

@@ -171,7 +171,8 @@ def measure_timings(request: EvalRequest, results: Sequence[RunResult], paths: M
 
 def greedy_system(request: EvalRequest, run: LoadedRun, result: RunResult) -> tuple[AnswerFunction, TrainingData]:
     """Return a function that answers greedily under the condition of a result, and the questions."""
-    name, questions = result.variant.get("condition", ""), result.source
+    name = result.variant.get("condition", "")
+    questions = result.source
     assert isinstance(questions, QuestionSet)
     condition = next(x for x in list_conditions(request, run.recipe.method) if x.name == name)
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)

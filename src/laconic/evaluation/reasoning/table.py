@@ -162,7 +162,9 @@ class ReasoningTable:
 
 def build_rows(result: RunResult, latency: Latency | None = None) -> list[ReasoningRow]:
     """Return the row of a run on a set; a second row has GSM-Hard's changed questions only, where some are not."""
-    info, figures, condition = result.info, result.figures[0], result.variant.get("condition", "")
+    info = result.info
+    figures = result.figures[0]
+    condition = result.variant.get("condition", "")
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
     row = ReasoningRow(
@@ -242,7 +244,8 @@ def list_columns(table: ReasoningTable) -> tuple[Column, ...]:
 
 def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     """Return title and cells of each question set, the majority baseline first."""
-    columns, blocks = list_columns(table), list[tuple[str, list[list[str]]]]()
+    columns = list_columns(table)
+    blocks: list[tuple[str, list[list[str]]]] = []
     for name, rows in table.by_dataset.items():
         answer, share = rows[0].majority_baseline
         cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %", *[""] * (len(columns) - 2)]]

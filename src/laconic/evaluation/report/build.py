@@ -47,7 +47,8 @@ def build_report(paths: Sequence[str]) -> str:
 
 def describe_run(recipes: Sequence[Recipe]) -> str:
     """Return method, data, row of a paper and seeds of a run, whose seeds have these recipes."""
-    first, seeds = recipes[0], ", ".join(str(recipe.seed) for recipe in recipes)
+    first = recipes[0]
+    seeds = ", ".join(str(recipe.seed) for recipe in recipes)
     if Path(str(first.data.path)).name == NO_FILE:
         return f"published model {Path(str(first.model.name)).name}"
     row = (first.paper_table, first.table_row) if first.table_row else ()

@@ -138,7 +138,8 @@ def plot_heat_maps(
     longest = (max(map(len, labels), default=0) for labels in (row_labels, columns, [title for title, _ in panels]))
     left, top, title_width = (LETTER_INCHES * letters for letters in longest)
     left, top = left + 0.25, top + 0.25
-    num_rows, every = len(row_labels) + TITLE_ROWS, 1 + len(row_labels) // MAX_ROW_LABELS
+    num_rows = len(row_labels) + TITLE_ROWS
+    every = 1 + len(row_labels) // MAX_ROW_LABELS
     # All maps are one image, with empty rows for the titles: an axes for each map would take many times as long.
     image = np.full((len(panels) * num_rows, len(columns)), np.nan)
     for i, (_, values) in enumerate(panels):

@@ -145,7 +145,8 @@ def report_to_json(report: ComparisonReport) -> dict[str, Any]:
 
 def list_caveats(report: ComparisonReport) -> list[str]:
     """Return what the figures do not show, then the report's own caveats."""
-    focus, cot = report.by_name[report.focus], report.by_name.get(report.cot_baseline)
+    focus = report.by_name[report.focus]
+    cot = report.by_name.get(report.cot_baseline)
     caveats: list[str] = []
     if len(report.seeds) < MIN_SEEDS:
         runs = "one run" if len(report.seeds) == 1 else f"{len(report.seeds)} runs"
@@ -173,7 +174,8 @@ def render_report(report: ComparisonReport) -> str:
         )
         differences = build_facts_table([(f"over {other.title}", c.text) for other, c in compared])
         sections.append(PageSection(f"Differences from {title}", [about, differences]))
-    caveats, keys = list_caveats(report), report.recipe_differences
+    caveats = list_caveats(report)
+    keys = report.recipe_differences
     key_table = Table(("key", "here", "why"), keys, num_text_columns=3)
     sections += [
         PageSection("What this does not show", [caveats]),

@@ -99,7 +99,8 @@ def score_tokens(
     """
     targets, T = batch.targets, batch.input_ids.shape[1]
     last_start = batch.segment_slices[-1].start if freeze_last_segment else T
-    nll, correct = torch.zeros(batch.input_ids.shape, dtype=torch.float64), torch.zeros_like(batch.attention_mask)
+    nll = torch.zeros(batch.input_ids.shape, dtype=torch.float64)
+    correct = torch.zeros_like(batch.attention_mask)
     for a, b in pairwise([*range(0, last_start, READ_CHUNK), *range(last_start, T, READ_CHUNK), T]):
         output = read_tokens_checked(
             model,

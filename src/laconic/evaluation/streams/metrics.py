@@ -32,7 +32,8 @@ def score_mqar(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """
     assert batch.num_facts is not None
     sums: dict[str, tuple[float, float]] = {}
-    ids, pairs = batch.input_ids[b], int(batch.num_facts[b])
+    ids = batch.input_ids[b]
+    pairs = int(batch.num_facts[b])
     for answer in contiguous_slices(batch.targets[b] != IGNORE_INDEX):
         width = answer.stop - answer.start
         query = answer.start - width + 1
@@ -62,7 +63,8 @@ def score_translation(batch: DocumentBatch, b: int, correct: TokenHits) -> Metri
 def score_languages(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return whether all sets of a string are correct, overall and by length, and the share of sets."""
     n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), int(correct.sum())
-    low, is_correct = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
+    low = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1
+    is_correct = float(hits == n)
     return {OVERALL: (is_correct, 1), f"length {low}-{low + LENGTH_BIN - 1}": (is_correct, 1), "positions": (hits, n)}
 
 
@@ -92,7 +94,8 @@ def score_passage(
     """Return the NLL of a passage: per token, per byte if known, and by the tokens read before, `start` at first."""
     sums: dict[str, tuple[float, float]] = {}
     columns = (targets != IGNORE_INDEX).nonzero()[:, 0]
-    nll, position = nll[columns.cpu()], columns.cpu() + start + 1
+    nll = nll[columns.cpu()]
+    position = columns.cpu() + start + 1
     add_score(sums, OVERALL, float(nll.sum()), len(columns))
     if bytes_per_token is not None:
         add_score(sums, PER_BYTE, float(nll.sum()), float(bytes_per_token[targets[columns].cpu()].sum()))

@@ -169,7 +169,8 @@ def retained_share(gains: Sequence[PairedGain]) -> float | None:
 def describe_gains(results: Sequence[RunResult]) -> list[str]:
     sentences: list[str] = []
     for result in results:
-        head, gains = f"{result.run}, {stream_title(result)}", compute_gains(result)
+        head = f"{result.run}, {stream_title(result)}"
+        gains = compute_gains(result)
         for gain in gains:
             n, se = gain.num_items, gain.standard_error
             error = " on one item" if se is None else f" ± {se:.4f} over {n} items"

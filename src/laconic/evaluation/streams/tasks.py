@@ -138,9 +138,11 @@ def evaluate_items(
     batch = texts.load_documents(stream.source, rows).to(device)
     results: list[dict[str, Mapping[str, Any]]] = [{} for _ in rows]
     for condition in conditions:
-        state, freeze_last = condition.model.initial_state(batch.B), stream.stream == "needle"
+        state = condition.model.initial_state(batch.B)
+        freeze_last = stream.stream == "needle"
         scores = score_tokens(condition.model, batch, state, condition.update_weights, freeze_last)
-        score, state_bytes = SCORERS[stream.stream], fast_weights.num_bytes(scores.state) // batch.B
+        score = SCORERS[stream.stream]
+        state_bytes = fast_weights.num_bytes(scores.state) // batch.B
         for b, updates in enumerate(count_level_updates(scores.state)):
             sums = score(batch, b, scores.correct[b])
             results[b][condition.name] = build_metrics(sums, updates, state_bytes)
@@ -149,7 +151,9 @@ def evaluate_items(
 
 def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamRequest]:
     """Return the evaluations of a task name; "test" and "valid" are the recipe's own data."""
-    recipe, kind, part = run.recipe, run.recipe.data.source, "valid" if name == "valid" else "test"
+    recipe = run.recipe
+    kind = recipe.data.source
+    part = "valid" if name == "valid" else "test"
     stream = {"text": "ppl"}.get(kind, kind) if name in RECIPE_SPLITS else name
     if stream in TEXT_STREAMS:
         source = held_out_texts(run, part, limit)

@@ -61,7 +61,9 @@ def read_passages(
     """Read texts side by side under one condition; texts that have ended drop out of the batch."""
     sums: list[list[MetricSums]] = [[] for _ in texts]
     updates: list[list[tuple[float, ...]]] = [[] for _ in texts]
-    rows, state, state_bytes = list(range(len(texts))), condition.model.initial_state(len(texts)), 0
+    rows = list(range(len(texts)))
+    state = condition.model.initial_state(len(texts))
+    state_bytes = 0
     for n in range(max(map(len, texts))):
         active = [b for b in rows if n < len(texts[b])]
         batch = load_documents(source, [texts[b][n] for b in active]).to(device)

@@ -150,7 +150,8 @@ def describe_answers(protocol: AnswerProtocol, examples: Sequence[ReasoningExamp
     unclear = [example for example in examples if not protocol.is_valid_gold(example.answer)]
     if not unclear:
         return []
-    first, count = unclear[0], f"{len(unclear):,} row{'' if len(unclear) == 1 else 's'}"
+    first = unclear[0]
+    count = f"{len(unclear):,} row{'' if len(unclear) == 1 else 's'}"
     example = f"such as {first.answer[:40]!r} of {first.label}"
     return [f"{count} whose answer is not {protocol.expected_answer}, {example}; held-out rows must have one"]
 
@@ -216,7 +217,8 @@ def encode_documents(
 ) -> tuple[list[Document], list[TokenArray], list[str]]:
     """Return the documents of a split, their token ids with vocabulary drift, and notes."""
     documents, notes = load_documents(recipe.data, part)
-    ids, every = tokenize_documents(documents, tokenizer, progress), recipe.data.text.vocabulary_drift_every
+    ids = tokenize_documents(documents, tokenizer, progress)
+    every = recipe.data.text.vocabulary_drift_every
     if every:
         vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=False)
         key = (recipe.seed if part == "train" else HELD_OUT_SEED, SPLIT_NAMES.index(part))
@@ -259,7 +261,8 @@ def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: s
 
 def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None:
     """Raise InputError if a generated row, with its memory and its chain or latents, exceeds the context."""
-    row, latents = data.batch([0], 0, 0), recipe.num_latent_positions
+    row = data.batch([0], 0, 0)
+    latents = recipe.num_latent_positions
     length = row.question_ids.shape[1] + max(data.max_length, latents) + row.answer_ids.shape[1]
     count_positions = memory_counter(recipe)
     if row.document_ids is not None and count_positions is not None:
@@ -309,10 +312,13 @@ def describe_short_answers(recipe: Recipe, questions: ReasoningBatch) -> list[st
     """Return a note if `validation.max_tokens` cuts answers of the held-out rows, or chains that are written out."""
     config = recipe.validation
     assert config is not None
-    lengths, part, metric = questions.answer_mask.sum(1), "answer", "accuracy"
+    lengths = questions.answer_mask.sum(1)
+    part = "answer"
+    metric = "accuracy"
     writes_chain = recipe.method in FULL_CHAIN_METHODS
     if writes_chain or (config.with_cot and recipe.method in COT_TEACHER_METHODS):
-        lengths, part = lengths + questions.chain_mask.sum(1), "chain and answer"
+        lengths = lengths + questions.chain_mask.sum(1)
+        part = "chain and answer"
         metric = "accuracy" if writes_chain else "teacher_accuracy"
     longest = int(lengths.max())
     if longest <= config.max_tokens:

@@ -199,7 +199,9 @@ def build_parts(
 
 def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     """Raise UsageError if rows, segments or layers of a recipe do not fit the decoder; no weight is needed."""
-    limit, row_tokens, num_latents = config.max_position_embeddings, recipe.data.max_tokens or 0, recipe.num_latents
+    limit = config.max_position_embeddings
+    row_tokens = recipe.data.max_tokens or 0
+    num_latents = recipe.num_latents
     if row_tokens + num_latents > limit:
         raise UsageError(
             f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} "
@@ -230,9 +232,11 @@ def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:
     prefix_length = int(compression.bos == "sink")
     if recipe.reads_documents:  # the number of segments is known once the rows are
         segment_tokens, document_tokens = recipe.data.segment_tokens, recipe.data.digits.document_tokens
-        lengths, n = (min(segment_tokens, document_tokens or segment_tokens),), 1
+        lengths = (min(segment_tokens, document_tokens or segment_tokens),)
+        n = 1
     elif recipe.data.source == "recall":
-        lengths, n = (task.segment_tokens, 2 * task.num_queries), task.num_segments + 1
+        lengths = (task.segment_tokens, 2 * task.num_queries)
+        n = task.num_segments + 1
     else:
         lengths, n = (
             (text.mean_segment_tokens, text.max_segment_tokens or text.mean_segment_tokens),

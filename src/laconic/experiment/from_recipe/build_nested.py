@@ -47,7 +47,8 @@ def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
 def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
     """Return the nested configuration: a donor's levels by `cms.donor_layout`, else all levels in every layer."""
     memory, levels = nested_options(recipe)
-    heads, L = (memory.num_heads, memory.head_dim, memory.chunk_size), config.num_hidden_layers
+    heads = (memory.num_heads, memory.head_dim, memory.chunk_size)
+    L = config.num_hidden_layers
     if not donor:
         return HopeConfig(config, (levels.chunk_sizes,) * L, levels.options, memory.options, *heads, levels.gated_mlp)
     return HopeConfig(config, place_chunk_sizes(levels, L), levels.options, memory.options, *heads)
@@ -78,7 +79,9 @@ def init_fan_in(decoder: Decoder, config: ModelConfig, seed: int) -> None:
 
     Parameters of memories keep their own initialisation.
     """
-    names, L, is_nested = decoder.weight_names, decoder.config.num_hidden_layers, isinstance(decoder, Hope)
+    names = decoder.weight_names
+    L = decoder.config.num_hidden_layers
+    is_nested = isinstance(decoder, Hope)
     generator = torch.Generator().manual_seed(seed)
     maps = decoder.hope_config.mlp_projections if isinstance(decoder, Hope) else (last_part(names.down),)
     ends = (last_part(names.o), maps[-1])
@@ -126,7 +129,8 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
 def asks_for_growth(levels: CMSConfig, shape: HopeConfig) -> bool:
     """Return whether a recipe has the levels of a model (equal in every layer) and slower ones after them."""
     base_chunk_sizes = shape.chunk_sizes[0]
-    alike, more = set(shape.chunk_sizes) == {base_chunk_sizes}, len(levels.chunk_sizes) > len(base_chunk_sizes)
+    alike = set(shape.chunk_sizes) == {base_chunk_sizes}
+    more = len(levels.chunk_sizes) > len(base_chunk_sizes)
     return levels != CMSConfig() and alike and more and levels.chunk_sizes[: len(base_chunk_sizes)] == base_chunk_sizes
 
 

@@ -20,7 +20,9 @@ def describe_cost(
     """
     lengths = memory.segment_tokens
     per_segment = memory.vectors_per_segment[lengths > 0]
-    tokens, vectors, segments = int(lengths.sum()), int(memory.valid.sum()), len(per_segment)
+    tokens = int(lengths.sum())
+    vectors = int(memory.valid.sum())
+    segments = len(per_segment)
     saved = tokens - vectors
     position_bytes = kv_bytes_per_position(config, dtype)
     data = {

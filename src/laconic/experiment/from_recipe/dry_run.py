@@ -58,7 +58,8 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Return parameters, rows, updates, memory, time and disk space of a run; no weight is read."""
     config, tokenizer = load_config_and_tokenizer(recipe)
     build_model.check_context_length(recipe, config)
-    train, sample = recipe.train, sample_training_rows(recipe, tokenizer, config.max_position_embeddings)
+    train = recipe.train
+    sample = sample_training_rows(recipe, tokenizer, config.max_position_embeddings)
     notes = (*sample.notes, *check_validation(recipe, tokenizer, config))
     micro = train.micro_batch_size or train.batch_size
     batches = make_micro_batches(sample.source, micro)
@@ -92,7 +93,8 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
             counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"],
             max(cost.peak_bytes for cost in costs.values()) / micro, ALLOCATOR_OVERHEAD.get(device.type, 1.0),
         )  # fmt: skip
-        free, seconds = free_memory(device), flops / measure_matmul(recipe, config, device)
+        free = free_memory(device)
+        seconds = flops / measure_matmul(recipe, config, device)
         room = {"here": free} | {f"{n} GiB": n * GIB for n in OTHER_DEVICES}
         fits = {place: memory.largest_micro_batch(USABLE_FRACTION * n, train.batch_size) for place, n in room.items()}
         estimates = {
@@ -132,11 +134,14 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) -> float:
     """Return the FLOPs per second of a matrix product with the model's sizes."""
-    dtype, D, F = PRECISION_DTYPES[recipe.train.precision], config.hidden_size, config.intermediate_size
+    dtype = PRECISION_DTYPES[recipe.train.precision]
+    D = config.hidden_size
+    F = config.intermediate_size
     x, w = (torch.ones(n, m, dtype=dtype, device=device) for n, m in ((MATMUL_ROWS, D), (D, F)))
     torch.mm(x, w)
     synchronize(device)
-    start, done = time.perf_counter(), 0
+    start = time.perf_counter()
+    done = 0
     while done == 0 or time.perf_counter() - start < MATMUL_SECONDS:
         torch.mm(x, w)
         synchronize(device)
@@ -189,6 +194,7 @@ def format_plan(plan: Mapping[str, Any]) -> str:
         f"{format_bytes(disk['kept'])}"
     )
     if "measured" in plan:
-        seconds, peak = plan["measured"]["seconds"], format_bytes(plan["measured"]["bytes"])
+        seconds = plan["measured"]["seconds"]
+        peak = format_bytes(plan["measured"]["bytes"])
         lines.append(f"measured     one update: {seconds:.3g} s, {peak} at the peak of the process")
     return "\n".join([*lines, *plan["notes"]])

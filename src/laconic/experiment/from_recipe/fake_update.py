@@ -74,7 +74,8 @@ class CostCounter(TorchDispatchMode):
 
     def count_storage(self, storage: torch.UntypedStorage) -> None:
         """Count the bytes of a new storage until it is freed."""
-        key, size = id(storage), storage.nbytes()
+        key = id(storage)
+        size = storage.nbytes()
         if key in self.alive:
             return
 

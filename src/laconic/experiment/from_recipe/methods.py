@@ -139,7 +139,8 @@ def answer_decoding(
     tokenizer: Tokenizer, data: DataConfig, max_tokens: int, sampling: GenerationConfig | None = None, seed: int = 0
 ) -> AnswerDecoding:
     """Return how answers in the format of some rows are decoded, greedily by default."""
-    eos, prefix = find_eos_token_id(tokenizer, data), answer_prefix_ids(tokenizer, data)
+    eos = find_eos_token_id(tokenizer, data)
+    prefix = answer_prefix_ids(tokenizer, data)
     return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
 
 
@@ -150,12 +151,14 @@ def build_questions_batch(tokenizer: Tokenizer, data: DataConfig, questions: Seq
 
 def encode_questions(tokenizer: Tokenizer, data: DataConfig, questions: Sequence[Question]) -> list[EncodedExample]:
     """Encode questions in the format of rows. Raises `InputError` for one that has no tokens."""
-    encoder, rows = ReasoningEncoder(tokenizer, data), list[EncodedExample]()
+    encoder = ReasoningEncoder(tokenizer, data)
+    rows: list[EncodedExample] = []
     for number, question in enumerate(questions, 1):
         if isinstance(question, str):
             text, metadata = question, {}
         else:
-            text, metadata = question[-1]["content"], {"messages": question}
+            text = question[-1]["content"]
+            metadata = {"messages": question}
         placeholder = ReasoningExample(f"question {number}", text, steps=(), answer="0", metadata=metadata)
         rows.append(encoder.encode_example(placeholder))
     return rows

@@ -44,7 +44,8 @@ class RowSample(NamedTuple):
 
 def sample_training_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowSample:
     """Load the first training rows. Data that is not local is not downloaded if its lengths are known."""
-    data, limit = recipe.data, max(MAX_ROWS, 2 * recipe.train.batch_size)
+    data = recipe.data
+    limit = max(MAX_ROWS, 2 * recipe.train.batch_size)
     if data.source == "text":
         return _sample_documents(recipe, tokenizer, context)
     if data.source not in ("file", "catalog"):
@@ -53,7 +54,8 @@ def sample_training_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> 
     is_local = data.source == "file" or all(reasoning_load.is_local(name, data) for name in data.name or ())
     published = None if is_local else _find_published_lengths(recipe)
     if published is not None:
-        examples, total = _assume_examples(published, limit), min(published.rows, data.max_train_rows or published.rows)
+        examples = _assume_examples(published, limit)
+        total = min(published.rows, data.max_train_rows or published.rows)
         recipe = recipe.model_copy(update={"data": data.model_copy(update={"on_too_long": "drop"})})
         assumed = encode_examples(recipe, tokenizer, examples, context, recipe.train.batch_size)
         note = f"{(data.name or ('',))[0]} is not local: rows and lengths as published; set data.name=FILE"
@@ -84,7 +86,9 @@ def _count_lines(data: DataConfig) -> int:
 
 def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowSample:
     """Tokenize the first local documents and the longest; of others, assume as many full rows as the run needs."""
-    data, train, path = recipe.data, recipe.train, Path(recipe.data.path or "")
+    data = recipe.data
+    train = recipe.train
+    path = Path(recipe.data.path or "")
     if train.steps is not None and (data.path is None or not path.is_file()):
         if data.path is not None and path.is_dir():
             check_data_file(path)
@@ -95,8 +99,10 @@ def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
         source = build_document_rows(recipe, documents, ids, context, "train")
         return RowSample(source, train.steps * train.batch_size, (note,), True)
     documents, notes = load_documents(data, "train")
-    row_characters, num_characters = CHARACTERS_PER_TOKEN * data.text.row_tokens, sum(len(x.text) for x in documents)
-    room, sample = max(MIN_CHARACTERS, train.batch_size * row_characters), list[Document]()
+    row_characters = CHARACTERS_PER_TOKEN * data.text.row_tokens
+    num_characters = sum(len(x.text) for x in documents)
+    room = max(MIN_CHARACTERS, train.batch_size * row_characters)
+    sample: list[Document] = []
     if num_characters > room:  # the widest rows, which need the most memory, may be at the end
         longest = max(documents, key=lambda document: len(document.text))
         sample.append(replace(longest, sections=(longest.text[:row_characters],)))
@@ -105,7 +111,8 @@ def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
             size = len(document.text)
             sample.append(document if size <= room else replace(document, sections=(document.text[:room],)))
             room -= size
-    ids, scale = tokenize_documents(sample, tokenizer), num_characters / max(1, sum(len(part.text) for part in sample))
+    ids = tokenize_documents(sample, tokenizer)
+    scale = num_characters / max(1, sum(len(part.text) for part in sample))
     source = build_document_rows(recipe, sample, ids, context, "train")
     note = f"{len(documents):,} documents, about {round(scale * sum(map(len, ids))):,} tokens in all"
     return RowSample(source, round(scale * len(source)), (*notes, note))
@@ -151,7 +158,8 @@ class MicroBatch(NamedTuple):
 
 def make_micro_batches(source: TrainingData, size: int) -> list[MicroBatch]:
     """Return shuffled micro-batches of the first rows, from the narrowest to the widest."""
-    order, batches = rng.permutation(min(len(source), max(MAX_ROWS, size)), 0), list[MicroBatch]()
+    order = rng.permutation(min(len(source), max(MAX_ROWS, size)), 0)
+    batches: list[MicroBatch] = []
     for i in range(0, max(1, len(order) - size + 1), size):
         rows = np.resize(order[i : i + size], size).tolist()
         batch = source.batch(rows, 0, 0)

@@ -105,7 +105,8 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
         settings.ensure_weight_tying = False  # the file holds both
     settings = adapt_config_to_decoder(decoder, settings)
     settings.init_lora_weights = True  # replaced below
-    expected, copies = expected_tensors(decoder, settings), base_weight_copies(decoder)
+    expected = expected_tensors(decoder, settings)
+    copies = base_weight_copies(decoder)
     copies |= {name: shapes[name] for name in find_tied_rows(decoder, shapes)}
     adapter_shapes = {name: shape for name, shape in shapes.items() if name in expected or copies.get(name) != shape}
     check_adapter_shapes(decoder, adapter_shapes, expected)
@@ -122,7 +123,8 @@ def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    decoder, shapes = cast(Decoder, model.get_base_model()), read_adapter_shapes(Path(folder))
+    decoder = cast(Decoder, model.get_base_model())
+    shapes = read_adapter_shapes(Path(folder))
     check_adapter_shapes(decoder, shapes, {name: tuple(tensor.shape) for name, tensor in state.items()})
     set_peft_model_state_dict(model, load_finite_tensors(Path(folder), shapes))
 
@@ -196,7 +198,8 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
 
 def changes_embedding_or_head(decoder: Decoder, settings: "LoraConfig") -> bool:
     """Return whether an adapter changes the whole token embedding or the head."""
-    names, targets = (decoder.weight_names.token_embedding, decoder.weight_names.head), settings.target_modules
+    names = (decoder.weight_names.token_embedding, decoder.weight_names.head)
+    targets = settings.target_modules
     if isinstance(targets, str):
         targets = [] if targets == "all-linear" else match_modules([targets], names)[0]
     return any(ends_in(name, (*(targets or ()), *(settings.modules_to_save or ()))) for name in names)

@@ -184,7 +184,8 @@ class TextCompressor:
         check_memory_type(memory, SummaryMemory)
         if memory.metadata is not None:
             memory.metadata.check_reader("the one given", self.metadata)
-        ids, B = [self.tokenizer.encode(text, add_special_tokens=False) for text in prompts], memory.B
+        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in prompts]
+        B = memory.B
         ids = match_prompts(ids, B)
         if not all(ids):
             raise UsageError(f"prompt {ids.index([])} is empty; give text")

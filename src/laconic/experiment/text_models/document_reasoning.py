@@ -32,7 +32,8 @@ def compress_documents(
     model: SegmentModel, document_ids: Int[Tensor, "B Nd"], document_mask: Bool[Tensor, "B Nd"], segment_tokens: int
 ) -> SummaryMemory:
     """Compress documents into K summary vectors per segment; gradients flow through all of them."""
-    memory, K = model.empty_memory(len(document_ids)), model.config.fixed_length
+    memory = model.empty_memory(len(document_ids))
+    K = model.config.fixed_length
     for ids, mask in zip(document_ids.split(segment_tokens, 1), document_mask.split(segment_tokens, 1), strict=True):
         model.check_fits(memory, ids.shape[1])
         _, compressed = model.run_segment(memory, ids, mask, K)

@@ -182,7 +182,8 @@ def load_kv_memories(
     sources = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     if not sources:
         raise UsageError("memory: the list is empty; give at least one memory, or None")
-    reader, weight = build_metadata(decoder, tokenizer), decoder.token_embedding.weight
+    reader = build_metadata(decoder, tokenizer)
+    weight = decoder.token_embedding.weight
     memories = list[KVMemory]()
     for source in sources:
         if not isinstance(source, str | Path):

@@ -257,7 +257,9 @@ def end_rows(config: GenerationConfig, rooms: Sequence[int], model: DecoderConfi
     """Return options that cancel each row after as many tokens as it has room for."""
     # A learned table has no positions for rows that have ended and are read on as part of the batch.
     most = min(rooms) if model.position_encoding == "table" else max(rooms)
-    max_tokens, counts, on_token = min(config.max_tokens, most), [0] * len(rooms), config.on_token
+    max_tokens = min(config.max_tokens, most)
+    counts = [0] * len(rooms)
+    on_token = config.on_token
 
     def end_when_full(row: int, token: int, text: str, logprob: float) -> bool:
         counts[row] += 1

@@ -73,7 +73,8 @@ class ReadingLoss:
         if not scored:
             return
         loss = float(masked_cross_entropy(self.model.logits, hidden_states, targets).loss)
-        self.nats, self.num_scored = self.nats + scored * loss, self.num_scored + scored
+        self.nats = self.nats + scored * loss
+        self.num_scored = self.num_scored + scored
         self.num_segments += 1
         if self.num_segments & (self.num_segments - 1) == 0 and not self.has_warned:
             self.compare_without_learning(piece, targets, loss, state)
@@ -162,7 +163,8 @@ def read_piece(
 
     Reading therefore stops where the first row is full. Raises `NonFiniteError` for a state that is not finite.
     """
-    lengths, hidden_states = piece.attention_mask.sum(1).cpu(), list[Tensor]()
+    lengths = piece.attention_mask.sum(1).cpu()
+    hidden_states: list[Tensor] = []
     start, T = 0, piece.input_ids.shape[1]
     while start < T:
         is_reading = lengths > start
@@ -248,6 +250,7 @@ def shortest_chunk(model: Hope) -> int:
 
 def check_chunk_fits(model: Hope) -> None:
     """Raise `UsageError` if the chunks of levels that learn from the next token exceed a table of positions."""
-    C, limit = shortest_chunk(model), model.config.max_position_embeddings
+    C = shortest_chunk(model)
+    limit = model.config.max_position_embeddings
     if model.has_task_objective and model.config.position_encoding == "table" and limit < C:
         raise UsageError(f"chunk_sizes: a chunk of {C:,} tokens exceeds the model's {limit:,} positions; set {limit}")

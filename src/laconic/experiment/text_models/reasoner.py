@@ -320,7 +320,8 @@ class QuestionPrompts(PreparedPrompts):
 
     def generate(self, rows: range, config: GenerationConfig) -> list[Answer]:
         model, examples = self.model, self.examples[rows.start : rows.stop]
-        decoding, state = model.build_decoding(config), self.state
+        decoding = model.build_decoding(config)
+        state = self.state
         if config.stop_list and not isinstance(model.method, PromptedAnswers):
             raise UsageError("stop_strings: a method outside laconic ends its answers itself; remove them")
         answers = answer_questions(
