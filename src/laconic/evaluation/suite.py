@@ -190,7 +190,17 @@ def describe_evaluation(
     weights = runs.step_hash(run.folder, run.step) if prompt is None else run.parts.base
     quantization = {"quantize": prompt.quantize} if prompt is not None and prompt.quantize else {}
     key = {"checkpoint": weights, **quantization, **(key or {})}
-    return EvalMetadata(kind, task, run_name(run.folder), run.recipe.seed, run.step, limit, shots, variant or {}, key)
+    return EvalMetadata(
+        kind,
+        task,
+        run=run_name(run.folder),
+        seed=run.recipe.seed,
+        step=run.step,
+        limit=limit,
+        shots=shots,
+        variant=variant or {},
+        key=key,
+    )
 
 
 def run_name(folder: Path) -> str:
@@ -305,15 +315,15 @@ def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[StoredEvalu
     first = seeds[0].metadata
     metadata = [seed.metadata for seed in seeds]
     return RunResult(
-        title,
-        first.task,
-        tuple(m.seed for m in metadata),
-        [seed.items for seed in seeds],
-        info,
-        first.variant,
-        first.limit,
-        tuple(m.step for m in metadata),
-        [seed.figures for seed in seeds],
-        tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
-        seeds[0].source,
+        run=title,
+        task=first.task,
+        seeds=tuple(m.seed for m in metadata),
+        items_by_seed=[seed.items for seed in seeds],
+        info=info,
+        variant=first.variant,
+        limit=first.limit,
+        steps=tuple(m.step for m in metadata),
+        figures=[seed.figures for seed in seeds],
+        notes=tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
+        source=seeds[0].source,
     )

@@ -50,7 +50,9 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     parts = Path(base).parts
     is_hub_name = base.count("/") == 1 and len(parts) == 2 and parts[0] not in ("/", "..", "~")
     if find_dataset(name) is None and is_hub_name:
-        info = DatasetInfo(base, "", "", {}, base, parse_hub_name(name).config)
+        info = DatasetInfo(
+            base, description="", licence="", splits={}, hub_repo=base, hub_config=parse_hub_name(name).config
+        )
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
     else:
         info = get_dataset(name)

@@ -223,7 +223,15 @@ def parse_example(row: dict[str, Any], name: str, chain_field: str | None, confi
     if not isinstance(document, str | None):
         raise RowError("wrong types", "not a string", "join its parts into one text", field="document")
     steps = parse_steps(row, chain_field, config)
-    return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document, name)
+    return ReasoningExample(
+        id=row.get("id") or name,
+        question=row["question"],
+        steps=steps,
+        answer=row["answer"],
+        metadata=metadata,
+        document=document,
+        place=name,
+    )
 
 
 def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig) -> tuple[str, ...]:

@@ -56,13 +56,13 @@ def split_context(batch: Any) -> ContextTail:
     loss_mask = batch.loss_mask[:, C:].clone()
     loss_mask[:, 0] = False
     return ContextTail(
-        batch.input_ids[:, :C],
-        tuple(segment_ends),
-        batch.input_ids[:, C:],
-        loss_mask,
-        batch.row_index,
-        batch.document_ids,
-        batch.num_facts,
+        context=batch.input_ids[:, :C],
+        segment_ends=tuple(segment_ends),
+        tail=batch.input_ids[:, C:],
+        loss_mask=loss_mask,
+        row_index=batch.row_index,
+        names=batch.document_ids,
+        num_facts=batch.num_facts,
     )
 
 

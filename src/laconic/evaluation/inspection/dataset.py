@@ -96,9 +96,23 @@ def inspect_dataset(
     }
     names = (AS_TRAINED, *interventions)  # tests are of these alone
     items = [EvalItem(item.id, {name: item.conditions[name] for name in names}) for item in items]
-    row = ReasoningRow(questions.name, run.name, "", (0,), [items], questions.protocol.name)
+    row = ReasoningRow(
+        dataset=questions.name,
+        run=run.name,
+        condition="",
+        seeds=(0,),
+        items_by_seed=[items],
+        protocol=questions.protocol.name,
+    )
     rates = compute_chain_word_rates(top_ids, chain_ids, seed)
-    return DatasetInspection(run.name, run.method, ThoughtAudit(row), by_iterations, T, rates)
+    return DatasetInspection(
+        run.name,
+        run.method,
+        audit=ThoughtAudit(row),
+        by_iterations=by_iterations,
+        trained_iterations=T,
+        chain_word_rates=rates,
+    )
 
 
 def compute_chain_word_rates(

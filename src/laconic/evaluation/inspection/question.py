@@ -142,7 +142,15 @@ def inspect_question(
             begin(f"{spec.kind} in {spec.target}")
             changed = run.answer(batch, interventions.run_intervention(run, batch, inputs, spec)).texts[0]
             effects.append(ChangedAnswer(*spec, changed, donor_answer if spec.kind == "swap" else None))
-    return QuestionInspection(run.name, run.method, run.num_iterations, answer, lens, chain, tuple(effects))
+    return QuestionInspection(
+        run.name,
+        run.method,
+        num_iterations=run.num_iterations,
+        answer=answer,
+        lens=lens,
+        chain=chain,
+        effects=tuple(effects),
+    )
 
 
 def find_donor(run: InspectedRun, answer: str, others: TrainingData) -> tuple[LatentRollout | None, str | None]:

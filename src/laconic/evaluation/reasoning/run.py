@@ -159,13 +159,13 @@ def build_question_job(
 
     return EvalJob(
         describe_evaluation(run, "reasoning", questions.name, limit=limit, variant=variant, key=key),
-        len(examples),
-        evaluate,
-        batch_size,
-        questions.order,
-        lambda _: figures,
-        (*questions.notes, *budget_warnings(run, questions, condition)),
-        questions,
+        num_units=len(examples),
+        evaluate=evaluate,
+        batch_size=batch_size,
+        order=questions.order,
+        summarize=lambda _: figures,
+        notes=(*questions.notes, *budget_warnings(run, questions, condition)),
+        source=questions,
         reports_fraction=True,
     )
 

@@ -168,13 +168,13 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
     row = ReasoningRow(
-        result.task,
-        result.run,
-        condition,
-        result.seeds,
-        result.items_by_seed,
-        figures["protocol"],
-        figures["bytes_per_position"],
+        dataset=result.task,
+        run=result.run,
+        condition=condition,
+        seeds=result.seeds,
+        items_by_seed=result.items_by_seed,
+        protocol=figures["protocol"],
+        bytes_per_position=figures["bytes_per_position"],
         paper_figures=papers,
         latency=latency,
         may_overlap=info["allow_contamination"],

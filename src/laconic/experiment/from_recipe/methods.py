@@ -96,12 +96,12 @@ def build_builtin_method(
         case "kava":
             return Kava(
                 decoder,
-                require(parts.latents),
-                require(recipe.distillation),
-                require(recipe.kv_selection),
-                require(recipe.kv_distillation),
-                seed,
-                stop_training,
+                latent_thoughts=require(parts.latents),
+                config=require(recipe.distillation),
+                selection_config=require(recipe.kv_selection),
+                kv_config=require(recipe.kv_distillation),
+                seed=seed,
+                stop_training=stop_training,
             )
         case "autocompressor":
             return build_autocompressor(parts, recipe, total_steps)
