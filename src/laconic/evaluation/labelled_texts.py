@@ -30,7 +30,8 @@ def parse_labelled_text(row: dict[str, Any], name: str) -> LabelledText:
     """Parse a row; a number as label is read as its digits."""
     text_field = next((field for field in TEXT_FIELDS if field in row), "text")
     label_field = next((field for field in LABEL_FIELDS if row.get(field) is not None), "label")
-    if isinstance(label := row.get(label_field), int | float):
+    label = row.get(label_field)
+    if isinstance(label, int | float):
         row = row | {label_field: normalise_number(label)}
     return LabelledText(
         require_text(row, text_field, ROW_FORMAT), require_text(row, label_field, ROW_FORMAT), parse_split(row)

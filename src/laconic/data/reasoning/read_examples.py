@@ -136,7 +136,8 @@ def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> Example
     Raises `InputError` with the first 20 problems and a count of the others, with `on_invalid_row = "skip"` if more
     than one row in a thousand is invalid; and if there are no examples.
     """
-    num_invalid, num_rows = len(file.problems), len(file.problems) + len(file.examples)
+    num_invalid = len(file.problems)
+    num_rows = num_invalid + len(file.examples)
     should_skip = config.on_invalid_row == "skip"
     if num_invalid and not (should_skip and is_within_skip_limit(num_invalid, num_rows)):
         limit = f"\n{num_invalid:,} of {num_rows:,} rows are invalid; at most 0.1 % may be skipped"

@@ -205,11 +205,14 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
     S = recipe.data.text.mean_segment_tokens
     lengths = list(map(len, source.ids))
     contexts = choose_contexts(lengths, S)
-    tails = sample_tails(source.names, source.ids, max(contexts), S, request.limit or DEFAULT_DOCUMENTS)
-    if num_short := sum(length < max(contexts) + S for length in lengths):
-        needs = f"{max(contexts) + S:,} tokens, {max(contexts):,} to compress and {S:,} to score"
+    longest = max(contexts)
+    tails = sample_tails(source.names, source.ids, longest, S, request.limit or DEFAULT_DOCUMENTS)
+    num_short = sum(length < longest + S for length in lengths)
+    if num_short:
+        needs = f"{longest + S:,} tokens, {longest:,} to compress and {S:,} to score"
         log_note(f"{split}: left out {num_short:,} of {pluralize(len(lengths), 'document')}, shorter than {needs}")
-    excerpt, name = (EXCERPT_TOKENS, f"{part}-{EXCERPT}") if split == EXCERPT else (None, part)
+    excerpt = EXCERPT_TOKENS if split == EXCERPT else None
+    name = f"{part}-{EXCERPT}" if split == EXCERPT else part
     limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
     jobs = [
         build_job(

@@ -190,6 +190,7 @@ def check_tasks(recipe: Recipe, names: Sequence[str], run: str) -> None:
             origin = f"data.{name} of {run}" if name in RECIPE_SPLITS else f"task {name}"
             raise InputError(f"{origin}: no file {path}; name another one, or a task that laconic tasks list shows")
         title = set_title(path)
-        identity = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
-        if (other := by_title.setdefault(folder_safe_name(title), identity)) != identity:
+        identity = str(Path(path).resolve()) if is_row_file(path) else title
+        other = by_title.setdefault(folder_safe_name(title), identity)
+        if other != identity:
             raise UsageError(f"--tasks: {other} and {identity} are both called {title}; rename one of the files")

@@ -178,7 +178,8 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
 
 
 def check_has_texts(run: LoadedRun) -> None:
-    if (source := run.recipe.data.source) != "text":
+    source = run.recipe.data.source
+    if source != "text":
         raise InputError(f"{run.folder} was trained on data.source {source}; this task needs data.source text")
 
 

@@ -98,7 +98,8 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     check_has_no_adapter(decoder)
     settings = read_adapter_config(Path(folder))
     shapes = read_adapter_shapes(Path(folder))
-    if (num_new_tokens := count_new_tokens(decoder, shapes)) > 0:
+    num_new_tokens = count_new_tokens(decoder, shapes)
+    if num_new_tokens > 0:
         decoder = decoder.resize_vocabulary(num_new_tokens)  # the adapter's file has the new rows
     if changes_embedding_or_head(decoder, settings):
         untie_head(decoder)
