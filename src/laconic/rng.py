@@ -64,7 +64,8 @@ def permutation(num_rows: int, seed: int, epoch: int = 0, limit: int | None = No
 def _feistel(x: HashArray, seed: int, epoch: Keys, half: np.uint64) -> HashArray:
     """Permute 2·half-bit numbers by a Feistel network keyed by seed and epoch."""
     low = (np.uint64(1) << half) - np.uint64(1)
-    left, right = x >> half, x & low
+    left = x >> half
+    right = x & low
     for round in range(FEISTEL_ROUNDS):
         left, right = right, left ^ (hash64(seed, epoch, round, right) & low)
     return (left << half) | right

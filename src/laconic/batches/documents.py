@@ -91,7 +91,8 @@ class DocumentBatch:
         """Return the window that begins with segment `start`."""
         w, o = self.windows
         ends = (0, *self.segment_ends)[start : start + w + 1]
-        begin, first_new = ends[0], ends[o] if start else ends[0]
+        begin = ends[0]
+        first_new = ends[o] if start else ends[0]
         window = self.map_tensors(lambda t: t[:, begin : ends[-1]] if t.ndim == 2 else t)
         is_new = torch.arange(begin, ends[-1], device=self.input_ids.device) >= first_new
         is_predicted = window.attention_mask.cumsum(1) > 1

@@ -29,5 +29,6 @@ def pad_rows(
     mask = torch.zeros(len(rows), width, dtype=torch.bool, device="cpu")
     for b, row in enumerate(rows):
         columns = slice(width - len(row), width) if pad_left else slice(0, len(row))
-        ids[b, columns], mask[b, columns] = torch.tensor(row, dtype=torch.long, device="cpu"), True
+        ids[b, columns] = torch.tensor(row, dtype=torch.long, device="cpu")
+        mask[b, columns] = True
     return PaddedIds(ids.to(device), mask.to(device))

@@ -40,7 +40,8 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     with status(f"loading {command.model}"):
         model = laconic.load(command.model, device=command.device)
     decoder, tokenizer = model.decoder, model.tokenizer
-    dtype, lengths = parse_dtype(command.dtype), [len(encode_document(tokenizer, x, command.chat)[0]) for _, x in texts]
+    dtype = parse_dtype(command.dtype)
+    lengths = [len(encode_document(tokenizer, x, command.chat)[0]) for _, x in texts]
     fit = None if command.fit is None else CartridgeConfig(steps=command.fit, seed=command.seed)
     if fit is not None:
         check_document_fits(decoder, max(lengths), fit)  # before reading, which may take minutes
@@ -48,18 +49,22 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         num_slots = sum(map(config.num_slots, lengths))
         stored_dtype = dtype or decoder.token_embedding.weight.dtype
         check_space_for_file(command.out, num_slots * kv_bytes_per_position(decoder.config, stored_dtype))
-    memories, windows, positions, start = list[KVMemory](), 0, 0, time.perf_counter()
+    memories: list[KVMemory] = []
+    windows, positions = 0, 0
+    start = time.perf_counter()
     with progress("compressing") as show:
         for name, text in texts:
             result = compress_text(decoder, tokenizer, text, config, name=name, chat=command.chat, on_progress=show)
             if fit is not None:
                 result = fit_text(decoder, tokenizer, text, result, fit, on_progress=show)
             memories.append(result.memory)
-            windows, positions = windows + len(result.windows), positions + result.positions
+            windows += len(result.windows)
+            positions += result.positions
     memory = memories[0] if len(memories) == 1 else KVMemory.concat_rows(*memories)
     memory = memory if dtype is None else memory.to(dtype=dtype)
     memory.save(command.out)
-    taken, context = max(int(m.num_tokens.max()) for m in memories), decoder.config.max_position_embeddings
+    taken = max(int(m.num_tokens.max()) for m in memories)
+    context = decoder.config.max_position_embeddings
     if windows > len(texts) and config.method in SHARED_METHODS and not config.equal_heads:
         log_message(
             f"warning: read in {windows:,} windows, as text and repetition exceed the context of {context:,} tokens; "
@@ -73,12 +78,11 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
             f"{'keep less' if windows > len(texts) else 'give a shorter text'}"
         )
     metadata = [m.metadata for m in memories if m.metadata is not None and m.metadata.measured]
-    measured = [same.measured for same in metadata]
     cost = compute_kv_cost(memory, decoder.config, windows, positions)
     lines = cost_lines(cost)
     for same in metadata:
         lines += loss_lines(same.measured, same.documents[0][0].name if len(texts) > 1 else None)
-    command.print_result(lines, {"cost": cost, "measured": measured}, time.perf_counter() - start)
+    command.print_result(lines, {"cost": cost, "measured": [m.measured for m in metadata]}, time.perf_counter() - start)
     return 0
 
 
@@ -98,7 +102,8 @@ def compute_kv_cost(memory: KVMemory, config: DecoderConfig, num_windows: int, p
     the decoder read to compress.
     """
     assert memory.metadata is not None
-    cache, heads = memory.to_cache(), memory.slots
+    cache = memory.to_cache()
+    heads = memory.slots
     tokens = sum(document.tokens for row in memory.metadata.documents for document in row)
     return {
         "method": memory.metadata.method,

@@ -95,7 +95,8 @@ class DataMakeCommand:
     def run(self) -> int:
         self.validate()
         files = self.list_files()
-        steps, total = count(1), sum(file.num_rows for file in files)
+        steps = count(1)
+        total = sum(file.num_rows for file in files)
         with progress("writing") as show:
             write_all(files, lambda: None if (n := next(steps)) % 100 else show("rows", n, total))
         for file in files:
@@ -146,7 +147,9 @@ class DataMakeCommand:
     def digit_files(self) -> list[OutputFile]:
         from laconic.data.generators.digits import iter_digit_rows
 
-        num_valid, low, high = round(self.rows * self.held_out_fraction), self.min_operations, self.num_operations
+        num_valid = round(self.rows * self.held_out_fraction)
+        low = self.min_operations
+        high = self.num_operations
         style = cast("DigitChain", self.chain_style or "brackets")
         make_rows = partial(iter_digit_rows, seed=self.seed, num_operations=high, min_operations=low, chain=style)
         rows = make_rows(self.rows, part="train", results_only_fraction=self.results_only_fraction)

@@ -33,7 +33,8 @@ def generate_rows(
     those of `PartialOutput`.
     """
     config = replace(config, return_state=False, on_prefill=timer.on_prefill)
-    num_rows, part = len(prompts.prompts), None
+    num_rows = len(prompts.prompts)
+    part = None
     if command.output is not None:
         part = PartialOutput(command.output, build_key(command, prompts, config))
         if part.is_complete:
@@ -91,8 +92,11 @@ class PartialOutput:
     """
 
     def __init__(self, output: Path, key: str) -> None:
-        self.output, self.path = output, output.with_name(f"{output.name}.part")
-        self.num_rows, self.digest, self.is_complete = 0, key, output.exists()
+        self.output = output
+        self.path = output.with_name(f"{output.name}.part")
+        self.num_rows = 0
+        self.digest = key
+        self.is_complete = output.exists()
         if self.is_complete:
             self.check_complete()
             return
@@ -130,7 +134,8 @@ class PartialOutput:
                 raise CorruptArtifactError(f"{self.path}:{number}: was changed after it was written; delete the file")
 
     def add(self, row: str) -> None:
-        self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
+        self.num_rows += 1
+        self.digest = hash_line(self.digest, row)
 
     def append(self, row: str) -> None:
         self.add(row)

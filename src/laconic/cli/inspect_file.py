@@ -21,7 +21,9 @@ MAX_SEGMENTS_LISTED = 24
 def describe_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata of a memory file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     memory = SummaryMemory.load(path)
-    metadata, documents, size = memory.metadata, list[dict[str, Any]](), path.stat().st_size
+    metadata = memory.metadata
+    documents = list[dict[str, Any]]()
+    size = path.stat().st_size
     assert metadata is not None
     for row, lengths in zip(metadata.documents, memory.vectors_per_segment.tolist(), strict=True):
         for document in row:
@@ -95,11 +97,15 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     state, metadata = read_state_file(path)
     with translate_structure_errors(path):
-        summary, size = state_file_to_json(state, metadata), path.stat().st_size
+        summary = state_file_to_json(state, metadata)
+        size = path.stat().st_size
         chunk_sizes = (metadata.get("source") or {}).get("chunks") or ()
-        levels, writer, checkpoint = read_untrained_levels(path), "hope", ""
+        levels = read_untrained_levels(path)
+        writer = "hope"
+        checkpoint = ""
         if levels is not None:
-            writer, name = "levels added to a checkpoint", read_writer_metadata(path)["checkpoint"][:12]
+            writer = "levels added to a checkpoint"
+            name = read_writer_metadata(path)["checkpoint"][:12]
             checkpoint = f"; checkpoint {name}… with inner_lr {levels.initial_inner_lr:g}"
         lines = [
             f"{path}: fast-weight state of {writer}, {pluralize(len(state.position), 'row')}, "
@@ -110,6 +116,7 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
             *(format_reports(state, chunk_sizes) if chunk_sizes else []),
         ]
         for document in (document for row in summary["documents"] for document in row):
-            name, digest = document["name"], document["sha256"][:12]
+            name = document["name"]
+            digest = document["sha256"][:12]
             lines.append(f"text       {name}: {document['tokens']:,} tokens; sha256 {digest}…")
         return {"schema": 1, "file": str(path), "bytes": size, "state": summary}, lines

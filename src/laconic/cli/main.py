@@ -163,7 +163,8 @@ def list_subcommands(args: list[str]) -> list[str]:
 
 def insert_default_subcommand(args: list[str]) -> list[str]:
     """Return the arguments with the subcommand that a command such as `laconic data --format json` leaves out."""
-    names, follows = list_subcommands(args), args[1:2]
+    names = list_subcommands(args)
+    follows = args[1:2]
     if not names or follows in (["--help"], ["-h"]) or (follows and not follows[0].startswith("-")):
         return args
     return [args[0], names[0], *args[1:]]

@@ -60,7 +60,8 @@ def compress_text(command: CompressCommand) -> int:
     if before is not None and len(before.position) > 1:
         with command.open_source() as file:
             num_texts = len(list(command.iter_texts(file, lambda name, text: name)))
-    job, start = model.start_reading(before, num_texts), time.perf_counter()
+    job = model.start_reading(before, num_texts)
+    start = time.perf_counter()
     command.run_job(job, partial(model.token_stream, is_new=before is None), compress_resume_key(command, model))
     assert job.done is not None
     earlier = spread_documents(documents, len(job.documents))

@@ -26,7 +26,8 @@ def summarise_usage_error(text: str, command: str) -> str:
 
 def describe_unknown(words: list[str], suggestions: list[str], command: str) -> str:
     """Return the line for the first of the words that a command does not take."""
-    option, name = next((word for word in words if word.startswith("-")), None), command.removeprefix("laconic ")
+    option = next((word for word in words if word.startswith("-")), None)
+    name = command.removeprefix("laconic ")
     if option is None:
         hint = "the values of --tasks are separated by commas; " if name == "evaluate" else ""
         return f"{words[0]}: {name} takes fewer arguments; {hint}see {command} --help"

@@ -132,7 +132,8 @@ class AutoCompressor(nn.Module):
         """
         self._check_window(batch)
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
-        phase, head = self.training_phase(batch.step), self.stop_head_config
+        phase = self.training_phase(batch.step)
+        head = self.stop_head_config
         streams: tuple[RandomStream, ...] = ("length",)
         is_learned = self.config.length_policy == "stop_head" and phase != "decoder"
         if head is not None and is_learned and head.estimator == "reinforce":

@@ -32,7 +32,8 @@ class SourceDocument:
 
     def slice_segments(self, start: int, stop: int) -> "SourceDocument | None":
         """Return the part in the segments `start` to `stop`, renumbered from 0; None if there is none."""
-        low, high = max(start, self.first), min(stop, self.first + len(self.segments))
+        low = max(start, self.first)
+        high = min(stop, self.first + len(self.segments))
         if low >= high:
             return None
         return replace(self, segments=self.segments[low - self.first : high - self.first], first=low - start)
@@ -165,7 +166,8 @@ class MemoryMetadata(BaseMetadata):
             if x.ndim != ndim or (x.dtype != torch.long if name != "vectors" else not x.is_floating_point()):
                 return name
         vectors, offsets, segment_ids, segment_tokens = (tensors[name] for name in dimensions)
-        num_rows, lengths = len(self.documents), offsets.diff()
+        num_rows = len(self.documents)
+        lengths = offsets.diff()
         if vectors.shape[1] != self.width or vectors.dtype.itemsize == 1:
             return "vectors"
         if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):

@@ -292,7 +292,8 @@ class SegmentModel:
 
     def recompress(self, memory: SummaryMemory, rows: Bool[Tensor, " B"]) -> SummaryMemory:
         """Eq. VL27: one pass over [M_{i-1}; summary tokens] without text; its K vectors replace M_{i-1} in `rows`."""
-        no_text, K = memory.valid[:, :0], self.config.fixed_length
+        no_text = memory.valid[:, :0]
+        K = self.config.fixed_length
         compressed = self.compress_segment(memory, no_text.long(), no_text, K)
         valid = torch.ones(memory.B, K, dtype=torch.bool, device=rows.device)
         return memory.overwrite_rows(self.summaries.map_to_vectors(compressed.summary_states), valid, rows)

@@ -82,7 +82,8 @@ def write_study_rows(
         max_tokens: Largest number of scored ids of a row.
         on_progress: Called with the number of rows that the model has written and their total.
     """
-    ids, num_passages = torch.tensor([list(document)]), int(num_rows * PASSAGE_SHARE)
+    ids = torch.tensor([list(document)])
+    num_passages = int(num_rows * PASSAGE_SHARE)
     rows = list[StudyRow]()
     for i in range(num_passages):
         start = i * max(len(document) - max_tokens, 0) // max(num_passages - 1, 1)

@@ -112,7 +112,8 @@ class TextConfig(ConfigModel):
                 raise ValueError(f'{set_key}: only for segment_lengths "random"; remove the key')
         elif self.row_tokens % self.mean_segment_tokens:
             raise ValueError(f"row_tokens {self.row_tokens}: no multiple of segment_tokens {self.mean_segment_tokens}")
-        low, high = self.min_segment_tokens or 0, self.max_segment_tokens or self.row_tokens + 1
+        low = self.min_segment_tokens or 0
+        high = self.max_segment_tokens or self.row_tokens + 1
         if not low < self.mean_segment_tokens < high:
             raise ValueError(f"segment_tokens {self.mean_segment_tokens}: must lie between the limits {low} and {high}")
         return self

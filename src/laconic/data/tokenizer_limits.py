@@ -46,7 +46,8 @@ def check_tokenizer(backend: tokenizers.Tokenizer, source: str) -> None:
 
 def measure_growth(settings: Mapping[str, Any]) -> int:
     """Return how many characters or tokens a component writes for one that it reads, at most."""
-    kind, growth = settings.get("type"), 1
+    kind = settings.get("type")
+    growth = 1
     if kind == "Replace":
         growth = replacement_growth(settings["pattern"], settings["content"])
     elif kind == "TemplateProcessing":

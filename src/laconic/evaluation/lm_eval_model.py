@@ -108,7 +108,8 @@ class LaconicLM(TemplateLM):
         self._device = self.model.decoder.token_embedding.weight.device
         self.state: FastWeightState | None = None
         if memory is not None and isinstance(self.model, laconic.NestedTextModel):
-            self.state, memory = self.model.load_memory(memory), None
+            self.state = self.model.load_memory(memory)
+            memory = None
         self.cache, self.first_position = self.read_memory(memory)
         used = 0 if self.cache is None else self.first_position or int(self.cache.next_position.max())
         room = self.model.decoder.config.max_position_embeddings - used
@@ -301,7 +302,8 @@ class LaconicLM(TemplateLM):
             config = replace(config, stop_strings=tuple(until))
             generations = self.model.generate(contexts, config, memory=self.state)
             return [cut_text(generation.text, until, None) for generation in generations]
-        decoder, room = self.model.decoder, self.max_length - config.max_tokens
+        decoder = self.model.decoder
+        room = self.max_length - config.max_tokens
         if room < 1:
             raise UsageError(f"max_gen_toks={config.max_tokens} leaves no room in a context of {self.max_length}")
         eos = tuple(dict.fromkeys((*find_eos_ids(decoder.config), self.eot_token_id)))

@@ -173,7 +173,8 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     gain_share, loss_share = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
     center = gain_share - loss_share
     half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
-    m, lgamma = gains + losses, math.lgamma
+    m = gains + losses
+    lgamma = math.lgamma
     logs = [lgamma(m + 1) - lgamma(k + 1) - lgamma(m - k + 1) for k in range(min(gains, losses) + 1)]
     p = min(1.0, 2 * math.fsum(math.exp(log - m * math.log(2)) for log in logs))
     return Difference(

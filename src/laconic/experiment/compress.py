@@ -127,7 +127,8 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         after_text = torch.zeros_like(N)
         trigger = 0
         if reading.summary == "autoregressive":
-            after_text, trigger = N, int(reading.trigger_placement == "insert")
+            after_text = N
+            trigger = int(reading.trigger_placement == "insert")
         elif reading.summary == "parallel":
             after_text = after_text + (self.stop_rule.num_vectors or reading.fixed_length)
         positions = before_text + after_text + trigger

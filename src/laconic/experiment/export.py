@@ -72,7 +72,8 @@ def export_run(
         adapter = run.parts.adapter
         decoder = load_initial_decoder(run.recipe, torch.device("cpu"))[0]
     else:
-        adapter, decoder = None, run.merged_decoder()
+        adapter = None
+        decoder = run.merged_decoder()
     tensors = weights.checkpoint_tensors(decoder, decoder.config)
     fingerprints = {
         "method": run.recipe.method,

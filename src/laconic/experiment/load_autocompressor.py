@@ -45,7 +45,8 @@ def load_published_compressor(
     folder = Path(path)
     config = read_foreign_json(folder / "config.json")
     tensors = index_tensors(folder)
-    kappa, accumulates = config[SUMMARY_LENGTH_KEY], config.get(ACCUMULATE_KEY)
+    kappa = config[SUMMARY_LENGTH_KEY]
+    accumulates = config.get(ACCUMULATE_KEY)
     if type(accumulates) is not bool:
         raise InputError(f"{folder}/config.json has no {ACCUMULATE_KEY}; add it: true, or false for RMT")
     if SUMMARY_EMBEDDING not in tensors:

@@ -174,4 +174,5 @@ class ResumableReading(ABC, Generic[Value]):
         for name in self.counters:
             setattr(self, name, metadata[name])
         self.resume_at = (self.group, self.next_piece)
-        self.expected_digest, self.previous_tokens = metadata["digest"], self.tokens
+        self.expected_digest = metadata["digest"]
+        self.previous_tokens = self.tokens

@@ -25,7 +25,8 @@ class CacheBackend:
     def step(self, ids: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V"]]:
         """Read one id per row; return the hidden states after the final norm, and their logits."""
         output = self.decoder(self.decoder.embed(ids[:, None]), self.kv_cache)
-        self.kv_cache, hidden = output.cache, output.hidden_states[:, 0]
+        self.kv_cache = output.cache
+        hidden = output.hidden_states[:, 0]
         return hidden, self.decoder.logits(hidden)
 
     def to_cache(self) -> KVCache:
@@ -47,12 +48,14 @@ class StatefulBackend:
     def step(self, ids: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V"]]:
         """Read one id per row; return the hidden states after the final norm, and their logits."""
         output = self.model.read_tokens(ids[:, None], self.state, update_weights=self.update_weights)
-        self.state, hidden = as_recurrent(output.cache), output.hidden_states[:, 0]
+        self.state = as_recurrent(output.cache)
+        hidden = output.hidden_states[:, 0]
         return hidden, self.model.logits(hidden)
 
     def select_rows(self, rows: list[int]) -> None:
         """Continue with these rows only."""
-        self.state, self.row_names = self.state.select_rows(rows), [self.row_names[row] for row in rows]
+        self.state = self.state.select_rows(rows)
+        self.row_names = [self.row_names[row] for row in rows]
 
     def check_finite(self, row: int, state: RecurrentState | None = None) -> None:
         """Raise NonFiniteError if the state of a row (by default the current one) is not finite."""

@@ -123,7 +123,8 @@ def generate_from_prompt(
     first_new_position = find_first_new_position(decoder, prompt, state)
     check_position_table(decoder.config, first_new_position, config.max_tokens)
     sampler = build_sampler(decoder, prompt, config)
-    decode, eos = None if tokenizer is None else tokenizer.decode, resolve_eos(decoder, config)
+    decode = None if tokenizer is None else tokenizer.decode
+    eos = resolve_eos(decoder, config)
     sequences = [SequenceState(index, decode, ids, eos, config) for index, ids in enumerate(prompt.token_ids)]
     return decode_loop(decoder, prompt, state, sequences, sampler, config, first_new_position)
 
@@ -136,7 +137,8 @@ def resolve_eos(decoder: Decoder, config: GenerationConfig) -> tuple[int, ...]:
 
 def build_sampler(decoder: Decoder, prompt: Prompt, config: GenerationConfig) -> Sampler:
     """Return the sampler; raise UsageError for ids outside the vocabulary or a wrong number of seeds."""
-    V, rows = decoder.config.vocab_size, len(prompt.token_ids)
+    V = decoder.config.vocab_size
+    rows = len(prompt.token_ids)
     eos = resolve_eos(decoder, config)
     suppressed = list_integers("suppress_token_ids", config.suppress_token_ids)
     given_eos = () if config.eos_token_ids is None else eos
@@ -177,7 +179,8 @@ def resolve_update_flags(
 
 def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None) -> int:
     """Return the position of the first new token of the longest row, if the state fits prompt and model."""
-    rows, device = len(prompt.attention_mask), prompt.attention_mask.device
+    rows = len(prompt.attention_mask)
+    device = prompt.attention_mask.device
     cache = state if isinstance(state, KVCache) else None
     if cache is not None:
         check_rows(rows, cache.B)

@@ -228,7 +228,9 @@ def read_chunk(
     decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
 ) -> DecoderOutput:
     """Read some columns of the prompt into a KV cache, or fast weights: of embeddings without next-token targets."""
-    model, ids, update_weights = cast(Any, decoder), prompt.input_ids, prompt.update_flags[0]
+    model = cast(Any, decoder)
+    ids = prompt.input_ids
+    update_weights = prompt.update_flags[0]
     if ids is not None and isinstance(decoder, StatefulLM):
         output = model.read_tokens(ids[:, columns], state, attention_mask=attention_mask, update_weights=update_weights)
         if update_weights and isinstance(model, ChecksFiniteState):

@@ -35,7 +35,8 @@ MAX_COPY_BYTES = 256 * 2**20  # weights beyond this are used in place instead of
 MAX_COPY_SHARE = 0.22
 # oneDNN's packed layout is the one private API in this package: for batches it makes decoding 1.2 to 1.4 times as fast
 # (benchmarks/decoding.py misses a target without it), for a single row a plain copy is faster.
-MIN_PACKED_ROWS, MIN_PACKED_NUMEL = 4, 2**18
+MIN_PACKED_ROWS = 4
+MIN_PACKED_NUMEL = 2**18
 MIN_STEPS_TO_PACK, MIN_STEPS_TO_COPY = 16, 64  # for fewer steps, copying the weights costs more than it saves
 STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
 

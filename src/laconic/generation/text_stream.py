@@ -24,7 +24,8 @@ class IncrementalDetokenizer:
         self.token_ids = list(prompt_ids)
         self.first_stop = len(prompt_ids) + min_tokens
         # token_ids[start:num_decoded] are the ids of the last piece, and decoded_prefix is their text
-        self.start, self.num_decoded = 0, len(prompt_ids)
+        self.start = 0
+        self.num_decoded = len(prompt_ids)
         self.decoded_prefix = decode(self.token_ids) if self.token_ids else ""
         self.text = ""
         self.pending = ""  # decoded, but possibly the beginning of a stop string

@@ -107,7 +107,8 @@ def reinforce_two_samples(
 
     Its gradient is the estimate; its value is meaningless.
     """
-    half, scores = (G[0] - G[1]).detach() / 2, upcast(log_p)
+    half = (G[0] - G[1]).detach() / 2
+    scores = upcast(log_p)
     return (half * (scores[0] - scores[1])).masked_fill(~is_priced, 0.0).sum()
 
 

@@ -94,7 +94,8 @@ def log_survival(a: Float[Tensor, "B K"]) -> Float[Tensor, "B K1"]:
 
 def length_log_probs(a: Float[Tensor, "B K"], stop_position: StopPosition = "after") -> Float[Tensor, "B n"]:
     """Return the logarithm of `length_probs`; minus infinity where a length is not allowed."""
-    log_s, log_lam = log_survival(a), F.logsigmoid(upcast(a))
+    log_s = log_survival(a)
+    log_lam = F.logsigmoid(upcast(a))
     if stop_position == "after":
         return torch.cat([(log_s[:, :-1] + log_lam)[:, :-1], log_s[:, -2:-1]], 1)
     return torch.cat([log_s[:, :-1] + log_lam, log_s[:, -1:]], 1)
@@ -151,7 +152,9 @@ def solve_initial_bias(
 
 def constant_hazard_mean(b: float, can_stop: list[bool], stop_position: StopPosition) -> float:
     """Compute E[N] if every position that can stop has the stop logit b."""
-    s, mean, continue_prob = 1.0, 0.0, 1 / (1 + math.exp(b))
+    s = 1.0
+    mean = 0.0
+    continue_prob = 1 / (1 + math.exp(b))
     for allowed in can_stop:
         next_s = s * continue_prob if allowed else s
         mean += next_s if stop_position == "before" else s
@@ -172,7 +175,8 @@ def attention_gate_bias(
     and after the memory. The first `num_cached` columns are only keys; all others are queries too.
     """
     margins = (prefix_length, suffix_length)
-    key, ids = F.pad(upcast(log_s), margins), F.pad(segment_ids, margins, value=-1)
+    key = F.pad(upcast(log_s), margins)
+    ids = F.pad(segment_ids, margins, value=-1)
     query_ids = ids[:, num_cached:, None]
     is_gated = (ids[:, None] >= 0) & (ids[:, None] != query_ids)
     return key[:, None].expand(is_gated.shape).masked_fill(~is_gated, 0.0)
@@ -185,7 +189,8 @@ def scale_by_survival(vectors: Float[Tensor, "B M D"], log_s: Float[Tensor, "B M
 
 def first_stop(stops: Bool[Tensor, "B K"], stop_position: StopPosition = "after") -> Int[Tensor, " B"]:
     """Return N given the first position where each row stops; K if it never does."""
-    K, includes_stop = stops.shape[1], int(stop_position == "after")
+    K = stops.shape[1]
+    includes_stop = int(stop_position == "after")
     return torch.where(stops.any(1), stops.long().argmax(1) + includes_stop, K)
 
 
@@ -228,5 +233,6 @@ def draw_uniforms(
 
     The same document gets the same numbers in any batch and on any rank.
     """
-    rows, columns = row_index.cpu().numpy()[:, None], torch.arange(num_draws, device="cpu").numpy()
+    rows = row_index.cpu().numpy()[:, None]
+    columns = torch.arange(num_draws, device="cpu").numpy()
     return torch.tensor(uniform(seed, STREAM_KEYS[stream], epoch, rows, segment, columns), device=row_index.device)

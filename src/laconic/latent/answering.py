@@ -276,9 +276,11 @@ class LatentReasoning(PromptedAnswers):
         The last pass over the latents also reads eot and the answer prompt, if it is known where these belong.
         """
         decoder, latents, tolerance = self.decoder, self.latent_thoughts, decoding.jacobi_tolerance
-        M, reads_suffix = self.num_answer_latents, can_read_suffix(latents, self.num_answer_latents, tolerance)
+        M = self.num_answer_latents
+        reads_suffix = can_read_suffix(latents, self.num_answer_latents, tolerance)
         with eval_no_grad(self):
-            embeds, suffix = decoder.embed(questions.question_ids), self.embed_suffix(decoding)
+            embeds = decoder.embed(questions.question_ids)
+            suffix = self.embed_suffix(decoding)
             prefix = latents.build_prefix(decoder, state, embeds, questions.question_mask)
             reads = read_latents(latents, prefix.embeds, M, suffix if reads_suffix else suffix[:, :0], tolerance)
             last_hidden, cache, counts = run_reads(decoder, reads, prefix.cache, prefix.attention_mask)

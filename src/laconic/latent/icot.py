@@ -75,7 +75,8 @@ class Icot(WrittenReasoning):
         if self.training:
             u = torch.as_tensor(uniform(self.seed, batch.epoch, batch.row_index.cpu().numpy()))
         length = batch.chain_mask.sum(1)
-        s, smoothing = self.scheduled_removal(batch.step), self.config.removal_smoothing
+        s = self.scheduled_removal(batch.step)
+        smoothing = self.config.removal_smoothing
         r = tokens_to_remove(s, u.to(length.device), length, smoothing)
         return drop_chain_prefix(batch, batch.chain_mask.cumsum(1) > r[:, None])
 

@@ -154,13 +154,16 @@ def read_latents(
 
 def run_reads(decoder: ForwardFn, reads: RolloutReads, cache: KVCache | None, mask: Tensor | None) -> FinishedReads:
     """Run the reads of a batch after a `cache`; `mask` is True at the real vectors of the prefix."""
-    read, ended = next(reads), list[tuple[Tensor, Tensor, KVCache]]()
+    read = next(reads)
+    ended = list[tuple[Tensor, Tensor, KVCache]]()
     rows = torch.arange(len(read.inputs_embeds), device=read.inputs_embeds.device)
     while True:
         if mask is not None:
             mask = F.pad(mask, (0, read.inputs_embeds.shape[1] - mask.shape[1]), value=True)
         output = decoder(read.inputs_embeds, cache, attention_mask=mask, num_outputs=read.num_outputs)
-        last_hidden, cache, mask = output.hidden_states[:, -1], output.cache, None
+        last_hidden = output.hidden_states[:, -1]
+        cache = output.cache
+        mask = None
         try:
             read = reads.send(output.hidden_states)
         except StopIteration as end:
@@ -169,7 +172,8 @@ def run_reads(decoder: ForwardFn, reads: RolloutReads, cache: KVCache | None, ma
         if read.is_running is not None:
             has_ended = ~read.is_running
             ended.append((rows[has_ended], last_hidden[has_ended], cache.select_rows(has_ended)))
-            rows, cache = rows[read.is_running], cache.select_rows(read.is_running)
+            rows = rows[read.is_running]
+            cache = cache.select_rows(read.is_running)
         cache = cache.crop(cache.S - read.num_replaced)
 
 

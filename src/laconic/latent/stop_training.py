@@ -49,7 +49,9 @@ def compute_trial_losses(
     """Return the nats of each row's answer after its first 1 to M latents; `end_vector` is eot."""
     losses: list[Tensor] = []
     with eval_no_grad(decoder):
-        ids, mask, targets = batch.answer_ids, batch.answer_mask, build_student_targets(batch)
+        ids = batch.answer_ids
+        mask = batch.answer_mask
+        targets = build_student_targets(batch)
         for n in range(1, M + 1):
             first = keep_first_latents(cache, torch.full_like(batch.row_index, n), M)
             logits = decoder.logits(read_after_latents(decoder, end_vector, ids, mask, first).hidden_states)

@@ -85,7 +85,9 @@ class LatentThoughts(ThoughtVectors):
         if length_policy != "fixed" and not num_iterations:
             raise UsageError(f'length_policy "{length_policy}": needs Jacobi iterations; use "fixed"')
         embedding = decoder.token_embedding.weight.detach()
-        D, dtype, device = embedding.shape[1], accumulation_dtype(embedding.dtype), embedding.device
+        D = embedding.shape[1]
+        dtype = accumulation_dtype(embedding.dtype)
+        device = embedding.device
         seed = default_seed.get() if seed is None else seed
         generator = torch.Generator().manual_seed(seed)
         vectors = init_control_vectors(embedding, control_init, generator).to(dtype)
@@ -142,7 +144,8 @@ def init_control_vectors(
     embedding: Float[Tensor, "V D"], init: Literal["mean", "normal"] | tuple[int, ...], generator: torch.Generator
 ) -> Float[Tensor, "3 D"]:
     """Return the initial bot, placeholder and eot in the accumulation dtype."""
-    D, dtype = embedding.shape[1], accumulation_dtype(embedding.dtype)
+    D = embedding.shape[1]
+    dtype = accumulation_dtype(embedding.dtype)
     if init == "normal":
         return (torch.randn(3, D, generator=generator) * NORMAL_STD).to(embedding.device, dtype)
     rows = embedding if init == "mean" else embedding[list(init)]

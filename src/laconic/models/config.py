@@ -209,7 +209,8 @@ class DecoderConfig:
     def updated_source(self) -> dict[str, Any]:
         """Return the file as read, with the fields that were replaced since; keys keep their spelling."""
         file: dict[str, Any] = json.loads(self.source)
-        old, new = to_hf_config(vars(DecoderConfig.from_dict(file))), to_hf_config(vars(self))
+        old = to_hf_config(vars(DecoderConfig.from_dict(file)))
+        new = to_hf_config(vars(self))
         changed = {key: value for key, value in new.items() if value != old[key] and key not in TOKEN_KEYS}
         if "rope_parameters" in changed:
             for key in ("rope_scaling", "rope_theta", "original_max_position_embeddings"):

@@ -12,7 +12,8 @@ ParameterVersion = tuple[tuple[tuple[int, int], ...], tuple[float, ...]]
 
 def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
     """Add embeddings, blocks, final norm and head under the family's names; `seed` None leaves them uninitialised."""
-    names, D = WEIGHT_NAMES[config.family], config.hidden_size
+    names = WEIGHT_NAMES[config.family]
+    D = config.hidden_size
     add_submodule(decoder, names.token_embedding, empty_embedding(config.vocab_size, D))
     if names.position_embedding:
         num_positions = config.max_position_embeddings + config.position_offset

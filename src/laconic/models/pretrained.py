@@ -26,7 +26,9 @@ class PretrainedDecoder(nn.Module):
 
     def __init__(self, config: DecoderConfig, seed: int | None) -> None:
         super().__init__()
-        self.config, self.weight_names, self.name_or_path = config, WEIGHT_NAMES[config.family], config.family
+        self.config = config
+        self.weight_names = WEIGHT_NAMES[config.family]
+        self.name_or_path = config.family
         self.source_folder: Path | None = None
         self._cached_fingerprint: tuple[str, ParameterVersion] | None = None
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
@@ -88,7 +90,8 @@ class PretrainedDecoder(nn.Module):
                 config = quantize_head(decoder, config)
         embedding = decoder.get_parameter(f"{decoder.weight_names.token_embedding}.weight")
         decoder.config = replace(config, dtype=embedding.dtype)
-        decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
+        decoder.source_folder = folder
+        decoder.name_or_path = str(folder_or_hub_name)
         decoder._cached_fingerprint = (fingerprint, get_parameter_version(decoder))
         return decoder.eval()
 
@@ -146,7 +149,8 @@ class PretrainedDecoder(nn.Module):
         """
         with torch.device("meta"):
             resized = type(self)(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
-        generator, parameters = torch.Generator().manual_seed(0), dict(self.named_parameters())
+        generator = torch.Generator().manual_seed(0)
+        parameters = dict(self.named_parameters())
         for name, p in resized.named_parameters():
             rows = parameters[name].detach()
             if num_new := len(p) - len(rows):

@@ -23,9 +23,11 @@ def describe_tensor(name: str) -> str:
         return name
     words = match[2].split(".")
     if words[:2] == ["cms", "levels"]:
-        subject, detail = f"level {words[2]}", words[3:]
+        subject = f"level {words[2]}"
+        detail = words[3:]
     else:
-        subject, detail = " ".join(words[:2]), words[2:]
+        subject = " ".join(words[:2])
+        detail = words[2:]
     return f"{subject} of layer {match[1]}" + (f" ({'.'.join(detail)})" if detail else "")
 
 

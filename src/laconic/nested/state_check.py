@@ -139,7 +139,8 @@ def find_tensor_mismatch(part: Tensor, initial: object, name: str) -> str | None
     """
     if not isinstance(initial, Tensor | LowRankChange):
         return f"{name} is a tensor"
-    shape, expected = tuple(part.shape[1:]), dense_shape(initial)
+    shape = tuple(part.shape[1:])
+    expected = dense_shape(initial)
     fits = len(shape) == len(expected) and all(m in (0, n) for n, m in zip(shape, expected, strict=True))
     if not fits:
         return f"{name} has shape {list(shape)}, expected {list(expected)}"

@@ -36,7 +36,8 @@ class CacheRow:
         if cache is None:
             cache = KVCache.empty(config, 1, weight.dtype, weight.device)
         slots = cache.valid[0].nonzero()[:, 0]
-        self.prefix, self.last_position = cache.prefix, int(cache.next_position) - 1
+        self.prefix = cache.prefix
+        self.last_position = int(cache.next_position) - 1
         self.next_position = self.last_position + 1 if first_position is None else first_position
         self.num_filled = S = len(slots)
         shape = (2 * len(cache.keys), config.num_key_value_heads, S + num_tokens, config.head_dim)
@@ -50,7 +51,8 @@ class CacheRow:
         return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.num_bytes)
 
     def reserve(self, num_tokens: int) -> None:
-        required, capacity = self.num_filled + num_tokens, self.buffer.shape[2]
+        required = self.num_filled + num_tokens
+        capacity = self.buffer.shape[2]
         if required > capacity:
             num_slots = max(required, 2 * capacity, capacity + MIN_FREE_SLOTS)
             new = self.buffer.new_empty((*self.buffer.shape[:2], num_slots, self.buffer.shape[3]))
@@ -95,7 +97,8 @@ class RaggedDecoder:
 
     def forward(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[Float[Tensor, "n D"]]:
         """Read a segment of ids [n] or embeddings [n, D] per row; return the hidden states after the final norm."""
-        config, lengths = self.config, [len(inputs) for _, inputs in segments]
+        config = self.config
+        lengths = [len(inputs) for _, inputs in segments]
         weights = self.choose_weights(sum(lengths))
         H, G, E = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         x = torch.cat([self.embed(inputs) for _, inputs in segments])
@@ -137,7 +140,9 @@ class RaggedDecoder:
 
     def start_spans(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[AttentionSpan]:
         """Make room in the rows' buffers, and build the masks of rows with several new positions."""
-        spans, first, R = list[AttentionSpan](), 0, self.config.num_attention_heads // self.config.num_key_value_heads
+        R = self.config.num_attention_heads // self.config.num_key_value_heads
+        spans = list[AttentionSpan]()
+        first = 0
         for row, inputs in segments:
             n = len(inputs)
             row.reserve(n)
@@ -172,7 +177,9 @@ def attend(
     pair = row.buffer[2 * layer : 2 * layer + 2]
     pair[0, :, S : S + n], pair[1, :, S : S + n] = k[columns].transpose(0, 1), v[columns].transpose(0, 1)
     first = max(0, S + 1 - window) if n == 1 and window is not None else 0
-    keys, values, mask = pair[:1, :, first : S + n], pair[1:, :, first : S + n], span.masks[window]
+    keys = pair[:1, :, first : S + n]
+    values = pair[1:, :, first : S + n]
+    mask = span.masks[window]
     if n > 1 and mask is None:
         causal = attention.AttentionMask(True, None, None, None)
         return attention.sdpa_attention(q[columns].transpose(0, 1)[None], keys, values, scale, causal, 0.0)[0]

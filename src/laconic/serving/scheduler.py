@@ -20,7 +20,8 @@ class ChunkSizer:
     """
 
     def __init__(self, max_size: int) -> None:
-        self.max_size, self.last_size = max_size, FIRST_CHUNK
+        self.max_size = max_size
+        self.last_size = FIRST_CHUNK
         self.chosen_size = 0
         self.decode_seconds = 0.0  # time of a step without prompts
         self.position_seconds = 0.0  # time per prompt position; 0: not measured yet
@@ -54,7 +55,8 @@ class ChunkSizer:
 
 def share_positions(remaining: Sequence[int], size: int) -> list[int]:
     """Divide `size` positions among prompts as evenly as the positions that each has left allow."""
-    shares, left = [0] * len(remaining), size
+    shares = [0] * len(remaining)
+    left = size
     order = sorted(range(len(remaining)), key=lambda i: remaining[i])
     for rank, i in enumerate(order):
         shares[i] = min(remaining[i], -(-left // (len(order) - rank)))

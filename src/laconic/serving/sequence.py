@@ -57,7 +57,8 @@ class RunningSequence:
         """Set what is read next, in place of the last slots of the row if they are replaced."""
         if self.row is not None:
             self.row.drop_last(read.num_replaced)
-        self.prompt, self.num_read = read.inputs_embeds[0], 0
+        self.prompt = read.inputs_embeds[0]
+        self.num_read = 0
         self.num_outputs, self.hidden_states = read.num_outputs, None
 
     def continue_thinking(self, hidden_states: Float[Tensor, "n D"]) -> None:

@@ -42,7 +42,8 @@ class ServedModel:
     """A loaded model as the engine runs it."""
 
     def __init__(self, model: ServableModel) -> None:
-        self.model, self.tokenizer = model, model.tokenizer
+        self.model = model
+        self.tokenizer = model.tokenizer
         self.decoder = build_reading_decoder(model)
         is_ragged = not isinstance(self.decoder, StatefulLM) and is_stock_decoder(self.decoder)
         with torch.inference_mode():
@@ -55,7 +56,8 @@ class ServedModel:
     def start(self, sequence: RunningSequence) -> None:
         """Set the prompt of a sequence, the state that it continues, and how its ids are chosen and become text."""
         if isinstance(self.model, Reasoner):
-            state, update_flags = start_answer(self.model, self.decoder, sequence), (False, False)
+            state = start_answer(self.model, self.decoder, sequence)
+            update_flags = (False, False)
         else:
             state, update_flags = self.start_text(sequence)
         if sequence.prompt is None:
@@ -140,7 +142,8 @@ def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -
         answer_whole(model, sequence, question, decoding)
         return None
     prompt: AnswerPrompt = method.prompt_answers(question, decoding)
-    sequence.prompt, sequence.hidden_states = prompt.inputs_embeds[0, prompt.attention_mask[0]], prompt.last_hidden
+    sequence.prompt = prompt.inputs_embeds[0, prompt.attention_mask[0]]
+    sequence.hidden_states = prompt.last_hidden
     sequence.latent_positions = prompt.num_latents[0] if prompt.num_latents else 0
     sequence.latent_passes = prompt.passes[0].latent if prompt.passes else 0
     start_decoding(decoder, sequence, decoding, prompt.cache, len(sequence.prompt), prompt.writes_chain)
@@ -171,7 +174,8 @@ def answer_whole(
     """Answer with a method that does not return prompts; the events come when it has finished."""
     options = decoding.sampling
     answers = answer_questions(model.method, question, replace(decoding, sampling=replace(options, stop_strings=())))
-    sequence.latent_passes, ids = answers.passes[0].latent, answers.token_ids[0]
+    sequence.latent_passes = answers.passes[0].latent
+    ids = answers.token_ids[0]
     config = replace(options, max_tokens=max(1, len(ids)), min_tokens=min(options.min_tokens, max(1, len(ids))))
     sequence.output = SequenceState(0, decoding.decode_answer, [], (), config)
     sequence.send(PromptEvent())

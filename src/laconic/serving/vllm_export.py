@@ -60,7 +60,8 @@ def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | 
         BusyError: If the folder is not empty.
         DiskError: If the disk is full.
     """
-    decoder, tokenizer = run.merged_decoder(), run.parts.tokenizer
+    decoder = run.merged_decoder()
+    tokenizer = run.parts.tokenizer
     family = decoder.config.family
     if run.recipe.method not in ANSWERING_METHODS:
         raise UsageError(f"--to vllm: not available for method {run.recipe.method}; export it without --to")
@@ -209,7 +210,8 @@ def check_prompts(served: Tokenizer, run: LoadedRun, encoder: ReasoningEncoder, 
         if row.num_unknown:
             continue  # a small vocabulary has no letters
         rendered = served.apply_chat_template([{"role": "user", "content": question}])
-        actual, expected = served.encode(rendered, False), [*row.question_ids, *control, *prompt]
+        actual = served.encode(rendered, False)
+        expected = [*row.question_ids, *control, *prompt]
         if actual != expected:
             raise InputError(
                 f"the tokenizer encodes question {question!r} within a prompt as {actual}, alone as {expected}; vLLM "

@@ -262,7 +262,8 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
 def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -> None:
     """Raise `CorruptArtifactError` if the metadata of a file is that of another kind or format."""
     actual, version = metadata.get("kind"), metadata.get("format")
-    label, expected = KIND_LABELS.get(str(actual), actual), KIND_LABELS.get(kind, kind)
+    label = KIND_LABELS.get(str(actual), actual)
+    expected = KIND_LABELS.get(kind, kind)
     if actual != kind:
         remedy = "continue it with --resume" if str(actual).endswith("-job") else "use it with what wrote it"
         raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; {remedy}")

@@ -21,7 +21,8 @@ def resolve_inside(root: Path, name: str, *, allow_links: bool = True) -> Path:
         if not is_inside or not is_printable(name):
             raise UnsafeFileError(f"{name[:80]!r} is not the name of a file inside {root}; not opened")
     try:
-        folder, target = root.resolve(), (root / name).resolve()
+        folder = root.resolve()
+        target = (root / name).resolve()
         is_special = target.exists() and not target.is_file()
         is_same_name = allow_links and _leads_to_same_name(root / name, target)
     except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long

@@ -180,7 +180,8 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
                 f"{folder}: {MANIFEST_FILE} is of {manifest.kind} {manifest.step}, expected {expected}"
             )
         present = set(_list_files(folder))
-        missing, extra = set(manifest.files) - present, present - {*manifest.files, MANIFEST_FILE}
+        missing = set(manifest.files) - present
+        extra = present - {*manifest.files, MANIFEST_FILE}
         if missing or extra:
             what = f"{min(missing)} is missing" if missing else f"{min(extra)} is not listed"
             raise CorruptArtifactError(f"{folder}: {what}")

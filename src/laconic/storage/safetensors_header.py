@@ -69,7 +69,8 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     metadata = cast(dict[str, str], fields.pop("__metadata__", None) or {})
     tensors: dict[str, TensorSpec] = {}
     for name, field in fields.items():
-        dtype, shape = DTYPES.get(field["dtype"]), tuple(field["shape"])
+        dtype = DTYPES.get(field["dtype"])
+        shape = tuple(field["shape"])
         if dtype is None:
             hint = "use a checkpoint in bfloat16 or float32"
             raise InputError(f"{path.name}: {name} has type {field['dtype']}, which laconic does not read; {hint}")

@@ -51,7 +51,8 @@ def train(
         OutOfMemoryError: If memory does not suffice.
         PreemptedError: After a signal; the current step is committed.
     """
-    num_rows, batch_size = len(setup.data), setup.config.batch_size
+    num_rows = len(setup.data)
+    batch_size = setup.config.batch_size
     if num_rows < batch_size:
         raise InputError(f"{num_rows} rows are fewer than batch_size = {batch_size}; lower it or add rows")
     signals = handle_signals() if stop is None else nullcontext(stop)

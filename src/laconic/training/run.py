@@ -92,7 +92,9 @@ class TrainingRun:
     ) -> None:
         method, config, ranks = setup.method, setup.config, setup.ranks
         self.method, self.data, self.config, self.ranks = method, setup.data, config, ranks
-        self.run_directory, self.seed, self.device = run_directory, setup.seed, torch.device(setup.device)
+        self.run_directory = run_directory
+        self.seed = setup.seed
+        self.device = torch.device(setup.device)
         self.model_io = setup.model_io or StateDictIO(method)
         self.fingerprints = {"data": setup.data.fingerprint, **setup.fingerprints}
         self.num_steps = config.total_updates(len(setup.data))

@@ -38,7 +38,8 @@ class ValidationLog:
 
     def list_best(self, config: TrainingConfig) -> list[tuple[float, int]]:
         """Return the `keep_best` best (value of `best_metric`, step), best first and earlier before later."""
-        name, sign = config.best_metric, -1 if config.best_mode == "max" else 1
+        name = config.best_metric
+        sign = -1 if config.best_mode == "max" else 1
         if name is None:
             return []
         values = [(metrics[name], step) for step, metrics in self.metrics.items() if name in metrics]

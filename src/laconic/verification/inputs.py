@@ -95,7 +95,8 @@ def has_nontrivial_norms(decoder: Decoder) -> bool:
 
 def build_inputs(decoder: Decoder) -> ParityInputs:
     """Build the cases that cover the required inputs, and find the reasons for inputs that remain without a case."""
-    config, builder = decoder.config, InputBuilder(decoder)
+    config = decoder.config
+    builder = InputBuilder(decoder)
     cases = [*single_pass_cases(builder), *position_cases(builder), *incremental_cases(builder)]
     inapplicable: dict[str, str] = {}
     unavailable: dict[str, str] = {}

@@ -34,7 +34,8 @@ class LocalStages:
         self.decoder = decoder
         self.case = case
         self.pieces = case.pieces()
-        self.dtype, self.embeddings = compute_dtype(decoder), case.embed(decoder)
+        self.dtype = compute_dtype(decoder)
+        self.embeddings = case.embed(decoder)
         self.contexts: dict[int, Any] = {}
 
     def compute(

@@ -66,7 +66,8 @@ class ChatCommand(ModelFlags, SamplingFlags):
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
-        is_terminal, exit_code = sys.stdin.isatty() and sys.stdout.isatty(), 0
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        exit_code = 0
         if is_terminal:
             log_note(f"{self.model}, context of {session.context_size:,} tokens; /help lists the commands")
         for text in read_turns(is_terminal):
@@ -175,7 +176,8 @@ def check_holds_messages(path: Path) -> None:
 
 
 def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:
-    timer, interrupt = GenerationTimer(), threading.Event()
+    timer = GenerationTimer()
+    interrupt = threading.Event()
 
     def print_token(row: int, token: int, text: str, logprob: float) -> bool:
         timer.on_token()
@@ -183,12 +185,9 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
         return interrupt.is_set()
 
     options = replace(config, on_prefill=timer.on_prefill, on_token=print_token)
+    catch = catch_interrupt(interrupt, lambda: timer.first_token_seconds is not None)
     try:
-        with (
-            catch_interrupt(lambda: timer.first_token_seconds is not None)
-            if is_terminal
-            else contextlib.nullcontext(interrupt) as interrupt
-        ):
+        with catch if is_terminal else contextlib.nullcontext():
             generation = session.reply(text, options)
     except KeyboardInterrupt:  # before the first token
         timer.close_progress()
@@ -209,9 +208,8 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
 
 
 @contextlib.contextmanager
-def catch_interrupt(can_wait: Callable[[], bool]) -> Iterator[threading.Event]:
+def catch_interrupt(event: threading.Event, can_wait: Callable[[], bool]) -> Iterator[None]:
     """Let Ctrl-C set an event; if it cannot wait, and the second time, it raises KeyboardInterrupt as usual."""
-    event = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if event.is_set() or not can_wait():
@@ -220,6 +218,6 @@ def catch_interrupt(can_wait: Callable[[], bool]) -> Iterator[threading.Event]:
 
     previous = signal.signal(signal.SIGINT, handle)
     try:
-        yield event
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -200,7 +200,8 @@ class CompressCommand:
 
         Standard input and pipes can be read only once.
         """
-        segment_tokens, method = self.segment_tokens or compressor.segment_tokens, compressor.method
+        segment_tokens = self.segment_tokens or compressor.segment_tokens
+        method = compressor.method
         if self.source == "-" or Path(self.source).is_fifo():
             return
         if segment_tokens > method.max_segment_tokens:
@@ -244,7 +245,9 @@ class CompressCommand:
             if not self.partial_path.is_file():
                 raise InputError(f"--resume: no file {self.partial_path}; --save-every N writes one")
             job.load(self.partial_path, key)
-        resumed, saved, start = job.tokens, 0, time.monotonic()
+        resumed = job.tokens
+        saved = 0
+        start = time.monotonic()
         total = 0 if self.source == "-" else Path(self.source).stat().st_size
         try:
             with self.open_source() as file, progress("reading") as show:

@@ -145,11 +145,13 @@ def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], e
     from laconic.config.load import load_recipe
     from laconic.config.recipe_keys import explicit_values
 
-    path, source = out / entry.name / f"seed-{seed}", load_recipe(entry.recipe)[0].model.init_from_run
+    path = out / entry.name / f"seed-{seed}"
+    source = load_recipe(entry.recipe)[0].model.init_from_run
     base = source and next(e.name for e in entries if e.recipe == Path(str(source)).name)
     start = [f"model.init_from_run={out / base / f'seed-{seed}'}"] if base else []
     changes = (*entry.overrides, *overrides, f"seed={seed}", *start)
-    recipe, file = load_recipe(entry.recipe, changes)[0], path / "recipe.toml"
+    recipe = load_recipe(entry.recipe, changes)[0]
+    file = path / "recipe.toml"
     if file.exists() and explicit_values(load_recipe(file)[0]) != explicit_values(recipe):
         raise UsageError(f"{path} was started with another recipe; choose another --out, or remove it")
     base = base and f"{base} of seed {seed}"

@@ -289,11 +289,13 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         """Generate for all prompts as one batch, print the texts or JSON, and save the state if a flag says so."""
         from laconic.experiment.text_models.nested_model import StatePrompts
 
-        state, generations = None, list["GeneratedText"]()
+        state = None
+        generations = list["GeneratedText"]()
         if isinstance(prompts, StatePrompts):
             prompts = replace(prompts, on_reading=timer.on_reading)
         if self.max_tokens == 0 and isinstance(prompts, StatePrompts):
-            state, timer.prompt_tokens = prompts.read(), sum(map(len, prompts.ids))
+            state = prompts.read()
+            timer.prompt_tokens = sum(map(len, prompts.ids))
         else:
             labels = [p.title + (p.text or "" if p.should_echo and not self.no_echo else "") for p in prompts.prompts]
             printer = GenerationPrinter(labels, timer, is_silent=self.format == "json")
@@ -310,5 +312,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             log_message(timer.describe())
         if self.save_state is not None and isinstance(prompts, StatePrompts):
             state = prompts.save_state(self.save_state, generations, state)
-            num_bytes, num_tokens = self.save_state.stat().st_size, int(state.position.sum())
+            num_bytes = self.save_state.stat().st_size
+            num_tokens = int(state.position.sum())
             log_message(f"wrote {self.save_state}, {num_bytes:,} bytes: {num_tokens:,} tokens read so far")

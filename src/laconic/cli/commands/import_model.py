@@ -33,7 +33,8 @@ class ImportCommand:
         from laconic.models.gguf.header import MAGIC
 
         check_file(self.file, "a .gguf file, or a .bin file of llama2.c")
-        dtype, suffix = parse_dtype(self.dtype), self.file.suffix.lower()
+        dtype = parse_dtype(self.dtype)
+        suffix = self.file.suffix.lower()
         with translate_os_errors(self.file), self.file.open("rb") as file:
             is_gguf = file.read(len(MAGIC)) == MAGIC  # also of Ollama, whose files have no suffix
         if is_gguf or suffix == ".gguf":

@@ -139,7 +139,8 @@ class TrainCommand:
             from laconic.training.loop import train
 
             resume = parse_resume(self.resume)
-            run, device = RunDirectory(out), select_device(self.device)
+            run = RunDirectory(out)
+            device = select_device(self.device)
         with init_ranks(recipe.train, device) as ranks, ranks.lock_run(run):
             is_main = ranks.rank == 0
             with (
@@ -264,7 +265,8 @@ def current_commit() -> str | None:
 def normalise_args(args: list[str]) -> list[str]:
     """Move flags to the front, and rewrite `--key.sub value` of a recipe to `key.sub=value`."""
     names = (field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides"))
-    remaining, train_flags = list(args), [*names, "help"]
+    remaining = list(args)
+    train_flags = [*names, "help"]
     flags: list[str] = []
     positionals: list[str] = []
     while remaining:

@@ -73,7 +73,8 @@ def check_rule(model: SegmentModel, rule: StopRule) -> int:
     if length_policy != needs:
         name = "a total number of vectors" if rule.name == "soft" else f'stop rule "{rule.name}"'
         raise UsageError(f'{name} needs a model of length_policy = "{needs}", but this one has "{length_policy}"')
-    n, most = rule.num_vectors, model.config.possible_lengths[-1]
+    n = rule.num_vectors
+    most = model.config.possible_lengths[-1]
     if rule.name == "fixed" and n is not None and n > most:
         raise UsageError(f"{n} vectors: this model writes at most {most} per segment; give {most} or fewer")
     if rule.name == "fixed" and length_policy == "fixed" and n is not None and n < K:

@@ -45,7 +45,8 @@ def length_loss(
 
     `omega` is the share of the price of a vector, beta, that is in effect.
     """
-    num_compressions, beta = denominators["compressions"], config.length_cost
+    num_compressions = denominators["compressions"]
+    beta = config.length_cost
     if windows[0].config.length_policy == "classifier":
         return classifier_loss(windows[0], windows[0].model.summaries, beta, num_compressions)
     cost = torch.stack(
@@ -63,7 +64,8 @@ def length_cost(
     window: WindowRun, config: StopHeadConfig, beta: float, omega: float, weight: Weight, num_compressions: float
 ) -> Float[Tensor, ""]:
     """Compute omega beta sum over k of E[N_k], or the mean ratio."""
-    is_priced, alpha = mark_priced_segments(window), config.ratio_memory_weight
+    is_priced = mark_priced_segments(window)
+    alpha = config.ratio_memory_weight
     lengths = window.map_stop_logits(partial(expected_length, stop_position=config.stop_position))
     if config.cost_kind == "per_vector":
         return length_penalty(lengths * weight[:, None], is_priced, beta, omega)
@@ -73,7 +75,8 @@ def length_cost(
 
 def ponder_correction(window: WindowRun, config: StopHeadConfig, weight: Weight) -> Float[Tensor, ""]:
     """Return the expected loss of each next segment minus its loss after the sampled length, which is in the sum."""
-    is_priced, total = mark_priced_segments(window), weight.new_zeros(())
+    is_priced = mark_priced_segments(window)
+    total = weight.new_zeros(())
     for k, (a, trials) in enumerate(zip(window.a, window.trial_losses, strict=True)):
         if a is not None and trials is not None:
             excess = trials - window.segment_losses[k + 1].detach()[:, None]
@@ -97,7 +100,8 @@ def classifier_loss(
     window: WindowRun, summaries: SummaryParameters, beta: float, num_compressions: float
 ) -> Float[Tensor, ""]:
     """Compute the classifier's mean cross-entropy to the cheapest length found by trial."""
-    is_priced, total = mark_priced_segments(window), torch.zeros((), device=window.num_tokens.device)
+    is_priced = mark_priced_segments(window)
+    total = torch.zeros((), device=window.num_tokens.device)
     for k, (state, trials) in enumerate(zip(window.first_states, window.trial_losses, strict=True)):
         if state is not None and trials is not None:
             label = best_length_label(trials, window.candidate_lengths, beta)

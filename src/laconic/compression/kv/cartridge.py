@@ -124,7 +124,8 @@ def fit_cartridge(
     optimizer = torch.optim.Adam(parameters, lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.steps)
     trainable = [p for p in decoder.parameters() if p.requires_grad]
-    losses, best = dict[int, float](), list[Tensor]()
+    losses = dict[int, float]()
+    best = list[Tensor]()
     try:
         decoder.requires_grad_(False)
         for step in range(config.steps + 1):

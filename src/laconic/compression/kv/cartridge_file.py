@@ -76,7 +76,8 @@ def is_cartridge(path: str | Path) -> bool:
 
 def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetadata | None = None) -> KVMemory:
     """Load a peft cartridge as a memory. The files do not name the decoder's weights; only shapes are checked."""
-    folder, config = Path(folder), decoder.config
+    folder = Path(folder)
+    config = decoder.config
     if not is_cartridge(folder):
         raise InputError(f"{folder}: no peft cartridge; expected {CONFIG_FILE} with peft_type CARTRIDGE")
     path = folder / WEIGHTS_FILE

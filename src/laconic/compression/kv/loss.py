@@ -91,7 +91,8 @@ def find_smallest_memory(
     """
     full = measure_document_loss(decoder, memory.to_cache(), probes)
     best, loss = memory, full
-    low, high = max(1, int(memory.M * SMALLEST_SHARE)), memory.M
+    low = max(1, int(memory.M * SMALLEST_SHARE))
+    high = memory.M
     slots = low
     trials: list[dict[str, float]] = []
     while high > low:

@@ -71,7 +71,8 @@ def key_redundancy(k: Float[Tensor, "B G N E"]) -> Scores:
     B, G, N, _ = k.shape
     k = k.to(accumulation_dtype(k.dtype))
     unit = k / (k.square().sum(-1, keepdim=True).sqrt() + 1e-8)
-    total, index = torch.zeros_like(unit[..., 0]), torch.arange(N, device=k.device)
+    total = torch.zeros_like(unit[..., 0])
+    index = torch.arange(N, device=k.device)
     rows = max(1, BLOCK_LOGITS // (B * G * N))
     for start in range(0, N, rows):
         similarity = unit[:, :, start : start + rows] @ unit.transpose(-1, -2)
@@ -160,7 +161,8 @@ def attend_and_score(
     Returns:
         The attention output, over all keys, and the scores.
     """
-    values, contexts = v.to(accumulation_dtype(v.dtype)), list[Tensor]()
+    values = v.to(accumulation_dtype(v.dtype))
+    contexts = list[Tensor]()
     best = torch.zeros_like(values[:, 0, piece, 0])
     for p in iter_causal_probs(q, k, scale):
         contexts.append((p @ values[:, :, None, : p.shape[-1]])[:, 0])
@@ -194,7 +196,8 @@ def rank_slots(
     index = torch.arange(N, device=scores.device)
     is_sink = index < num_sinks
     is_recent = recent & ~is_sink
-    num_recent, num_scored = int(is_recent.sum()), int((~recent & ~is_sink).sum())
+    num_recent = int(is_recent.sum())
+    num_scored = int((~recent & ~is_sink).sum())
     scores = scores.masked_fill(is_sink | is_recent, -torch.inf)
     groups = scores if equal_heads else scores.transpose(0, 1).reshape(B, -1)
     place = groups.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # of each key in the order of scores

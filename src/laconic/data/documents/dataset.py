@@ -63,7 +63,8 @@ class DocumentDataset:
         min_rows: int = 1,
     ) -> None:
         self.names, self.books = [doc.name for doc in documents], [doc.book for doc in documents]
-        self.ids, self.config = list(ids), config
+        self.ids = list(ids)
+        self.config = config
         self.fixed_segments, self.pad_to_row_tokens = fixed_segments, pad_to_row_tokens
         self.boundaries = SegmentBoundaries(config, seed, max_segment_tokens)
         step = config.row_tokens

@@ -75,7 +75,8 @@ class DocumentRowConverter:
     def __init__(self, config: TextConfig, max_documents: int | None = None) -> None:
         self.config, self.max_documents = config, max_documents
         self.document_field, self.is_first = config.document_field, True
-        self.names, self.has_splits = set[str](), False
+        self.names = set[str]()
+        self.has_splits = False
 
     def convert(self, row: dict[str, Any], name: str) -> Document | None:
         """Return the document of a row, or None if its text is blank. Raises `RowError`."""
@@ -243,7 +244,8 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
         keys.setdefault(document.sections, document.key)
     k = count_held_out(len(keys), config.text.held_out_fraction)
     order = sorted(keys, key=lambda sections: hashlib.sha256(keys[sections].encode()).digest())
-    valid, test = set(order[:k]), set(order[k : 2 * k])
+    valid = set(order[:k])
+    test = set(order[k : 2 * k])
     for document in documents:
         if document.sections in valid:
             parts["valid"].append(document)

@@ -95,7 +95,8 @@ class SegmentBoundaries:
     def _check(self) -> None:
         """Raise `UsageError` if the limits leave no lengths to draw from."""
         for w in {*self.groups} - {1}:
-            low, mean = self.min_length(w), self.config.mean_segment_tokens
+            low = self.min_length(w)
+            mean = self.config.mean_segment_tokens
             if w * (mean - low) < w - 1:
                 raise UsageError(
                     f"data.text.segment_tokens = {mean}: lengths of {low} to {self.max_length} tokens leave nothing to "

@@ -47,7 +47,8 @@ class TokenizedWindow(NamedTuple):
 
         Most tokenizers split text into words there before they look up tokens.
         """
-        end, text = self.offsets[k - 1][1], self.text
+        end = self.offsets[k - 1][1]
+        text = self.text
         return text[end - 1 : end].isalnum() and text[end : end + 1].isspace() and not text[end + 1 : end + 2].isspace()
 
 

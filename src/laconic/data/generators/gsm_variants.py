@@ -125,7 +125,8 @@ def parse_number(match: re.Match[str]) -> Fraction:
 def make_slot(index: int, match: re.Match[str], question: str) -> NumberSlot:
     """Return a slot from half the number to twice; a percentage stays within 100, one beyond 200 unchanged."""
     n = int(parse_number(match))
-    low, high = max(1, -(-n // 2)), 2 * n
+    low = max(1, -(-n // 2))
+    high = 2 * n
     if PERCENT_PATTERN.match(question, match.end()):
         high = min(high, 100)
     if low > high:
@@ -201,7 +202,8 @@ def build_variant(
         step_values = [*(format_number(values[ref]) for ref in step.value_refs), format_number(value)]
         steps.append(interleave(step.texts, step_values))
     slot_values = [slot.format_value(n) for slot, n in zip(template.slots, numbers, strict=True)]
-    question, answer = interleave(template.texts, slot_values), format_number(values[-1])
+    question = interleave(template.texts, slot_values)
+    answer = format_number(values[-1])
     return ReasoningExample(id, question, tuple(steps), answer, {"template": template.id})
 
 

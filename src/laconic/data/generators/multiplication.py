@@ -21,7 +21,8 @@ def reverse_digits(number: int, width: int) -> str:
 
 def format_partial_products(a: int, b: int, n: int) -> str:
     """Return the partial products, each with its zeros, and between them the sum so far in parentheses."""
-    terms, total = list[str](), 0
+    terms = list[str]()
+    total = 0
     for place in range(n):
         product = a * (b // 10**place % 10) * 10**place
         total += product
@@ -47,7 +48,8 @@ def build_row(a: int, b: int, n: int, id: str) -> dict[str, Any]:
 
 def iter_products(n: int, seed: int, excluded: Collection[tuple[int, int]] = ()) -> Iterator[dict[str, Any]]:
     """Yield all products in the order of a seed, without the pairs in `excluded` in either order."""
-    smallest, num_factors = 10 ** (n - 1), 9 * 10 ** (n - 1)
+    smallest = 10 ** (n - 1)
+    num_factors = 9 * 10 ** (n - 1)
     num_pairs = num_factors * num_factors
     skipped = {pair for a, b in excluded for pair in ((a, b), (b, a))}
     for start in count(0, BLOCK):

@@ -18,7 +18,8 @@ from laconic.generation.config import GenerationConfig
 NUMBER_PATTERN = re.compile(r"-?\d+\.?\d*")
 SIGNED_NUMBER = re.compile(r"([-+−]?)\$?([-+−]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)((?:[eE][-+−]?\d+)?)")
 ANSWER_PROMPT = "The answer is:"
-GREEDY, SAMPLED = GenerationConfig(), GenerationConfig(temperature=0.1, top_k=40, top_p=0.95)
+GREEDY = GenerationConfig()
+SAMPLED = GenerationConfig(temperature=0.1, top_k=40, top_p=0.95)
 MAX_DIGITS = 1000  # of a number that is compared exactly
 MAX_TOLERANCE_DIGITS = 15
 DEFAULT_TOLERANCE = Decimal("0.001")

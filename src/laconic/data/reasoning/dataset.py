@@ -185,7 +185,8 @@ class ReasoningDataset:
         if self.config.on_too_long == "drop":
             self.counts.num_too_long += 1
             return None
-        prefix, question = row.question_ids[: row.num_prefix_tokens], row.question_ids[row.num_prefix_tokens :]
+        prefix = row.question_ids[: row.num_prefix_tokens]
+        question = row.question_ids[row.num_prefix_tokens :]
         if self.config.on_too_long == "truncate_question" and len(question) > excess:  # so that a token remains
             self.counts.num_truncated += 1
             return replace(row, question_ids=prefix + question[excess:])

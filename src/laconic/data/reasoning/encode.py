@@ -229,7 +229,8 @@ class ReasoningEncoder:
         row = EncodedText(encoding.ids, encoding.offsets)
         # A token belongs to the part in which it ends: in " #### " + "18", the space of "Ġ18" is outside its part.
         first, second = (sum(b <= mark for _, b in row.offsets) for mark in ends[1:3])
-        offsets, begin = row.offsets[first:second], ends[1] + 1
+        offsets = row.offsets[first:second]
+        begin = ends[1] + 1
         low, high = row.token_range(ends[3] + start, ends[3] + end)
         return EncodedExample(
             id=example.id,

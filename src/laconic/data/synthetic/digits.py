@@ -71,7 +71,8 @@ def generate_problems(
         raise InputError(message)
     in_split = permuted_index(seed, get_args(SplitName).index(part), index, size)
     number = permuted_index(SPLIT_ORDER_SEED, 0, in_split + first, total)
-    digits, operators = np.empty((len(index), k + 1), np.int64), np.empty((len(index), k), np.int64)
+    digits = np.empty((len(index), k + 1), np.int64)
+    operators = np.empty((len(index), k), np.int64)
     for j in range(k + 1):
         number, digits[:, j] = np.divmod(number, 10)
     for j in range(k):

@@ -38,7 +38,8 @@ class MQARDataset(SyntheticDataset):
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         config = self.config
         index = np.asarray(rows, dtype=np.int64)
-        w, max_pairs = config.tokens_per_key, max(config.num_pairs)
+        w = config.tokens_per_key
+        max_pairs = max(config.num_pairs)
         counts = self.choose(config.num_pairs, index, COUNT_KEY)
         keys = self.draw_keys(index, max_pairs)
         values = self.randint(config.num_values, index, VALUE_KEY, max_pairs * w).reshape(-1, max_pairs, w)

@@ -166,7 +166,8 @@ class NeedleDataset:
         input_ids, mask, loss_mask = (np.zeros((len(items), C + A), dtype=t) for t in (np.int64, bool, bool))
         for b, (prompt, answer, scored) in enumerate(items):
             columns = slice(C - len(prompt), C + len(answer))
-            input_ids[b, columns], mask[b, columns] = prompt + answer, True
+            input_ids[b, columns] = prompt + answer
+            mask[b, columns] = True
             loss_mask[b, C : C + len(answer)] = scored
         return DocumentBatch(
             input_ids=torch.from_numpy(input_ids),

@@ -111,7 +111,8 @@ class FinetunedLearner:
             learning_rate *= config.lora_rate_ratio
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-        self.num_updates, self.seen_classes = 0, set[int]()
+        self.num_updates = 0
+        self.seen_classes = set[int]()
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
         replay, num_new = self.replay, self.config.batch_size

@@ -34,7 +34,8 @@ def compute_metrics(A: AccuracyRows) -> ForgettingMetrics:
     """
     n = len(A)
     matrix = np.array(A, dtype=np.float64)  # NaN for None
-    last, learned = matrix[-1], matrix.diagonal()
+    last = matrix[-1]
+    learned = matrix.diagonal()
     if n == 1 or A[0][0] is None:
         return ForgettingMetrics(float(last.mean()), None, None, None)
     best = np.nanmax(matrix[:-1, :-1], axis=0)

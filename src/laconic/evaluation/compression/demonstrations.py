@@ -199,7 +199,8 @@ def split_demonstrations(rows: Sequence[LabelledText], limit: int) -> tuple[list
     for split in ("valid", "test"):
         test_rows[split] = sample(split, limit)
         if not test_rows[split]:
-            test_rows[split], train = train[:n], train[n:]
+            test_rows[split] = train[:n]
+            train = train[n:]
     held_out = {normalise_text(row.text) for some in test_rows.values() for row in some}
     train = [row for row in train if normalise_text(row.text) not in held_out]
     if not (train and all(test_rows.values())):

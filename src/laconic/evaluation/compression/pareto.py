@@ -135,7 +135,8 @@ def compare_learned_lengths(points: Sequence[ParetoPoint]) -> list[LengthCompari
     trained_fixed = [point for point in fixed if point.condition == "compressed"]
     comparisons: list[LengthComparison] = []
     for point in (point for point in points if point.kind == LEARNED_LENGTH):
-        run, summary = point.result.run, point.result.info.get("summary")
+        run = point.result.run
+        summary = point.result.info.get("summary")
         lines = {
             "its own": [p for p in fixed if p.result.run == run],
             "runs of fixed length": [p for p in trained_fixed if p.result.info.get("summary") == summary],

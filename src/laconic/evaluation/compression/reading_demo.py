@@ -123,7 +123,8 @@ def compare_reading(
     """
     chat = tokenizer.chat_template is not None
     ids, prefix = encode_document(tokenizer, chapter, chat)
-    context, needed = decoder.config.max_position_embeddings, len(ids) + 64 + MAX_ANSWER_TOKENS
+    context = decoder.config.max_position_embeddings
+    needed = len(ids) + 64 + MAX_ANSWER_TOKENS
     if needed > context:
         raise UsageError(
             f"the chapter has {len(ids):,} tokens, with a question and an answer {needed:,}; this model has a context "

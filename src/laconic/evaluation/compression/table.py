@@ -60,7 +60,8 @@ COLUMNS = (
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    first, conditions = result.items_by_seed[0][0], result.conditions
+    first = result.items_by_seed[0][0]
+    conditions = result.conditions
     data: dict[str, Any] = {
         "dataset": result.task,
         "run": result.run,

@@ -243,7 +243,8 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
 
 
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
-    first, row = summary.runs[0], summary.first_row
+    first = summary.runs[0]
+    row = summary.first_row
     data = {
         "schema": 4,
         "dataset": row.dataset,

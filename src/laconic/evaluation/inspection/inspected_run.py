@@ -208,7 +208,8 @@ class InspectedRun:
 
 def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> KeysValues:
     """Return keys and values at the latents; these are read once more for their keys before rotation."""
-    M, cache = rollout.latents.shape[1], rollout.cache
+    M = rollout.latents.shape[1]
+    cache = rollout.cache
     with torch.no_grad():
         output = decoder(rollout.latents, cache.crop(cache.S - M), capture=("k",))
     unrotated = tuple(output.activations[f"k.{l}"] for l in range(len(cache.keys)))

@@ -100,7 +100,8 @@ def encode_questions(
     formatted = [replace(example, question=protocol.format_question(example.question)) for example in examples]
     if not with_chains:
         formatted = [replace(example, steps=()) for example in formatted]
-    prompts, prompt = formatted, read_prompt(run.folder)
+    prompts = formatted
+    prompt = read_prompt(run.folder)
     if prompt is not None:
         prompts = [format_example(example, prompt, shots, run.recipe.data.answer_prompt) for example in formatted]
     source = ReasoningDataset(

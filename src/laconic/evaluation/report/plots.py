@@ -147,7 +147,8 @@ def plot_heat_maps(
         rows = (np.asarray(values, dtype=float) - low) / max(high - low, 1e-9)
         image[i * num_rows + TITLE_ROWS : (i + 1) * num_rows] = rows.clip(0, 1)
     map_width, map_height = CELL_INCHES * image.shape[1], CELL_INCHES * image.shape[0]
-    width, height = left + max(map_width, title_width) + 0.1, top + map_height + 0.1
+    width = left + max(map_width, title_width) + 0.1
+    height = top + map_height + 0.1
 
     def draw(figure: Any) -> None:
         axes = figure.add_axes((left / width, 0.05 / height, map_width / width, map_height / height))

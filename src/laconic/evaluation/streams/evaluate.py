@@ -97,7 +97,8 @@ def score_tokens(
 
     With `freeze_last_segment`, weights are not updated on the last segment, the answer, where attention sees it anyway.
     """
-    targets, T = batch.targets, batch.input_ids.shape[1]
+    targets = batch.targets
+    T = batch.input_ids.shape[1]
     last_start = batch.segment_slices[-1].start if freeze_last_segment else T
     nll = torch.zeros(batch.input_ids.shape, dtype=torch.float64)
     correct = torch.zeros_like(batch.attention_mask)

@@ -47,7 +47,8 @@ def score_mqar(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
 
 def score_copying(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return the share of values copied, overall and by their number, and of documents copied without an error."""
-    n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), float(correct.sum())
+    n = int((batch.targets[b] != IGNORE_INDEX).sum())
+    hits = float(correct.sum())
     return {OVERALL: (hits, n), f"{n} values": (hits, n), "whole documents": (float(hits == n), 1)}
 
 
@@ -62,7 +63,8 @@ def score_translation(batch: DocumentBatch, b: int, correct: TokenHits) -> Metri
 
 def score_languages(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return whether all sets of a string are correct, overall and by length, and the share of sets."""
-    n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), int(correct.sum())
+    n = int((batch.targets[b] != IGNORE_INDEX).sum())
+    hits = int(correct.sum())
     low = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1
     is_correct = float(hits == n)
     return {OVERALL: (is_correct, 1), f"length {low}-{low + LENGTH_BIN - 1}": (is_correct, 1), "positions": (hits, n)}
@@ -104,7 +106,8 @@ def score_passage(
         inside = (position >= low) & (position < high)
         if bool(inside.any()):
             add_score(sums, f"{low}-{high}", float(nll[inside].sum()), int(inside.sum()))
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     return sums
 
 

@@ -73,7 +73,8 @@ def read_passages(
             state = condition.model.initial_state(len(active))
         starts = state.position.tolist()
         scores = score_tokens(condition.model, batch, state, condition.update_weights)
-        rows, state = active, drop_cache(scores.state)
+        rows = active
+        state = drop_cache(scores.state)
         state_bytes = fast_weights.num_bytes(scores.state) // len(active)
         for row, (b, passage_updates) in enumerate(zip(active, count_level_updates(state), strict=True)):
             sums[b].append(score_passage(batch.targets[row], scores.nll[row], starts[row], bytes_per_token))

@@ -63,7 +63,8 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     notes = (*sample.notes, *check_validation(recipe, tokenizer, config))
     micro = train.micro_batch_size or train.batch_size
     batches = make_micro_batches(sample.source, micro)
-    median, widest = batches[len(batches) // 2], batches[-1]
+    median = batches[len(batches) // 2]
+    widest = batches[-1]
     tokens = {part: np.concatenate([batch.tokens[part] for batch in batches]) for part in widest.tokens}
     build_nested.check_levels_trainable(recipe, max(map(sum, zip(*tokens.values(), strict=True))))
     steps, per_epoch = train.total_updates(sample.num_rows), train.updates_per_epoch(sample.num_rows)

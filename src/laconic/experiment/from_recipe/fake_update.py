@@ -53,7 +53,8 @@ class CostCounter(TorchDispatchMode):
             return args[0].fake_device
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return torch.zeros((), dtype=args[0].dtype).item()
-        name, dtype = func.overloadpacket.__name__, (kwargs or {}).get("dtype")
+        name = func.overloadpacket.__name__
+        dtype = (kwargs or {}).get("dtype")
         if dtype is not None and not dtype.is_floating_point and (name[:4] == "new_" or name[-5:] == "_like"):
             args = (torch.empty(args[0].shape), *args[1:])  # a mask of this shape is real
         if func is aten.nonzero.default:

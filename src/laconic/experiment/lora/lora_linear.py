@@ -69,7 +69,8 @@ def get_plain_adapter(layer: "PeftLinear") -> str | None:
     """Return the adapter if it is the only active one, plain LoRA without dropout, on a frozen nn.Linear."""
     if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
         return None
-    name, base = layer.active_adapters[0], layer.base_layer
+    name = layer.active_adapters[0]
+    base = layer.base_layer
     if name not in layer.lora_A or name in layer.lora_variant or layer.lora_bias[name]:
         return None
     if type(base) is not nn.Linear or base.weight.requires_grad or not layer.cast_input_dtype_enabled:

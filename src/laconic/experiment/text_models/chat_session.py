@@ -188,5 +188,6 @@ class ChatSession:
                 config=config,
             )[0]
         self.cache = cast(DecodeState, generation.state).cache
-        self.cached_ids, self.num_reused = ids + generation.token_ids[:-1], num_reused
+        self.cached_ids = ids + generation.token_ids[:-1]
+        self.num_reused = num_reused
         return generation

@@ -82,7 +82,8 @@ def get_opening(tokenizer: Tokenizer, memory: KVMemory) -> str:
     """Return the chat template up to the text of a memory that opens a user message, "" for another memory."""
     if memory.metadata is None or not memory.metadata.chat:
         return ""
-    theirs, ours = str(memory.metadata.settings.get(TEMPLATE_KEY)), hash_template(tokenizer)
+    theirs = str(memory.metadata.settings.get(TEMPLATE_KEY))
+    ours = hash_template(tokenizer)
     if theirs != ours:
         raise CorruptArtifactError(
             f"the memory was written with chat template {abbreviate_hash(theirs)}, this model has "

@@ -236,7 +236,8 @@ class TextPrompts(PreparedPrompts):
     def generate(self, rows: range, config: GenerationConfig) -> list[Generation]:
         if not rows:
             return []
-        decoder, ids = self.model.decoder, self.ids[rows.start : rows.stop]
+        decoder = self.model.decoder
+        ids = self.ids[rows.start : rows.stop]
         state = None if self.memory is None else build_row_caches(self.memory, rows)
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.find_stop_ids(rows.start))

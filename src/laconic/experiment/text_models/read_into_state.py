@@ -73,8 +73,8 @@ class ReadingLoss:
         if not scored:
             return
         loss = float(masked_cross_entropy(self.model.logits, hidden_states, targets).loss)
-        self.nats = self.nats + scored * loss
-        self.num_scored = self.num_scored + scored
+        self.nats += scored * loss
+        self.num_scored += scored
         self.num_segments += 1
         if self.num_segments & (self.num_segments - 1) == 0 and not self.has_warned:
             self.compare_without_learning(piece, targets, loss, state)
@@ -164,8 +164,9 @@ def read_piece(
     Reading therefore stops where the first row is full. Raises `NonFiniteError` for a state that is not finite.
     """
     lengths = piece.attention_mask.sum(1).cpu()
-    hidden_states: list[Tensor] = []
-    start, T = 0, piece.input_ids.shape[1]
+    hidden_states = list[Tensor]()
+    start = 0
+    T = piece.input_ids.shape[1]
     while start < T:
         is_reading = lengths > start
         state = clear_attention_if_full(model, state, is_reading.long(), window)

@@ -319,7 +319,8 @@ class QuestionPrompts(PreparedPrompts):
         return config  # `generate` seeds each row by its index
 
     def generate(self, rows: range, config: GenerationConfig) -> list[Answer]:
-        model, examples = self.model, self.examples[rows.start : rows.stop]
+        model = self.model
+        examples = self.examples[rows.start : rows.stop]
         decoding = model.build_decoding(config)
         state = self.state
         if config.stop_list and not isinstance(model.method, PromptedAnswers):

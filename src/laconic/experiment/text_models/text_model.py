@@ -65,7 +65,8 @@ def find_stop_token_ids(tokenizer: Tokenizer, config: DecoderConfig, *, is_reply
 
     A reply of a chat ends at the ids of either: the tokenizer's eos may end a turn, the others a text.
     """
-    eos, eos_token_ids = tokenizer.eos_token_id, find_eos_ids(config)
+    eos = tokenizer.eos_token_id
+    eos_token_ids = find_eos_ids(config)
     if eos is None or eos in eos_token_ids or eos >= config.vocab_size:
         return eos_token_ids
     return (*eos_token_ids, eos) if is_reply else (eos,)

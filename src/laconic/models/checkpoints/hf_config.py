@@ -107,7 +107,8 @@ def validate_hf_config(source: JsonObject) -> FamilyKeys:
 
 def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any]:
     """Return the fields of DecoderConfig (except `source`) from config.json and generation_config.json."""
-    file, family = validate_hf_config(source), source["model_type"]
+    file = validate_hf_config(source)
+    family = source["model_type"]
     values = {name: getattr(file, name) for name in HF_KEYS[family]}
     values |= derived_sizes(file, values)
     dropout = {part: values.pop(f"dropout_{part}", 0.0) for part in ("embedding", "attention", "residual")}
@@ -141,7 +142,8 @@ def unsupported_family(source: JsonObject) -> InputError:
 
 def describe_ignored_keys(source: JsonObject) -> list[str]:
     """Return a note on each key of a valid config.json that is ignored and could matter."""
-    notes, file = list[str](), validate_hf_config(source)
+    notes = list[str]()
+    file = validate_hf_config(source)
     if source.get("auto_map"):
         notes.append("auto_map names Python code of the checkpoint, which is not run")
     if file.architectures and not any(name.endswith(LANGUAGE_MODELS) for name in file.architectures):
@@ -203,7 +205,8 @@ def attention_scales(E: int, file: FamilyKeys) -> tuple[float, ...]:
     """Return the factor on the attention scores of each layer; only GPT-2 has options for it."""
     if not isinstance(file, GPT2Keys):
         return (E**-0.5,) * file.num_hidden_layers
-    scale, by_layer = E**-0.5 if file.scale_attn_weights else 1.0, file.scale_attn_by_inverse_layer_idx
+    scale = E**-0.5 if file.scale_attn_weights else 1.0
+    by_layer = file.scale_attn_by_inverse_layer_idx
     return tuple(scale / (l + 1) if by_layer else scale for l in range(file.num_hidden_layers))
 
 
@@ -220,7 +223,8 @@ def nope_layers(file: FamilyKeys) -> tuple[int, ...]:
 
 def sliding_windows(file: FamilyKeys) -> tuple[int | None, ...]:
     """Return the window of each layer. Mistral: one for all; Qwen, SmolLM3: from their switches; others: none."""
-    L, windows = file.num_hidden_layers, (None,) * file.num_hidden_layers
+    L = file.num_hidden_layers
+    windows = (None,) * file.num_hidden_layers
     if not isinstance(file, RopeFamilyKeys):
         return windows
     types = file.layer_types

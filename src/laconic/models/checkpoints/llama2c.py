@@ -39,7 +39,8 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.name.startswith("pytorch_model"):
         refuse_pickle(path.parent, path.name)
     with translate_os_errors(path), path.open("rb") as file:
-        start, size = file.read(8), path.stat().st_size
+        start = file.read(8)
+        size = path.stat().st_size
     if start[2:4] != bytes(2):  # the header of a model of width 640 begins like a pickle
         safetensors_header.check_not_pickle(path.name, start)
     if size < HEADER_BYTES or size % 4:

@@ -53,7 +53,8 @@ def find_named_model(name: str, *, with_weights: bool = True) -> Path | None:
 
 def suggest_name(name: str) -> str:
     """Return "did you mean NAME?" for the nearest named model or folder beside it; empty if none is near."""
-    parent, known = Path(name).parent, list(NAMED_MODELS)
+    parent = Path(name).parent
+    known = list(NAMED_MODELS)
     with contextlib.suppress(OSError):
         known += [str(parent / entry.name) for entry in parent.iterdir() if entry.is_dir()]
     near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), NAMED_MODELS, n=1)

@@ -41,7 +41,8 @@ class WeightMemory:
         if start + size > len(self.block):
             size_of_block = max(size, self.block_bytes)
             block = allocate_huge_pages(size_of_block) if self.huge_pages else allocate_aligned(size_of_block)
-            self.block, start = block.numpy(), 0
+            self.block = block.numpy()
+            start = 0
         self.used = start + size
         if not size:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -69,13 +70,15 @@ class MemorySpan:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]  # a parameter may get another memory
-        data, size = (tensors[0].data_ptr(), False), sum(tensor.nbytes for tensor in tensors)
+        data = (tensors[0].data_ptr(), False)
+        size = sum(tensor.nbytes for tensor in tensors)
         self.__array_interface__ = {"version": 3, "data": data, "shape": (size,), "typestr": "|u1"}
 
 
 def stack_rows(matrices: Sequence[Tensor]) -> Tensor | None:
     """Return matrices of one width that are neighbours in memory, in this order, as one matrix; else None."""
-    first, end = matrices[0], matrices[0].data_ptr()
+    first = matrices[0]
+    end = matrices[0].data_ptr()
     for matrix in matrices:
         is_neighbour = matrix.data_ptr() == end and matrix.is_contiguous() and matrix.device.type == "cpu"
         if not (is_neighbour and matrix.dtype == first.dtype and matrix.shape[1] == first.shape[1]):

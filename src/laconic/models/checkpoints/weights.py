@@ -48,7 +48,8 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
         revision: Revision on the hub; see `check_revision` for local folders.
         with_weights: Whether to download the weights, too.
     """
-    folder, name = Path(os.path.expanduser(model)), str(model)
+    folder = Path(os.path.expanduser(model))
+    name = str(model)
     if folder.is_dir():
         check_config(folder)
         if (folder / "recipe.toml").is_file() and not (folder / "config.json").exists():

@@ -122,7 +122,9 @@ class HeaderReader:
     """Read values from the header of a file; lengths that exceed the rest of the header are errors."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.offset = path, data, len(MAGIC)
+        self.path = path
+        self.data = data
+        self.offset = len(MAGIC)
         self.end = min(len(data), MAX_HEADER_BYTES)
 
     def damaged_error(self, reason: str) -> InputError:
@@ -190,7 +192,8 @@ def locate_tensors(
     """Return the byte range of each tensor; ranges must lie in the file, be aligned and not overlap."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # optional, and slow to import
 
-    size, names = reader.path.stat().st_size, {kind.value: kind.name for kind in GGMLQuantizationType}
+    size = reader.path.stat().st_size
+    names = {kind.value: kind.name for kind in GGMLQuantizationType}
     tensors: dict[str, GGUFTensor] = {}
     for name, dimensions, type_id, offset in infos:
         if name in tensors:
@@ -198,7 +201,8 @@ def locate_tensors(
         if type_id not in names:
             raise InputError(f"{reader.path.name}: {name} has the unknown quantisation {type_id}")
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]
-        numel, start = math.prod(dimensions), data_start + offset
+        numel = math.prod(dimensions)
+        start = data_start + offset
         end = start + numel // block * block_bytes
         if numel == 0 or dimensions[0] % block or offset % alignment or end > size:
             place = f"{list(dimensions)} {names[type_id]} at byte {start:,} of {size:,}"

@@ -46,7 +46,8 @@ CHUNK_ELEMENTS = 2**22  # elements dequantised at a time
 
 def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTensor]:
     """Return the tensors of a file by the names of the Hugging Face checkpoint, all of them and no others."""
-    names, L = WEIGHT_NAMES[config.family], config.num_hidden_layers
+    names = WEIGHT_NAMES[config.family]
+    L = config.num_hidden_layers
     if len(header.tensors) < L:  # before a module of so many layers is built
         count = f"{len(header.tensors)} tensors for {L} layers"
         raise InputError(f"{header.path.name}: {count}; is the file one part of a split model?")
@@ -66,7 +67,8 @@ def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTe
         if name not in expected:
             raise InputError(f"{header.path.name}: {tensor.name} does not belong to a {config.family}; not supported")
         if tensor.shape != expected[name]:
-            shape, required = list(tensor.shape), list(expected[name])
+            shape = list(tensor.shape)
+            required = list(expected[name])
             raise InputError(f"{header.path.name}: {tensor.name} has the shape {shape}, the metadata give {required}")
         matched[name] = tensor
     missing = next((name for name in expected if name not in matched), None)
@@ -94,9 +96,11 @@ def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> T
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    rows = math.prod(tensor.shape[:-1])
+    columns = tensor.shape[-1]
     data: np.ndarray[Any, Any] = np.memmap(header.path, np.uint8, "r", tensor.start, (tensor.end - tensor.start,))
-    data, kind = data.reshape(rows, -1), GGMLQuantizationType[tensor.quantization]
+    data = data.reshape(rows, -1)
+    kind = GGMLQuantizationType[tensor.quantization]
     result = torch.empty(rows, columns, dtype=dtype)
     step = max(1, CHUNK_ELEMENTS // columns)
     for row in range(0, rows, step):
@@ -108,7 +112,8 @@ def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> T
 def read_weight(
     name: str, matched: Mapping[str, GGUFTensor], header: GGUFHeader, config: DecoderConfig, dtype: torch.dtype
 ) -> Tensor:
-    tensor, names = read_tensor(header, matched[name], dtype), WEIGHT_NAMES[config.family]
+    tensor = read_tensor(header, matched[name], dtype)
+    names = WEIGHT_NAMES[config.family]
     heads = {names.q: config.num_attention_heads, names.k: config.num_key_value_heads}
     num_heads = next((n for part, n in heads.items() if part and f".{part}." in name), 0)
     if config.family in ("llama", "smollm3") and num_heads:

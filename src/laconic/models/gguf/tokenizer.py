@@ -154,7 +154,8 @@ def derive_merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, i in vocab.items():
         for cut in range(1, min(len(token), MAX_TOKEN_LENGTH)):
-            left, right = vocab.get(token[:cut]), vocab.get(token[cut:])
+            left = vocab.get(token[:cut])
+            right = vocab.get(token[cut:])
             if left is not None and right is not None:
                 ranked.append((-scores[i], left, right, token[:cut], token[cut:]))
     return [(left, right) for *_, left, right in sorted(ranked)]

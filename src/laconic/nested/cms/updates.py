@@ -99,7 +99,8 @@ def inner_optimizer_step(
     params: CMSParams, l: int, name: str, level: CMSLevelState
 ) -> tuple[WeightChange, dict[str, Tensor]]:
     """Return what the inner optimizer subtracts from a map at the end of a chunk, and its new moments."""
-    o, terms = params.shape.options, level.accumulated[name]
+    o = params.shape.options
+    terms = level.accumulated[name]
     moments: dict[str, Tensor] = {}
     if o.inner_optimizer == "dgd":
         assert isinstance(terms, LowRankChange)
@@ -235,7 +236,8 @@ def meta_gradient(
 def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
     """Eq. 72: where the chunk of the next slower level ends, the start of a nested level moves, and it begins there."""
     shape = params.shape
-    o, start = shape.options, dict[str, WeightChange](level.start_change)
+    o = shape.options
+    start = dict[str, WeightChange](level.start_change)
     max_norms = max_update_norms(params, l) if o.max_update_ratio else {}
     terms = meta_gradient(params, l, level, gradient_mode) if o.meta_gradient == "full" else level.meta_accumulated
     for name in start:

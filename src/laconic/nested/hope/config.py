@@ -202,5 +202,6 @@ def parse_options(kind: type[OptionsT], values: Mapping[str, Any] | None) -> Opt
         return kind.model_validate_json(json.dumps(drop_former_options(values)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ").lower()
+        key = ".".join(map(str, first["loc"]))
+        problem = first["msg"].removeprefix("Input ").lower()
         raise InputError(f"config.json: hope: {key}: {problem}; load it with the version that wrote it") from error

@@ -163,7 +163,9 @@ class SelfModifyingMemories:
 
     def generate_vectors(self, states: MemoryStates, name: str, x: Vectors) -> Vectors:
         """Return M_□,c x of the memory k, v or q."""
-        o, is_adaptive, state = self.shape.options, name in self.shape.adaptive, states.get(name)
+        o = self.shape.options
+        is_adaptive = name in self.shape.adaptive
+        state = states.get(name)
         if o.memory_kind == "mlp":
             start = self.mlp_start(name)
             is_written = isinstance(state, MLPMemoryState)
@@ -216,7 +218,8 @@ class SelfModifyingMemories:
         self, states: MemoryStates, k: Vectors, v: Vectors, q: Vectors, gates: Gates
     ) -> tuple[Vectors, MemoryStates]:
         """Eq. 76-78: the baseline, k = l2(W_k x), v = W_v x and gates static; values are written as they are."""
-        M, state = self.w["memory.M"], states["memory"]
+        M = self.w["memory.M"]
+        state = states["memory"]
         is_affine = self.shape.options.memory_kind == "affine"
         assert isinstance(state, LinearMemoryState)
         at_key = apply_start(M, k) + k @ change_for_writes(state, self.rule).mT
@@ -275,7 +278,8 @@ class SelfModifyingMemories:
         self, name: str, group: str, state: MLPMemoryState, k: Vectors, v: Vectors, q: Vectors | None, gates: Gates
     ) -> tuple[Vectors | None, MLPMemoryState]:
         """Write one two-layer memory: W2 erases along k, W1 along its own input h, at most what is stored there."""
-        o, start = self.shape.options, self.mlp_start(name)
+        o = self.shape.options
+        start = self.mlp_start(name)
         inner = mlp_forward(start, state, k, self.rule)
         e = -self.write_value(v, inner.y)
         decays_to_start = o.decay_target == "start"

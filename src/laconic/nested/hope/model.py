@@ -104,7 +104,8 @@ class Hope(Decoder):
     ) -> "Hope":
         """Load a checkpoint that `save_pretrained` wrote; see `Decoder.from_pretrained`."""
         folder = weights.find_checkpoint(folder_or_hub_name)
-        config, dtype = HopeConfig.from_folder(folder), weights.resolve_dtype(dtype, folder)
+        config = HopeConfig.from_folder(folder)
+        dtype = weights.resolve_dtype(dtype, folder)
         if (config.memory is None) != issubclass(cls, HopeAttention):
             name = "HopeAttention" if config.memory is None else "Hope"
             raise InputError(f"{folder_or_hub_name} is a {name} checkpoint; load it with {name}.from_pretrained")
@@ -113,7 +114,8 @@ class Hope(Decoder):
         with check_weights_while_reading(folder):
             weights.load_weights(model, folder, config.decoder, dtype, device)
         model.config = replace(config.decoder, dtype=model.token_embedding.weight.dtype)
-        model.source_folder, model.name_or_path = folder, str(folder_or_hub_name)
+        model.source_folder = folder
+        model.name_or_path = str(folder_or_hub_name)
         return model.eval()
 
     @property

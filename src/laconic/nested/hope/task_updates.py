@@ -115,7 +115,8 @@ def _read_aligned(
     """Read rows at the same offset, at most one chunk at a time."""
     rows = to_aligned_rows(state)
     outputs: list[Tensor] = []
-    position, n = 0, ids.shape[1]
+    position = 0
+    n = ids.shape[1]
     while position < n:
         pairs = zip(cms_params_of(model), rows.layers_at_start, strict=True)
         to_boundary = min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)

@@ -133,7 +133,8 @@ def dgd_sequential(
     The step equals those of Eq. 57b and 57c to first order in eta.
     """
     x, d, N = mask_and_count(X, D, valid, "mean")
-    w, position_eta = W.to(x.dtype), (eta / N).reshape(N.shape[:-2])
+    w = W.to(x.dtype)
+    position_eta = (eta / N).reshape(N.shape[:-2])
     for x_n, delta_n in zip(x.unbind(-2), d.unbind(-2), strict=True):
         w = dgd(w, x_n, delta_n, position_eta, erase=erase)
     return w.to(W.dtype)

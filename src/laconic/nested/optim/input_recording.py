@@ -108,7 +108,8 @@ class InputStatistics:
         """Return X'X, computed from the stored rows if necessary."""
         if self.gram is None:
             x = torch.cat(self.inputs)
-            self.gram, self.inputs = x.mT @ x, []
+            self.gram = x.mT @ x
+            self.inputs = []
         return self.gram
 
 
@@ -208,7 +209,8 @@ def record_inputs(model: ModuleT) -> ModuleT:
     Raises:
         UsageError: If the model has nothing to record.
     """
-    owners, num_recorded = find_owners(model), 0
+    owners = find_owners(model)
+    num_recorded = 0
     for p in model.parameters():
         name, kind, module = owners[id(p)][0]
         if p.ndim != 2:

@@ -208,7 +208,8 @@ def _scan_aligned(
     truncate_after: int | None,
 ) -> tuple[Tensor, MemoryStates]:
     """Scan rows at the same offset, up to the next boundary of any memory at a time."""
-    T, num_tokens = inputs[0].shape[2], token_counts(states)
+    T = inputs[0].shape[2]
+    num_tokens = token_counts(states)
     T_valid = T if lengths is None else max(lengths)
     valid = build_valid_mask(lengths, T, inputs[0].device)
     outputs: list[Tensor] = []

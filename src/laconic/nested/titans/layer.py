@@ -44,7 +44,8 @@ from laconic.nested.titans.equations import (
 def initial_state(params: TitansParams, batch_size: int) -> LayerState:
     """Return the state of a layer that has read nothing."""
     shape, w = params
-    o, like = shape.options, w["q_proj.weight"].detach()
+    o = shape.options
+    like = w["q_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     conv_tails = {name: like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.width) for name in PROJECTION_NAMES}
     start = memory_start(w)
@@ -183,7 +184,8 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
     w["q_proj.weight"] = w["k_proj.weight"].clone()
     W = o.conv_kernel_size
     last_tap = torch.eye(W)[-1].repeat(D, 1)
-    w["q_conv.weight"], w["v_conv.weight"] = last_tap, last_tap.clone()
+    w["q_conv.weight"] = last_tap
+    w["v_conv.weight"] = last_tap.clone()
     w["k_conv.weight"] = torch.full((D, W), W**-0.5)
     biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(o.initial_lr(shape.chunk_size))}
     if o.momentum:

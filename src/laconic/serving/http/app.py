@@ -69,8 +69,10 @@ def build_app(served: ApiModel) -> FastAPI:
     _ = served.published_sampling  # read now: an error in it is not the client's, and its message has a path
     options = served.options
     engine = Engine(served.model, max_batch_size=options.max_batch_size, max_queue=options.max_queue)
-    metrics, worker = ServerMetrics(engine.stats), Worker()
-    folder, temporary = options.memory_folder, nullcontext()
+    metrics = ServerMetrics(engine.stats)
+    worker = Worker()
+    folder = options.memory_folder
+    temporary = nullcontext()
     if folder is None:
         temporary = TemporaryDirectory(prefix="laconic-memories-")
         folder = Path(temporary.name)

@@ -55,9 +55,13 @@ class ApiAnswer(ABC, Generic[Body]):
     chunk_kind: ClassVar[str]
 
     def __init__(self, services: Services, body: Body, num_prompts: int = 1) -> None:
-        self.services, self.served, self.body, self.n = services, services.served, body, body.n or 1
+        self.services = services
+        self.served = services.served
+        self.body = body
+        self.n = body.n or 1
         self.num_choices = num_prompts * self.n
-        self.id, self.created = f"{self.id_prefix}-{secrets.token_hex(12)}", int(time.time())
+        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
 
     async def respond(self, request: Request, group: SequenceGroup) -> Response:
         """Start the sequences, and return the answer or the stream of its chunks."""
@@ -91,13 +95,18 @@ class ApiAnswer(ABC, Generic[Body]):
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Json]:
         options = self.body.stream_options or StreamOptions()
+        async for choice in self.stream_choices(group):
+            usage = self.count_usage(group) if options.continuous_usage_stats else None
+            yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
+        if options.include_usage:
+            yield self.build(self.chunk_kind, []) | {"usage": self.count_usage(group)}
+
+    async def stream_choices(self, group: SequenceGroup) -> AsyncIterator[Json]:
+        """Yield the choice of each chunk."""
         async for index, part in group.parts():
             choice = self.build_chunk(index, part)
             if choice is not None:
-                usage = self.count_usage(group) if options.continuous_usage_stats else None
-                yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
-        if options.include_usage:
-            yield self.build(self.chunk_kind, []) | {"usage": self.count_usage(group)}
+                yield choice
 
     def build(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name, "choices": choices}
@@ -136,17 +145,25 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
         logprobs = self.build_logprobs(whole.tokens)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
+    async def stream_choices(self, group: SequenceGroup) -> AsyncIterator[Json]:
+        """Yield the roles at once, as OpenAI does, since the text may come only after a long prompt."""
+        for index in range(self.num_choices):
+            delta = {"role": "assistant", "content": ""}
+            yield {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        async for choice in super().stream_choices(group):
+            yield choice
+
     def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
-        if part.prompt is None and not part.text and part.finish is None:
+        if not part.text and part.finish is None:
             return None
         delta = {"content": part.text} if part.text else {}
-        delta = {"role": "assistant", "content": ""} if part.prompt is not None else delta
         logprobs = self.build_logprobs(part.tokens) if part.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish_reason}
 
     def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         """Return the log probabilities of tokens, if they were requested."""
-        token_bytes, num_top = self.token_bytes, self.body.top_logprobs or 0
+        token_bytes = self.token_bytes
+        num_top = self.body.top_logprobs or 0
         return None if token_bytes is None else build_chat_logprobs(token_bytes, tokens, num_top)
 
 
@@ -157,13 +174,16 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
 
     def __init__(self, services: Services, body: CompletionRequest, num_prompts: int) -> None:
         super().__init__(services, body, num_prompts)
-        self.has_logprobs, self.echo = body.logprobs is not None, bool(body.echo)
+        self.has_logprobs = body.logprobs is not None
+        self.echo = bool(body.echo)
         self.is_score_only = body.max_tokens == 0  # the engine generates one token, which is left out
         self.echoes: list[str] = []  # text that each choice begins with
         self.builders: list[CompletionLogprobsBuilder] = []  # of each choice, if `logprobs` is given
 
     def build_requests(self, prefix: Prefix) -> list[EngineRequest]:
-        body, served, has_scores = self.body, self.served, self.echo and self.has_logprobs
+        body = self.body
+        served = self.served
+        has_scores = self.echo and self.has_logprobs
         if self.is_score_only and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
@@ -181,7 +201,7 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             whole = text if isinstance(text, str) else served.tokenizer.decode(text, skip_special_tokens=False)
             self.echoes += [whole if self.echo else ""] * self.n
         if body.logprobs is not None:
-            token_bytes = served.token_bytes
+            token_bytes = served.token_bytes  # built on this thread
             self.builders = [CompletionLogprobsBuilder(token_bytes, body.logprobs, echo) for echo in self.echoes]
         return requests
 

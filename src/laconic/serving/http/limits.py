@@ -39,7 +39,8 @@ class Deadline:
     """The time of the event loop at which a request ends; it may move forward while the request waits."""
 
     def __init__(self, time: float) -> None:
-        self.time, self.is_shutdown = time, False  # whether the request ends because the server does
+        self.time = time
+        self.is_shutdown = False  # whether the request ends because the server does
         self.timeouts = set[asyncio.Timeout]()  # timeouts of the blocks that run in `limit`
 
     @asynccontextmanager
@@ -61,14 +62,16 @@ class Deadline:
         if time < self.time:
             self.time, self.is_shutdown = time, True
             for timeout in self.timeouts:
-                timeout.reschedule(time)
+                if not timeout.expired():  # one that has just expired cannot be changed
+                    timeout.reschedule(time)
 
 
 class Deadlines:
     """The deadlines of all open requests; only the event loop may call the methods."""
 
     def __init__(self, max_seconds: float) -> None:
-        self.max_seconds, self.open_deadlines = max_seconds, set[Deadline]()
+        self.max_seconds = max_seconds
+        self.open_deadlines = set[Deadline]()
         self.shutdown_time: float | None = None
 
     @contextmanager

@@ -104,7 +104,9 @@ async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]
 
 def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Callable[[], None]], None]:
     """Return a function that compresses the text into a file, and calls its second argument often."""
-    name, text, model = body.name or "text", body.text, served.model
+    name = body.name or "text"
+    text = body.text
+    model = served.model
     options = body.model_dump(exclude={"text", "name"}, exclude_none=True)
     if isinstance(model, TextCompressor):
         if options:

@@ -56,9 +56,12 @@ class MemoryStore:
     """
 
     def __init__(self, served: ApiModel, decoder: Decoder, folder: Path) -> None:
-        self.served, self.decoder, self.folder = served, decoder, folder
-        self.lock, self.entries = threading.Lock(), dict[str, StoredMemory]()
-        self.prefixes: OrderedDict[tuple[str, ...], ChatPrefix] = OrderedDict()
+        self.served = served
+        self.decoder = decoder
+        self.folder = folder
+        self.lock = threading.Lock()
+        self.entries = dict[str, StoredMemory]()
+        self.prefixes = OrderedDict[tuple[str, ...], ChatPrefix]()
         remove_temporary(folder)
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             try:
@@ -76,16 +79,20 @@ class MemoryStore:
     def describe(self, id: str, path: Path) -> StoredMemory:
         """Read the header of a file. Raises CorruptArtifactError if it is not a memory."""
         header, data = read_artifact_header(path)
-        kind, reader = data.get("kind"), self.served.memory_metadata
+        kind = data.get("kind")
+        reader = self.served.memory_metadata
         if kind not in (KV_KIND, SUMMARY_KIND):
             raise CorruptArtifactError(f"{path.name} is not a memory; give a file that laconic compress wrote")
         try:
             documents = [document for row in data["documents"] for document in row]
             if kind == KV_KIND:
                 slots = header.tensors["positions"].shape[0] / max(1, data["layers"] * data["kv_heads"])
-                method, model_key = str(data["method"]), "model"
+                method = str(data["method"])
+                model_key = "model"
             else:
-                slots, method, model_key = header.tensors["vectors"].shape[0], "autocompressor", "reader"
+                slots = header.tensors["vectors"].shape[0]
+                method = "autocompressor"
+                model_key = "reader"
             card = MemoryCard(
                 id=id,
                 created=int(datetime.fromisoformat(data["created"]).timestamp()),
@@ -248,9 +255,10 @@ class MemoryStore:
         # the engine's decoder reads, since another thread may switch the adapters of the compressor's
         model = replace(compressor.method.segment_model, decoder=self.decoder, base_model_context=None)
         model.check_fits(memory, 1)
-        cache, one_token = model.prefill_memory(memory), memory.valid.new_ones(1, 1)
+        cache = model.prefill_memory(memory)
         if cache is None:
             raise UsageError("the memory has no vectors; compress a longer text")
+        one_token = memory.valid.new_ones(1, 1)
         position_ids = build_memory_prompt(
             self.decoder, model.config, memory, model.bos_token_id, one_token
         ).position_ids

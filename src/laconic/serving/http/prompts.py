@@ -42,7 +42,8 @@ def prepare_text(served: ApiModel, prompt: str | Sequence[int], prefix: Prefix) 
         ids = list(prompt)
     elif isinstance(prefix, ChatPrefix) and prefix.opening:  # a memory of a chat is continued as a chat
         session = ChatSession(served.decoder, tokenizer, prefix=prefix)
-        ids, eos = session.encode([{"role": "user", "content": prompt}]), session.eos_token_ids
+        ids = session.encode([{"role": "user", "content": prompt}])
+        eos = session.eos_token_ids
     else:
         ids = tokenizer.encode(prompt, add_special_tokens=prefix is None)
     return check_prompt(served, ids, prefix, eos or find_eos_ids(served.decoder.config), "prompt")
@@ -90,7 +91,8 @@ def read_messages(served: ApiModel, chat: Sequence[ChatMessage]) -> list[Message
 
 def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:
     """Return the question as the run was trained on it: a whole conversation, or the text of its only message."""
-    role, row_format = messages[-1]["role"], model.recipe.data.format
+    role = messages[-1]["role"]
+    row_format = model.recipe.data.format
     if role != "user":
         message = f"messages: the last one has role {role}; end with the question, with role user"
         raise ApiError(400, message, "messages")
@@ -181,7 +183,8 @@ def build_generation_config(
     options: dict[str, Any] = {**defaults, **body.sampling_options}
     if options.get("top_p") == 0:  # the smallest set of tokens is the most likely one
         options |= {"temperature": 0.0, "top_p": 1.0}
-    stop_token_ids, eos_token_ids = body.stop_token_ids or (), prompt.config.eos_token_ids
+    stop_token_ids = body.stop_token_ids or ()
+    eos_token_ids = prompt.config.eos_token_ids
     check_token_ids(served, stop_token_ids, "stop_token_ids")
     if isinstance(eos_token_ids, Sequence):
         eos_token_ids = (*(() if body.ignore_eos else eos_token_ids), *stop_token_ids)

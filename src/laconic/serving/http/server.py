@@ -43,7 +43,8 @@ class GracefulServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, deadlines: Deadlines, shutdown_seconds: float) -> None:
         super().__init__(config)
-        self.deadlines, self.shutdown_seconds = deadlines, shutdown_seconds
+        self.deadlines = deadlines
+        self.shutdown_seconds = shutdown_seconds
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

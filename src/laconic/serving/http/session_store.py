@@ -40,7 +40,8 @@ class SessionStore:
     """Sessions by id; only the server's event loop may call its methods, except `save` and `load`."""
 
     def __init__(self, served: ApiModel) -> None:
-        self.served, self.sessions = served, dict[str, Session]()
+        self.served = served
+        self.sessions = dict[str, Session]()
 
     @property
     def model(self) -> NestedTextModel:
@@ -98,7 +99,8 @@ class SessionStore:
     def load(self, path: Path) -> tuple[FastWeightState | None, tuple[ReadDocument, ...]]:
         """Return the state in a file, None if it has read nothing, and its texts."""
         try:
-            state, documents = self.model.load_memory(path), load_read_documents(path)
+            state = self.model.load_memory(path)
+            documents = load_read_documents(path)
         except CorruptArtifactError as error:
             raise ApiError(400, hide_path(str(error), path, "the file"), "state") from None
         rows = len(state.position)

@@ -43,7 +43,10 @@ class CompletionLogprobsBuilder:
     """
 
     def __init__(self, token_bytes: TokenBytes, num_top: int, echo: str) -> None:
-        self.token_bytes, self.num_top, self.echo, self.offset = token_bytes, num_top, echo, 0
+        self.token_bytes = token_bytes
+        self.num_top = num_top
+        self.echo = echo
+        self.offset = 0
         self.decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
     def build(self, tokens: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
@@ -64,7 +67,8 @@ class CompletionLogprobsBuilder:
 
         Special tokens and SentencePiece's first space belong to a prompt's tokens, but not to its text.
         """
-        offset, text = self.offset, self.decoder.decode(self.token_bytes.get(token_id, b""))
+        offset = self.offset
+        text = self.decoder.decode(self.token_bytes.get(token_id, b""))
         if is_prompt:
             rest = self.echo[offset:]
             text = next((part for part in (text, text.lstrip()) if rest.startswith(part)), "")
