@@ -16,7 +16,7 @@ from laconic.nested.state import reset_rows
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
 from tests.models.fixtures import noise
-from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb
+from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb, states_equal
 
 D, H, C, E = 6, 2, 3, 3
 SMALL: dict[str, Any] = {
@@ -97,8 +97,8 @@ def test_layer_without_update_weights_moves_only_convolutions(kind: type[Layer],
     layer, x = build(kind, **options), noise(7, 2, 8, D)
     _, state = layer(x[:, :4])
     y, after = layer(x[:, 4:], state, update_weights=False)
-    assert states.states_equal(after.memory, state.memory)
-    assert not states.states_equal(after.conv_tails, state.conv_tails)
+    assert states_equal(after.memory, state.memory)
+    assert not states_equal(after.conv_tails, state.conv_tails)
     first, part = layer(x[:, 4:6], state, update_weights=False)
     assert_close([torch.cat([first, layer(x[:, 6:], part, update_weights=False)[0]], 1)], [y])
     if "num_persistent_tokens" in options:  # which are not read without writing
@@ -118,10 +118,10 @@ def test_layer_state_fork_and_reset(kind: type[Layer], options: dict[str, Any]) 
     _, state = layer(noise(11, 3, 5, D))
     row = states.select_rows(state, [0])
     assert_close([layer(more, states.select_rows(row, [0, 0]))[0][1:]], [layer(more[1:], row)[0]])
-    assert states.states_equal(reset_rows(state), initial_state(layer, 3))
+    assert states_equal(reset_rows(state), initial_state(layer, 3))
     partial = reset_rows(state, [1])
-    assert states.states_equal(states.select_rows(partial, [0, 2]), states.select_rows(state, [0, 2]))
-    assert states.states_equal(states.select_rows(partial, [1]), initial_state(layer, 1))
+    assert states_equal(states.select_rows(partial, [0, 2]), states.select_rows(state, [0, 2]))
+    assert states_equal(states.select_rows(partial, [1]), initial_state(layer, 1))
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ class Hope(Decoder):
             UsageError: For the state of another model, and for arguments that levels learning from ids do not support.
         """
         check_forward_inputs(
-            self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
+            self.config, self.attn_implementation, inputs_embeds, attention_mask, position_ids, attention_bias
         )
         check_gradient_mode("hope", outer_gradient, truncate_after)
         gradient_mode = GradientMode(outer_gradient, truncate_after)
