@@ -3,13 +3,13 @@
 from dataclasses import asdict, replace
 
 from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
+from laconic.compression.kv.compress import DocumentCompression
 from laconic.compression.self_study import Requests
 from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.text_models.kv_compressor import (
     MARK,
     SEPARATOR,
-    TextCompression,
     build_repeat_prompt,
     encode_document,
     split_template,
@@ -44,11 +44,11 @@ def fit_text(
     decoder: Decoder,
     tokenizer: Tokenizer,
     text: str,
-    selection: TextCompression,
+    selection: DocumentCompression,
     config: CartridgeConfig,
     *,
     on_progress: ProgressFn = lambda label, done, total: None,
-) -> TextCompression:
+) -> DocumentCompression:
     """Train a selection of a text's keys and values so that the model answers as with the whole text.
 
     Returns:

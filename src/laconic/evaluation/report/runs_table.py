@@ -163,10 +163,8 @@ def render_report(report: ComparisonReport) -> str:
     table = tables.build_table((COLUMNS[0], DESCRIPTION, *COLUMNS[1:]), report.results)
     sections = [PageSection("Results", [plot_results(report), table, f"{describe_questions(report)}. {TERMS}."])]
     if compared := compare_to_focus(report):
-        title, pairs = (
-            report.by_name[report.focus].title,
-            "problems" if len(report.seeds) == 1 else "problems and seeds",
-        )
+        title = report.by_name[report.focus].title
+        pairs = "problems" if len(report.seeds) == 1 else "problems and seeds"
         about = (
             f"{title} minus the other, on the same {pairs}: 95 % interval; p: {describe_test(len(report.seeds))}, "
             f"Holm's correction over the {len(compared)} comparisons. Where p is above 5 % or the interval contains 0, "

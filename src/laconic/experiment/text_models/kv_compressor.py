@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import laconic
 from laconic.compression.kv.cartridge_file import is_cartridge, load_cartridge
-from laconic.compression.kv.compress import compress_document
+from laconic.compression.kv.compress import DocumentCompression, compress_document
 from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.memory_file import KVMemoryMetadata
@@ -26,14 +25,6 @@ MARK = "\uf8ff"  # placeholder (private-use character) of a document or question
 TEMPLATE_KEY = "chat_template"  # setting of a memory of a chat: the hash of the template
 MemorySource = KVMemory | str | Path  # a memory, its file, or the folder of a peft cartridge
 SEPARATOR = "\n\n"  # between a document and a question in one user message
-
-
-class TextCompression(NamedTuple):
-    """A memory with its metadata, and what compression took: tokens of each window read, and positions."""
-
-    memory: KVMemory
-    windows: list[int]
-    positions: int
 
 
 def build_repeat_prompt(tokenizer: Tokenizer) -> RepeatPrompt:
@@ -154,7 +145,7 @@ def compress_text(
     name: str = "text",
     chat: bool = False,
     on_progress: ProgressFn = lambda name, done, total: None,
-) -> TextCompression:
+) -> DocumentCompression:
     """Compress one text, with `chat` as the beginning of a user message, into a memory that can be saved."""
     ids, prefix = encode_document(tokenizer, text, chat)
     prompt = build_repeat_prompt(tokenizer)
@@ -171,7 +162,7 @@ def compress_text(
         measured=result.measured,
         documents=((document,),),
     )
-    return TextCompression(replace(result.memory, metadata=metadata), result.windows, result.positions)
+    return result._replace(memory=replace(result.memory, metadata=metadata))
 
 
 def load_kv_memories(

@@ -162,9 +162,10 @@ class NestedTextModel:
             InputError: For an empty text.
             NonFiniteError: If a fast weight is not finite.
         """
-        named_texts, is_new = name_texts(texts, names), state is None
+        named_texts = name_texts(texts, names)
         job = self.start_reading(self.open_state(state), len(named_texts))
-        return self.sign(job.finish([[self.token_stream(name, [text], is_new) for name, text in named_texts]]))
+        streams = [self.token_stream(name, [text], state is None) for name, text in named_texts]
+        return self.sign(job.finish([streams]))
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | str | Path | None = None) -> FastWeightState:
         """Read one text that arrives in `chunks` of any size into a state of one row, which continues `state`."""
@@ -290,9 +291,9 @@ class NestedTextModel:
             state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
             ids = [row[-1:] for row in ids]
         results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
-        key, finals = self.key, [cast(FastWeightState | None, result.final_state) for result in results]
+        finals = [cast(FastWeightState | None, result.final_state) for result in results]
         return [
-            replace(result, num_prompt_tokens=n, final_state=final and replace(final, model_key=key))
+            replace(result, num_prompt_tokens=n, final_state=final and self.sign(final))
             for result, final, n in zip(results, finals, lengths, strict=True)
         ]
 
@@ -305,7 +306,8 @@ class NestedTextModel:
     ) -> FastWeightState:
         """Read ids into fast weights, one row each, on a state of one row or as many; see `generate_from_ids`."""
         job = StateReadingJob(self.model, window or self.attention_window, repeat_state(state, len(rows)))
-        n, total = self.segment_tokens, max(map(len, rows))
+        n = self.segment_tokens
+        total = max(map(len, rows))
         if on_reading is not None:
             on_reading(0, total, 0.0)
         for start in range(0, total, n):
@@ -388,9 +390,7 @@ class StatePrompts(PreparedPrompts):
         Prompt and answer become a text in the file that each row has read.
         """
         if state is None:
-            state = values.concat_rows(
-                *(cast(FastWeightState, cast(Generation, generation).state) for generation in generations)
-            )
+            state = values.concat_rows(*(cast(FastWeightState, cast(Any, g).state) for g in generations))
         documents = spread_documents(self.documents, len(self.prompts))
         answers = [(g.text, len(g.token_ids)) for g in generations] or [("", 0)] * len(self.prompts)
         for row, prompt, ids, (answer, num_tokens) in zip(documents, self.prompts, self.ids, answers, strict=True):
