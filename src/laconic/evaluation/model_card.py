@@ -109,8 +109,8 @@ def describe_data_licences(datasets: Mapping[str, DatasetInfo | None]) -> str:
 
 def describe_training(run: str | Path, recipe: Recipe, step: int | None) -> list[str]:
     """Return the commands that repeat a training and its evaluation, and the recipes of the runs that it began with."""
-    recipes = list[str]()
-    commands = list[str]()
+    recipes: list[str] = []
+    commands: list[str] = []
     override = ""
     bases = list_base_runs(recipe)
     first = bases[0][1] if bases else recipe
@@ -173,7 +173,7 @@ def find_hub_name(recipe: Recipe) -> str | None:
 
 def describe_results(run: str | Path, step: int | None) -> list[str]:
     """Return the stored results of a run as tables and lines of Markdown, as `laconic evaluate` prints them."""
-    blocks = list[str]()
+    blocks: list[str] = []
     request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
     for suite in SUITES:
         for results in split_results(load_results(suite, [str(run)], step)):

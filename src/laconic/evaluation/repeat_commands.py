@@ -23,7 +23,7 @@ def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str, step:
     evaluates it on what its recipe holds out.
     """
     folder = seed_runs(run)[0]
-    commands = list[str]()
+    commands: list[str] = []
     checkpoint = "" if step in (None, *RunDirectory(folder).step_numbers()[-1:]) else f" --checkpoint {step}"
     stored = (latest_evaluations(folder / EVALUATIONS_FOLDER, kind, step).values() for kind in get_args(EvalKind))
     for metadata in (evaluation.metadata for evaluations in stored for evaluation in evaluations):
@@ -75,7 +75,7 @@ def name_question_set(title: str, recipe: Recipe, suffix: str) -> str:
 def describe_options(metadata: EvalMetadata, recipe: Recipe) -> str:
     """Return the flags of condition and protocol, and of how much was evaluated; for documents of a file also which."""
     variant = metadata.variant
-    flags = list[tuple[str, Any]]()
+    flags: list[tuple[str, Any]] = []
     condition = variant.get("condition", "")
     if condition.endswith(" iterations"):
         flags.append(("jacobi-iterations", condition.partition(" ")[0]))

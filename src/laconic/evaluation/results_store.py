@@ -161,7 +161,8 @@ def run_resumable(
     """
     ranks = ranks or Ranks()
     target = folder / job.metadata.folder_name
-    if (stored := ranks.run_on_rank_zero(lambda: _load_committed(target, job.metadata))) is not None:
+    stored = ranks.run_on_rank_zero(lambda: _load_committed(target, job.metadata))
+    if stored is not None:
         return stored
     order = range(job.num_units) if job.order is None else job.order
     partial = partial_folder(target)

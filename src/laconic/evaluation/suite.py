@@ -191,8 +191,18 @@ def describe_evaluation(
     weights = runs.step_hash(run.folder, run.step) if prompt is None else run.parts.base
     quantization = {"quantize": prompt.quantize} if prompt is not None and prompt.quantize else {}
     key = {"checkpoint": weights, **quantization, **(key or {})}
-    name = run_name(run.folder)
-    return EvalMetadata(kind, task, name, run.recipe.seed, run.step, limit, shots, variant or {}, key, suffix)
+    return EvalMetadata(
+        kind,
+        task,
+        run=run_name(run.folder),
+        seed=run.recipe.seed,
+        step=run.step,
+        limit=limit,
+        shots=shots,
+        variant=variant or {},
+        key=key,
+        suffix=suffix,
+    )
 
 
 def run_name(folder: Path) -> str:
@@ -309,15 +319,15 @@ def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[StoredEvalu
     first = seeds[0].metadata
     metadata = [seed.metadata for seed in seeds]
     return RunResult(
-        title,
-        first.task,
-        tuple(m.seed for m in metadata),
-        [seed.items for seed in seeds],
-        info,
-        first.variant,
-        first.limit,
-        tuple(m.step for m in metadata),
-        [seed.figures for seed in seeds],
-        tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
-        seeds[0].source,
+        run=title,
+        task=first.task,
+        seeds=tuple(m.seed for m in metadata),
+        items_by_seed=[seed.items for seed in seeds],
+        info=info,
+        variant=first.variant,
+        limit=first.limit,
+        steps=tuple(m.step for m in metadata),
+        figures=[seed.figures for seed in seeds],
+        notes=tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
+        source=seeds[0].source,
     )

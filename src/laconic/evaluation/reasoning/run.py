@@ -160,13 +160,13 @@ def build_question_job(
     options: dict[str, Any] = {"limit": limit, "variant": variant, "key": key, "suffix": questions.suffix}
     return EvalJob(
         describe_evaluation(run, "reasoning", questions.name, **options),
-        len(examples),
-        evaluate,
-        batch_size,
-        questions.order,
-        lambda _: figures,
-        (*questions.notes, *budget_warnings(run, questions, condition)),
-        questions,
+        num_units=len(examples),
+        evaluate=evaluate,
+        batch_size=batch_size,
+        order=questions.order,
+        summarize=lambda _: figures,
+        notes=(*questions.notes, *budget_warnings(run, questions, condition)),
+        source=questions,
         reports_fraction=True,
     )
 
