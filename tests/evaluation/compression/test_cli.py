@@ -15,7 +15,7 @@ from laconic.evaluation.compression import context_qa
 from laconic.evaluation.compression import run as compression_run
 from laconic.evaluation.compression.suite import detect_kind
 from laconic.evaluation.results_store import UNITS_FILE, load_items
-from tests.conftest import RunCli
+from tests.conftest import REPO, RunCli
 from tests.evaluation.pages import leave_out_images
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 
@@ -162,8 +162,8 @@ def test_evaluate_tails_and_excerpts_of_held_out_books(run: RunCli) -> None:
         (("facts", "--tasks", "gsm8k"), 2, "--tasks gsm8k"),
         (("facts", "--with-cot"), 2, "--with-cot"),
         (("facts", "--tasks", "excerpt"), 66, "fact recall"),
-        (("facts", "--tasks", "x.jsonl"), 66, "--tasks x.jsonl: no such file"),
-        (("lm", "--tasks", "x.jsonl"), 2, "has no memory"),
+        (("facts", "--tasks", "x.jsonl"), 66, "no file x.jsonl; give a file, or a task"),
+        (("lm", "--tasks", str(REPO / "examples/own.jsonl")), 2, "has no memory"),
     ],
 )
 def test_evaluate_rejects_tasks_and_flags_that_do_not_fit(
