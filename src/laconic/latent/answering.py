@@ -165,6 +165,20 @@ class PromptedAnswers(nn.Module, ABC):
         return decode_answers(self.decoder, questions, prompt, decoding)
 
 
+def answer_from_embeddings(
+    decoder: Decoder,
+    questions: ReasoningBatch,
+    inputs_embeds: Float[Tensor, "B T D"],
+    attention_mask: Bool[Tensor, "B T"],
+    decoding: AnswerDecoding,
+    *,
+    prefix_ids: Sequence[int] = (),
+) -> AnswerBatch:
+    """Generate what follows the embeddings of each question and the ids `prefix_ids` after them."""
+    prompt = prompt_with_embeddings(decoder, inputs_embeds, attention_mask, prefix_ids)
+    return decode_answers(decoder, questions, prompt, decoding)
+
+
 @torch.no_grad()
 def prompt_with_embeddings(
     decoder: Decoder,
