@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 import laconic
 from laconic.cli.commands import chat
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.kv_compressor import SEPARATOR, compress_text
 from laconic.generation.config import GenerationConfig
@@ -127,7 +128,8 @@ def test_chat_refuses_a_model_without_a_template(run_cli: RunCli, shared: Path) 
 
 def test_interrupt_is_a_flag_between_tokens() -> None:
     tokens, before = list[int](), signal.getsignal(signal.SIGINT)
-    with chat.catch_interrupt(lambda: bool(tokens)) as interrupt:
+    interrupt = threading.Event()
+    with chat.catch_interrupt(interrupt, lambda: bool(tokens)):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)  # before the first token
         tokens.append(1)

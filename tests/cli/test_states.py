@@ -343,9 +343,9 @@ def test_state_file_checks_tokenizer(place: Path, me: str) -> None:
 @pytest.mark.parametrize(
     ("message", "args"),
     [
-        ("--save-state new.safetensors: requires --learn", ["--save-state", "new.safetensors"]),
+        ("--save-state: needs --learn", ["--save-state", "new.safetensors"]),
         ("--save-state no/x.safetensors", ["--learn", "--save-state", "no/x.safetensors"]),
-        ("--memory: 2 files", ["--memory", "a", "--memory", "b"]),
+        ("--memory: 2 files", ["--memory", "hope", "--memory", "hope"]),
         ("--sample: not available", ["--sample"]),
         ("--inner-lr", ["--learn", "--inner-lr", "0.5"]),
         ("--max-tokens 0: only with --learn and --save-state", ["--learn", "--max-tokens", "0"]),

@@ -341,7 +341,7 @@ def test_tokenize_and_detokenize(client: TestClient, chat_model: LanguageModel) 
     assert client.post("/tokenize", json=body).json()["count"] == count + 9 == count_tokens(client, **body)
     for route, body in (("/tokenize", {}), ("/tokenize", {"prompt": "a", "messages": messages}), ("/detokenize", {})):
         assert client.post(route, json=body).status_code == 400
-    assert "prompt: input should be a valid string" in client.post("/tokenize", json={"prompt": ["a"]}).text
+    assert "prompt: expected a text, not a list" in client.post("/tokenize", json={"prompt": ["a"]}).text
     assert "outside the vocabulary" in client.post("/detokenize", json={"tokens": [300]}).text
     assert "context_length_exceeded" in client.post("/tokenize", json={"prompt": "a" * 10_000}).text
     refused = client.post("/v1/completions", json={"prompt": "a", "stop_token_ids": [300]}).json()["error"]
@@ -374,22 +374,40 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
     [
         ({"model": "other"}, 404, "model", "'other' is not served"),
         ({"typical_p": 0.9}, 400, "typical_p", "unknown parameter 'typical_p'"),
-        ({"top_k": -2}, 400, "top_k", "greater than or equal to -1"),
+        ({"top_k": -2}, 400, "top_k", "top_k: -2 given; give at least -1"),
         ({"tools": [{"type": "function"}]}, 400, "tools", "tools is not supported"),
-        ({"temperature": "hot"}, 400, "temperature", "valid number"),
-        ({"max_tokens": 1.5}, 400, "max_tokens", "valid integer"),
+        ({"temperature": "hot"}, 400, "temperature", "temperature: expected a number, not 'hot'"),
+        ({"max_tokens": 1.5}, 400, "max_tokens", "expected an integer, not 1.5"),
         ({"n": 65}, 400, "n", "at most 64"),
-        ({"stop": ["a", ""]}, 400, "stop", "expected a text or a list of texts, none of them empty"),
+        ({"stop": ["a", ""]}, 400, "stop", "stop: expected a text or a list of texts, none of them empty"),
         ({"stop": 3}, 400, "stop", "expected a text or a list of texts"),
+        ({"stop": ["a"] * 33}, 400, "stop", "stop: 33 items given; give at most 32"),
+        (
+            {"stream_options": {"include_usage": 1}},
+            400,
+            "stream_options",
+            "stream_options.include_usage: expected",
+        ),
+        ({"stream_options": 1}, 400, "stream_options", "stream_options: expected an object, not 1"),
         ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
-        ({"messages": []}, 400, "messages", "at least 1 item"),
-        ({"messages": [{"role": "boss", "content": "Hi"}]}, 400, "messages", "'system', 'developer'"),
+        ({"messages": []}, 400, "messages", "messages: the list is empty; give at least one item"),
+        ({"messages": [{"role": "boss", "content": "Hi"}]}, 400, "messages", "or 'tool', not 'boss'"),
         ({"messages": [{"role": "user"}]}, 400, "messages", "messages[0]: missing parameter 'content'"),
-        ({"messages": [{"role": "user", "content": None}]}, 400, "messages", "messages[0].content: input should be a"),
+        (
+            {"messages": [{"role": "user", "content": None}]},
+            400,
+            "messages",
+            "messages[0].content: expected a text",
+        ),
         ({"messages": [TOOL_CALL]}, 400, "messages", "messages[0]: tool_calls is not supported"),
         ({"memory": 3}, 400, "memory", "expected the id or name of a memory, or a list of these"),
         ({"memory": "letter"}, 404, "memory", "'letter' does not exist"),
-        ({"messages": [{"role": "user", "content": "Hi", "name": 3}]}, 400, "messages", "messages[0].name: input"),
+        (
+            {"messages": [{"role": "user", "content": "Hi", "name": 3}]},
+            400,
+            "messages",
+            "messages[0].name: expected a",
+        ),
         ({"messages": [{"role": "user", "content": "a" * 70_000}]}, 400, "messages", "70,000 characters, but"),
         ({f"k{i}": 1 for i in range(101)}, 400, None, "an object has 102 fields; send at most 100"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
@@ -398,6 +416,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"prompt": "a", "n": 65}, 400, "n", "n: 65 sequences in one request; give at most 64"),
         ({"prompt": 1}, 400, "prompt", "a text, a list of texts"),
         ({"prompt": []}, 400, "prompt", "a text, a list of texts"),
+        ({"prompt": ["a"] * 1025}, 400, "prompt", "prompt: 1,025 items given; give at most 1,024"),
         ({"prompt": ["a", 1]}, 400, "prompt", "a text, a list of texts"),
         ({"prompt": ""}, 400, "prompt", "prompt: empty"),
         ({"prompt": [300]}, 400, "prompt", "id 300 is outside the vocabulary of 257 ids"),

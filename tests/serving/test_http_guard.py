@@ -20,8 +20,8 @@ from laconic.serving.engine import EngineStats
 from laconic.serving.http import guard as guard_module
 from laconic.serving.http import worker
 from laconic.serving.http.api_error import ApiError
-from laconic.serving.http.guard import RequestGuard, is_local_host
-from laconic.serving.http.limits import Deadlines, ServerOptions
+from laconic.serving.http.guard import LimitedBody, RequestGuard, is_local_host
+from laconic.serving.http.limits import Deadline, Deadlines, ServerOptions
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.sequence import RunningSequence
@@ -208,6 +208,33 @@ def test_deadline_refuses_a_request_with_texts_that_have_not_begun(
     assert [len(choice["logprobs"]["token_logprobs"]) for choice in scores] == [3, 3, 3]
 
 
+def test_time_limits_that_have_just_expired_are_not_moved() -> None:
+    """asyncio refuses to move them, which would break the shutdown, or the request that wants the place of another."""
+
+    async def run() -> None:
+        loop, errors = asyncio.get_running_loop(), list[Any]()
+        loop.set_exception_handler(lambda loop, context: errors.append(context))
+        deadline = Deadline(loop.time() + 600)
+        with pytest.raises(ApiError):  # noqa: PT012
+            async with deadline.limit():
+                next(iter(deadline.timeouts)).reschedule(0)
+                loop.call_soon(deadline.shorten, 0)  # after the timeout has expired, before the block ends
+                await asyncio.sleep(60)
+        assert not errors
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0) as expired:
+                await asyncio.sleep(60)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"end"}
+
+        open_bodies: Any = {"another": expired}
+        body = LimitedBody(receive, 100, Deadline(loop.time() + 600), open_bodies, max_open=1)
+        assert (await body.receive())["body"] == b"end"
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("is_shutdown", "status"), [(False, 408), (True, 503)])
 def test_deadline_ends_what_a_request_waits_for(is_shutdown: bool, status: int) -> None:
     async def wait() -> None:
@@ -225,13 +252,35 @@ def test_deadline_ends_what_a_request_waits_for(is_shutdown: bool, status: int) 
     asyncio.run(wait())
 
 
+async def read_body(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers with the size of the body."""
+    body = await Request(scope, receive).body()
+    await Response(str(len(body)))(scope, receive, send)
+
+
+def build_scope() -> dict[str, Any]:
+    headers = [(b"host", b"localhost")]
+    return {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+
+
+def test_client_that_leaves_during_its_upload_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = ServerMetrics(EngineStats)
+    guard = RequestGuard(read_body, ServerOptions(), Deadlines(600), metrics)
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        pass
+
+    asyncio.run(guard(build_scope(), receive, send))
+    assert b'laconic_requests_total{route="unknown",status="499"} 1.0' in metrics.render()
+    assert capsys.readouterr().err == ""
+
+
 def test_body_that_does_not_arrive_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit of open bodies the one that waits longest ends; one that still arrives is read."""
-
-    async def read_body(scope: Any, receive: Any, send: Any) -> None:
-        body = await Request(scope, receive).body()
-        await Response(str(len(body)))(scope, receive, send)
-
     options = ServerOptions(max_batch_size=1, max_queue=1)
     guard = RequestGuard(read_body, options, Deadlines(600), ServerMetrics(EngineStats))
 
@@ -248,9 +297,7 @@ def test_body_that_does_not_arrive_ends_its_request(monkeypatch: pytest.MonkeyPa
         async def send(message: Any) -> None:
             start.update(message if message["type"] == "http.response.start" else {})
 
-        headers = [(b"host", b"localhost")]
-        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
-        await guard(scope, receive, send)
+        await guard(build_scope(), receive, send)
         return start["status"], dict(start["headers"]).get(b"connection")
 
     async def run() -> None:
@@ -385,8 +432,12 @@ def test_internal_error_says_nothing_but_its_id(
     assert error_of(response)["message"] == f"internal error; the server's log has it under request {request_id}"
     assert f"request {request_id} failed" in (log := capsys.readouterr().err)
     assert "/secret/folder" in log
-    streamed = client.post("/v1/completions", json=BODY | {"stream": True})
-    assert "internal error" in streamed.text
+    monkeypatch.setattr(RunningSequence, "end_prompt", fail)
+    messages = [{"role": "user", "content": "Hi"}]
+    streamed = client.post("/v1/chat/completions", json={"messages": messages, "stream": True})
+    role, error, end = streamed.text.split("\n\n")
+    assert '"delta":{"role":"assistant","content":""}' in role, "the role does not wait for the prompt"
+    assert ("internal error" in error, end) == (True, "")
     assert "secret" not in streamed.text
     monkeypatch.undo()
     assert client.post("/v1/completions", json=BODY).status_code == 200

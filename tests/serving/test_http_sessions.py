@@ -16,7 +16,7 @@ from laconic.experiment.text_models import read_into_state
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
 from laconic.nested import state_file
-from laconic.serving.http import prompts
+from laconic.serving.http import prompts, sessions
 from tests.nested.helpers import states_equal
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer, start_client
@@ -129,6 +129,22 @@ def test_state_is_uploaded_to_another_session(
     assert client.put("/v1/sessions/ses_0/state", content=content).status_code == 400
     for id in (first, second):
         learner.delete(f"/v1/sessions/{id}")
+
+
+def test_state_that_is_uploaded_does_not_block_its_session(
+    learner: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = post(learner, "")["id"]
+    content = learner.get(f"/v1/sessions/{session}/state").content
+    store, save = cast(Any, learner.app).state.services.sessions, sessions.save_body
+
+    async def save_while_another_writes(*arguments: Any) -> None:
+        with store.write(session):
+            await save(*arguments)
+
+    monkeypatch.setattr(sessions, "save_body", save_while_another_writes)
+    assert learner.put(f"/v1/sessions/{session}/state", content=content).status_code == 200
+    learner.delete(f"/v1/sessions/{session}")
 
 
 def test_session_keeps_its_attention_cache_if_no_length_is_given(

@@ -55,8 +55,11 @@ class RecipeDraft:
         place = f"{self.file}: {key}"
         if key in self.overrides:
             place = f"{key}={self.overrides[key]}"
-        elif table := next((table for table in iter_parents(key) if table in self.overrides), None):
-            place = f"{table}={self.overrides[table]}: {key}"
+        else:
+            for table in iter_parents(key):
+                if table in self.overrides:
+                    place = f"{table}={self.overrides[table]}: {key}"
+                    break
         self.errors.append(f"{place}: {message}")
 
 

@@ -98,7 +98,7 @@ def audit_examples(
     Unless `config` says it, answers are numbers, of which others are problems, or texts if most of them have no number.
     """
     problems = list(file.problems)
-    rows = list[ReasoningExample]()
+    rows: list[ReasoningExample] = []
     num_texts = sum(NUMBER_PATTERN.search(example.answer) is None for example in file.examples)
     is_text = 2 * num_texts > len(file.examples)
     if "answer_type" in config.model_fields_set:
@@ -110,8 +110,8 @@ def audit_examples(
             rows.append(example)
         except InputError as error:
             problems.append(RowProblem(0, "without a number", f"row {example.label}: {error}"))
-    counts = list[tuple[int, ...]]()
-    too_long = list[str]()
+    counts: list[tuple[int, ...]] = []
+    too_long: list[str] = []
     num_unknown = 0
     for row in [] if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
         counts.append(count_part_tokens(row))
@@ -175,8 +175,8 @@ def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str
     """Return pairs of ids (the first row, a later row) with the same question, up to case, spaces and punctuation."""
     questions = [identify_question(example, with_document=False) for example in examples]
     counts = Counter(questions)
-    first_ids = dict[str, str]()
-    pairs = list[tuple[str, str]]()
+    first_ids: dict[str, str] = {}
+    pairs: list[tuple[str, str]] = []
     for question, example in zip(questions, examples, strict=True):
         if counts[question] > 1:  # only then compare documents, which are long
             first = first_ids.setdefault(identify_question(example), example.id)

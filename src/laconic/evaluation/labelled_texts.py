@@ -30,7 +30,8 @@ def parse_labelled_text(row: dict[str, Any], name: str) -> LabelledText:
     """Parse a row; a number as label is read as its digits."""
     text_field = next((field for field in TEXT_FIELDS if field in row), "text")
     label_field = next((field for field in LABEL_FIELDS if row.get(field) is not None), "label")
-    if isinstance(label := row.get(label_field), int | float):
+    label = row.get(label_field)
+    if isinstance(label, int | float):
         row = row | {label_field: normalise_number(label)}
     return LabelledText(
         require_text(row, text_field, ROW_FORMAT), require_text(row, label_field, ROW_FORMAT), parse_split(row)
@@ -62,7 +63,8 @@ def order_demonstrations(rows: Sequence[LabelledText], seed: int, *, balanced: b
     shuffled = [rows[i] for i in rng.permutation(len(rows), seed)]
     if not balanced:
         return shuffled
-    turns, counts = list[int](), Counter[str]()
+    turns = list[int]()
+    counts = Counter[str]()
     for row in shuffled:
         turns.append(counts[row.label])
         counts[row.label] += 1

@@ -196,7 +196,8 @@ class LaconicLM(TemplateLM):
         if isinstance(self.model, laconic.Reasoner):
             raise UsageError(f"{self.pretrained} answers questions; loglikelihood needs a model that continues texts")
         for request in requests:
-            if not 1 <= (n := len(request[2])) <= self.max_length:
+            n = len(request[2])
+            if not 1 <= n <= self.max_length:
                 limits = f"the model laconic scores 1 to {self.max_length:,}"
                 raise UsageError(f"the continuation {make_excerpt(request[0][1])} has {n:,} tokens; {limits}")
         collator: Any = Collator(requests, lambda request: -len(request[1]) - len(request[2]))

@@ -177,7 +177,14 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     lgamma = math.lgamma
     logs = [lgamma(m + 1) - lgamma(k + 1) - lgamma(m - k + 1) for k in range(min(gains, losses) + 1)]
     p = min(1.0, 2 * math.fsum(math.exp(log - m * math.log(2)) for log in logs))
-    return Difference((gains - losses) / n, max(center - half, -1.0), min(center + half, 1.0), p, 1, n)
+    return Difference(
+        mean=(gains - losses) / n,
+        low=max(center - half, -1.0),
+        high=min(center + half, 1.0),
+        p=p,
+        num_seeds=1,
+        num_items=n,
+    )
 
 
 def describe_test(num_seeds: int) -> str:

@@ -193,7 +193,7 @@ def score_segments(method: AutoCompressor, batch: DocumentBatch) -> list[Documen
 
 def score_lanes(method: nn.Module, source: StatefulBatches, device: torch.device) -> list[DocumentScore]:
     """Score batches in order, each on the state of the one before; the sums of a batch are given to its first row."""
-    scores = list[DocumentScore]()
+    scores: list[DocumentScore] = []
     state = cast(MethodState | None, None)
     for time in range(source.num_steps):
         rows = range(time * source.num_lanes, (time + 1) * source.num_lanes)

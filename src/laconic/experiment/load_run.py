@@ -77,7 +77,8 @@ def read_run_recipe(path: str | Path) -> Recipe | None:
 
 def is_nested(path: str | Path) -> bool:
     """Return whether a folder holds a run of method hope, or a saved nested model."""
-    folder, method = Path(path), read_run_method(path)
+    folder = Path(path)
+    method = read_run_method(path)
     if method is not None:
         return method == "hope"
     return (folder / "config.json").is_file() and build_nested.read_saved_config(folder) is not None

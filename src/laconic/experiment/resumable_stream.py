@@ -83,7 +83,9 @@ class ResumableReading(ABC, Generic[Value]):
         self.tokens = 0
         self.digest = sha256()  # of all ids
         # a resumed job: the group and number of segments at which it continues, and the digest and tokens until there
-        self.resume_at, self.expected_digest, self.previous_tokens = (0, 0), "", 0
+        self.resume_at = (0, 0)
+        self.expected_digest = ""
+        self.previous_tokens = 0
 
     @property
     def note(self) -> str:
@@ -120,14 +122,14 @@ class ResumableReading(ABC, Generic[Value]):
         for group_number, group in enumerate(groups):
             self.group, self.next_piece = group_number, 0
             self.names = [text.name for text in group]
-            while any(ids := [text.next_segment() for text in group]):
+            while any(segments := [text.next_segment() for text in group]):
                 self.next_piece += 1
-                self.digest.update(repr(ids).encode())
+                self.digest.update(repr(segments).encode())
                 position = (self.group, self.next_piece)
                 if position == self.resume_at and self.digest.hexdigest() != self.expected_digest:
                     raise InputError(CHANGED_TEXT)
                 if position > self.resume_at:
-                    self.current = self.advance(pad_segments(ids, self.device))
+                    self.current = self.advance(pad_segments(segments, self.device))
                     yield self.current
             self.texts += group
             if position >= self.resume_at and self.current is not None:

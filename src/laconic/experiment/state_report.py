@@ -82,7 +82,8 @@ def describe_state_cost(
     state: FastWeightState, chunks: Sequence[Sequence[int]], config: DecoderConfig, dtype: torch.dtype, num_tokens: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the cost of a state that has read `num_tokens` now as JSON and lines; `dtype` is that of a KV cache."""
-    num_texts, num_state_tokens = len(state.position), int(state.position.sum())  # read now and before
+    num_texts = len(state.position)
+    num_state_tokens = int(state.position.sum())  # read now and before
     state_bytes = num_bytes(state)
     cache_bytes = num_state_tokens * kv_bytes_per_position(config, dtype)
     data = {

@@ -53,7 +53,8 @@ class Engine:
     def __init__(
         self, model: ServableModel, *, max_batch_size: int = 16, max_queue: int = 64, prefill_chunk_size: int = 512
     ) -> None:
-        self.max_batch_size, self.max_queue = max_batch_size, max_queue
+        self.max_batch_size = max_batch_size
+        self.max_queue = max_queue
         self.served = ServedModel(model)
         self.chunk_sizer = ChunkSizer(prefill_chunk_size)
         self.changed = threading.Condition()  # guards what follows
@@ -125,11 +126,10 @@ class Engine:
         with self.changed:
             has_work = bool(self.running or self.waiting or self.cancelled)
             arrivals = self.take_changes()
-        if arrivals:
-            for sequence in arrivals:
-                with sequence.fail_on_error():
-                    self.served.start(sequence)
-            self.drop_ended()
+        for sequence in arrivals:
+            with sequence.fail_on_error():
+                self.served.start(sequence)
+        self.drop_ended()
         if self.running:
             self.step()
         return has_work

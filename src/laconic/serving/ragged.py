@@ -140,9 +140,9 @@ class RaggedDecoder:
 
     def start_spans(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[AttentionSpan]:
         """Make room in the rows' buffers, and build the masks of rows with several new positions."""
+        R = self.config.num_attention_heads // self.config.num_key_value_heads
         spans = list[AttentionSpan]()
         first = 0
-        R = self.config.num_attention_heads // self.config.num_key_value_heads
         for row, inputs in segments:
             n = len(inputs)
             row.reserve(n)

@@ -20,7 +20,8 @@ class ChunkSizer:
     """
 
     def __init__(self, max_size: int) -> None:
-        self.max_size, self.last_size = max_size, FIRST_CHUNK
+        self.max_size = max_size
+        self.last_size = FIRST_CHUNK
         self.chosen_size = 0
         self.decode_seconds = 0.0  # time of a step without prompts
         self.position_seconds = 0.0  # time per prompt position; 0: not measured yet

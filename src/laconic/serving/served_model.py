@@ -42,7 +42,8 @@ class ServedModel:
     """A loaded model as the engine runs it."""
 
     def __init__(self, model: ServableModel) -> None:
-        self.model, self.tokenizer = model, model.tokenizer
+        self.model = model
+        self.tokenizer = model.tokenizer
         self.decoder = build_reading_decoder(model)
         is_ragged = not isinstance(self.decoder, StatefulLM) and is_stock_decoder(self.decoder)
         with torch.inference_mode():

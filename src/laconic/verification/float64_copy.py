@@ -23,7 +23,8 @@ class LazyFloat64Block(nn.Module):
 
     def __init__(self, block: nn.Module, shared_cache: dict[str, Any]) -> None:
         super().__init__()
-        self.source, self.shared_cache = [block], shared_cache  # a list, so that the block is not a submodule
+        self.source = [block]  # a list, so that the block is not a submodule
+        self.shared_cache = shared_cache
 
     def materialise(self) -> Any:
         if self.shared_cache.get("owner") is not self:

@@ -50,7 +50,8 @@ class TransformersReference:
     def run_case(self, case: ParityCase, emit: Callable[[LayerActivations], None]) -> None:
         """Run the pieces of a case on one cache without sliding-window eviction."""
         self.reset_rope()
-        cache, valid = self.cache_class(), case.valid_mask
+        cache = self.cache_class()
+        valid = case.valid_mask
         recorder = HookRecorder(self.model, case, emit)
         with self.sharpened_queries(case.query_scale), recorder:
             for piece, (S, T) in enumerate(case.pieces()):

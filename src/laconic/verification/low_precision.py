@@ -104,18 +104,15 @@ class ErrorRatios:
 
 
 def build_ratio_result(stage: str, layer: int | None, ours: ErrorAccumulator, theirs: ErrorAccumulator) -> StageResult:
-    result = StageResult(
-        "all", stage, layer, "ratio", max(ours.error, MIN_FLOOR), max(theirs.error, MIN_FLOOR), ours.max_abs,
-        ours.index, ours.cosine, ours.is_bitwise_equal, note=ours.shape_note,
-    )  # fmt: skip
-    passes = result.error_in_floors <= MAX_RATIO and ours.max_abs <= MAX_ABS_RATIO * max(theirs.max_abs, MIN_FLOOR)
-    return replace(result, verdict="pass" if passes else "fail")
+    error, floor = max(ours.error, MIN_FLOOR), max(theirs.error, MIN_FLOOR)
+    passes = error / floor <= MAX_RATIO and ours.max_abs <= MAX_ABS_RATIO * max(theirs.max_abs, MIN_FLOOR)
+    result = StageResult("all", stage, layer, "ratio").with_errors(ours, floor, "pass" if passes else "fail")
+    return replace(result, error=error)
 
 
 def build_norm_result(stage: str, layer: int | None, error: ErrorAccumulator) -> StageResult:
-    passes = error.error <= NORM_TOLERANCE
-    note = "" if passes else "order of casts: only low precision is wrong"
-    return StageResult(
-        "all", stage, layer, "local", error.error, NORM_TOLERANCE / MAX_ERROR_IN_FLOORS, error.max_abs,
-        error.index, error.cosine, error.is_bitwise_equal, "pass" if passes else "fail", note=note,
-    )  # fmt: skip
+    result = StageResult("all", stage, layer, "local")
+    floor = NORM_TOLERANCE / MAX_ERROR_IN_FLOORS
+    if error.error <= NORM_TOLERANCE:
+        return result.with_errors(error, floor, "pass")
+    return replace(result.with_errors(error, floor, "fail"), note="order of casts: only low precision is wrong")

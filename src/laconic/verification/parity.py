@@ -6,7 +6,7 @@ of the decoder's own run. A floor is the error of float32 against float64 at the
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -95,6 +95,20 @@ class StageResult:
     @property
     def error_in_floors(self) -> float:
         return self.error / self.floor
+
+    def with_errors(self, errors: ErrorAccumulator, floor: float, verdict: Verdict) -> "StageResult":
+        """Return the result of the same stage after its comparison."""
+        return replace(
+            self,
+            error=errors.error,
+            floor=floor,
+            max_abs=errors.max_abs,
+            index=errors.index,
+            cosine=errors.cosine,
+            bitwise=errors.is_bitwise_equal,
+            verdict=verdict,
+            note=errors.shape_note,
+        )
 
 
 def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
@@ -203,20 +217,20 @@ class CaseComparison:
         """Return the verdict on a stage: local errors count everywhere, propagated ones only at the logits."""
         stage, layer, bitwise = self.stage_order[key]
         error = self.errors.get((kind, key))
+        not_run = StageResult(self.case.name, stage, layer, kind, note=f"{key}: not in the bundle: not run")
         if error is None or (kind, key) in self.missing:
-            return StageResult(self.case.name, stage, layer, kind, note=f"{key}: not in the bundle: not run")
+            return not_run
         noise = self.get_floor("local" if kind == "local" else "propagated", key)
         floor = TINY_ABS_ERROR / MAX_ERROR_IN_FLOORS if error.is_tiny else noise
         is_good = error.is_bitwise_equal if bitwise and kind == "local" else error.error <= MAX_ERROR_IN_FLOORS * floor
         verdict: Verdict = "pass" if is_good else "fail"
         if kind == "propagated" and stage != "logits":
             verdict = "shown"
-        is_prediction = (kind, key) == ("propagated", "logits")
-        kl, top1 = self.predictions.kl_and_top1 if is_prediction else (None, None)
-        return StageResult(
-            self.case.name, stage, layer, kind, error.error, floor, error.max_abs, error.index, error.cosine,
-            error.is_bitwise_equal, verdict, kl, top1, error.shape_note,
-        )  # fmt: skip
+        result = not_run.with_errors(error, floor, verdict)
+        if (kind, key) == ("propagated", "logits"):
+            kl, top1 = self.predictions.kl_and_top1
+            return replace(result, kl=kl, top1=top1)
+        return result
 
 
 def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:

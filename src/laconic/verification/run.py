@@ -157,12 +157,12 @@ class ParityRun:
     def run_tiny_model(self, variant: str, names: tuple[str, ...], is_tiny: bool) -> None:
         device = self.decoder.token_embedding.weight.device
         decoder = build_tiny_decoder(self.decoder.config.family, variant).to(device, self.dtype)
-        label = f"{variant}/" if is_tiny else f"{decoder.name_or_path}{' ' + variant if variant else ''}/"
+        label = variant if is_tiny else f"{decoder.name_or_path} {variant}".rstrip()
         names = tuple(name for name in names if name in self.input_names)
         cases = build_inputs(decoder).cases
         if any(set(case.covered_inputs) & set(names) for case in cases):
             with open_reference(decoder, None, self.dtype) as reference:
-                self.compare_cases(decoder, reference, cases, names, label)
+                self.compare_cases(decoder, reference, cases, names, f"{label}/")
 
     def compare_cases(
         self,

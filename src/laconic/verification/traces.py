@@ -163,7 +163,8 @@ def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]
 
 def iterate_stages(decoder: Decoder, case: ParityCase) -> Iterator[LayerActivations]:
     """Run a case with eager attention and yield the activations layer by layer."""
-    embeddings, eager = case.embed(decoder), copy.copy(decoder)  # which shares the modules
+    embeddings = case.embed(decoder)
+    eager = copy.copy(decoder)  # shares the modules
     eager.attn_implementation = "eager"
     return threaded_generator(lambda emit: run_case(eager, case, embeddings, emit))
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import OptionalStr, check_minimum, check_utf8
-from laconic.cli.files import check_memories, write_file
+from laconic.cli.files import check_memories, check_model, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
-from laconic.cli.model_flags import ModelFlags, SamplingFlags
+from laconic.cli.model_flags import ModelFlags, SamplingFlags, import_with_status
 from laconic.console import log_message, log_note, status
 from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
@@ -62,7 +62,11 @@ class ChatCommand(ModelFlags, SamplingFlags):
 
     def run(self) -> int:
         check_minimum(1, max_tokens=self.max_tokens)
-        self.check_chat_memories()
+        replace(self, sample=False).sampling_config(self.max_tokens)  # refuses numbers out of range
+        check_model(self.model)
+        check_memories(self.memory, self.system)
+        import_with_status(f"loading {self.model}")
+        self.refuse_states()
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
@@ -89,11 +93,10 @@ class ChatCommand(ModelFlags, SamplingFlags):
                 log_message(f"laconic: {error}")
         return exit_code
 
-    def check_chat_memories(self) -> None:
+    def refuse_states(self) -> None:
         """Raise `UsageError` (2) for memories that do not begin a chat, before anything is loaded."""
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
 
-        check_memories(self.memory, self.system)
         state = next(filter(is_state_file, self.memory), None)
         if state is not None:
             raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
@@ -185,12 +188,9 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
         return interrupt.is_set()
 
     options = replace(config, on_prefill=timer.on_prefill, on_token=print_token)
+    catch = catch_interrupt(interrupt, lambda: timer.first_token_seconds is not None)
     try:
-        with (
-            catch_interrupt(lambda: timer.first_token_seconds is not None)
-            if is_terminal
-            else contextlib.nullcontext(interrupt) as interrupt
-        ):
+        with catch if is_terminal else contextlib.nullcontext():
             generation = session.reply(text, options)
     except KeyboardInterrupt:  # before the first token
         timer.close_progress()
@@ -211,9 +211,8 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
 
 
 @contextlib.contextmanager
-def catch_interrupt(can_wait: Callable[[], bool]) -> Iterator[threading.Event]:
+def catch_interrupt(event: threading.Event, can_wait: Callable[[], bool]) -> Iterator[None]:
     """Let Ctrl-C set an event; if it cannot wait, and the second time, it raises KeyboardInterrupt as usual."""
-    event = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if event.is_set() or not can_wait():
@@ -222,6 +221,6 @@ def catch_interrupt(can_wait: Callable[[], bool]) -> Iterator[threading.Event]:
 
     previous = signal.signal(signal.SIGINT, handle)
     try:
-        yield event
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -202,8 +202,8 @@ def count_documents_to_read(config: DataConfig) -> int | None:
     if max_rows is None or config.valid or config.test:
         return max_rows
     n = max(max_rows, 3)  # of fewer, none is held out
-    while (missing := max_rows - (n - 2 * count_held_out(n, fraction))) > 0:
-        n += missing
+    while n - 2 * count_held_out(n, fraction) < max_rows:
+        n += max_rows - (n - 2 * count_held_out(n, fraction))
     return n
 
 

@@ -16,7 +16,7 @@ SENTENCEPIECE_SPACE = "\u2581"
 def list_token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
     """Return the UTF-8 bytes of each token by its id, with a prefix space; they may be only a part of a character."""
     backend = tokenizer.backend
-    tokens = dict[int, bytes]()
+    tokens: dict[int, bytes] = {}
     added = backend.get_added_tokens_decoder()
     byte_values = {c: i for i, c in enumerate(list_byte_characters())}
     is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)  # then each character is one byte

@@ -90,7 +90,7 @@ def window_starts(text: str) -> range:
 
 
 def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
-    group = list[tuple[bool, str]]()
+    group: list[tuple[bool, str]] = []
     count = 0
     for window in windows:
         group.append(window)

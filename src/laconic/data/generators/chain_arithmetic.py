@@ -101,7 +101,7 @@ class ChainParser:
         num_question = len(self.question_numbers)
         for (parts, formula, operands), value in zip(self.parsed_steps, self.results, strict=True):
             texts = ["<<"]
-            refs = list[int]()
+            refs: list[int] = []
             for text, ref in parts:
                 if isinstance(ref, int) and (ref in replaced_numbers or ref >= num_question):
                     refs.append(ref)

@@ -91,7 +91,7 @@ def generate_graph(draw: Iterator[float]) -> tuple[set[int], Edges]:
     """Return the nodes that are names, and the edges, ordered by the node they lead to."""
     num_nodes = MIN_NODES + weighted_choice(NODE_COUNT_WEIGHTS, next(draw))
     names = {0, 1}
-    edges = list[tuple[int, int]]()
+    edges: list[tuple[int, int]] = []
     sides, depths = [1, 2], [0, 0]  # of each node: bits of the first two names that reach it, and steps to a name
     for node in range(2, num_nodes):
         parents: list[int] = []

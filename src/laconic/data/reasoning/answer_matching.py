@@ -213,8 +213,9 @@ def describe_protocol(name: str) -> str:
 def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:
     if format == "digits":
         return DIGIT
-    is_text = text_answers and format not in ("coconut", "icot")  # whose protocols compare texts
-    return TEXT if is_text else PROTOCOLS["codi" if format == "chat" else format]
+    if text_answers and format not in ("coconut", "icot"):  # whose protocols compare texts
+        return TEXT
+    return PROTOCOLS["codi" if format == "chat" else format]
 
 
 def max_answer_tokens(protocol: AnswerProtocol, format: str, *, with_chain: bool, text_answers: bool) -> int:

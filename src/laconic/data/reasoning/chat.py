@@ -138,7 +138,7 @@ def convert_conversations(row: Row) -> Row:
     Turns of the user after the last answer are left out. Raises `RowError`.
     """
     turns = row.get("conversations", row.get("conversation"))
-    messages = list[dict[str, Any]]()
+    messages: list[dict[str, Any]] = []
     for turn in turns if isinstance(turns, list) else [turns]:
         fields = turn if isinstance(turn, dict) else {}
         message = {"role": SHAREGPT_ROLES.get(str(fields.get("from"))), "content": fields.get("value")}

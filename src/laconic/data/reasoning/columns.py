@@ -134,14 +134,19 @@ def iter_boxes(text: str) -> Iterator[tuple[int, int, int, int]]:
             yield *mark.span(), *mark.span("word")
         elif mark[0].endswith("{") and mark[0] != r"\{":
             open_braces.append(mark)
-        elif mark[0] == "}" and open_braces and (opening := open_braces.pop())[0] != "{":
-            yield opening.start(), mark.end(), opening.end(), mark.start()
+        elif mark[0] == "}" and open_braces:
+            opening = open_braces.pop()
+            if opening[0] != "{":
+                yield opening.start(), mark.end(), opening.end(), mark.start()
 
 
 def find_boxed(solution: str) -> str | None:
     """Return the content of the last `\\boxed{}` of a solution that is closed and not empty; None if there is none."""
-    boxes = sorted(iter_boxes(solution), reverse=True)
-    return next((content for _, _, a, b in boxes if (content := solution[a:b].strip())), None)
+    for _, _, start, end in sorted(iter_boxes(solution), reverse=True):
+        content = solution[start:end].strip()
+        if content:
+            return content
+    return None
 
 
 def unbox_answer(row: Row) -> Row:
@@ -150,7 +155,8 @@ def unbox_answer(row: Row) -> Row:
     start, end, _, _ = min(iter_boxes(answer), default=(0, 0, 0, 0))  # the first, which may be around others
     is_box = end and MATH_MARKS.fullmatch(answer, 0, start) and MATH_MARKS.fullmatch(answer, end)
     boxed = find_boxed(answer) if is_box else None
-    if (match := MATH_TEXT.fullmatch(answer)) and NUMBER_TEXT.fullmatch(match[1].strip()):
+    match = MATH_TEXT.fullmatch(answer)
+    if match and NUMBER_TEXT.fullmatch(match[1].strip()):
         boxed = match[1]
     return row if boxed is None else row | {"answer": normalise_number(boxed)}
 
@@ -161,7 +167,8 @@ def convert_instruction(row: Row) -> Row | None:
     question = row["instruction"]
     inputs = [key for key in INSTRUCTION_INPUTS if isinstance(row.get(key, ""), str | None)]
     if isinstance(question, str) and question.strip():
-        question = "\n\n".join([question, *(text for key in inputs if (text := row.get(key)) and text.strip())])
+        texts = [row.get(key) or "" for key in inputs]
+        question = "\n\n".join([question, *(text for text in texts if text.strip())])
     rest = {key: value for key, value in row.items() if key not in ("instruction", answer, *inputs)}
     return with_chain_field(rest | {"question": question, "answer": row[answer]})
 

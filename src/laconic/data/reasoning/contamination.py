@@ -90,7 +90,8 @@ def check_overlap(
 ) -> int:
     """Return how many training rows have a held-out question. Raises `InputError` if any, unless allowed."""
     ids = {identify_question(example, with_documents): example.id for example in held_out}
-    pairs = [(e.id, ids[question]) for e in train if (question := identify_question(e, with_documents)) in ids]
+    questions = [(example.id, identify_question(example, with_documents)) for example in train]
+    pairs = [(train_id, ids[question]) for train_id, question in questions if question in ids]
     if pairs and not allow_overlap:
         examples_text = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
         raise InputError(f"{len(pairs):,} training questions are also held out ({examples_text}); {ALLOW_OVERLAP_HINT}")
@@ -107,8 +108,8 @@ def merge_deduplicated(
     if len(sets) == 1:
         return list(sets[0]), []
     rows, notes = list[ReasoningExample](), list[str]()
-    seen = set[str]()
-    set_by_id = dict[str, str]()
+    seen: set[str] = set()
+    set_by_id: dict[str, str] = {}
     for name, examples in zip(names, sets, strict=True):
         questions = [identify_question(example, with_documents) for example in examples]
         new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]

@@ -237,7 +237,16 @@ def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
     result_mask = tuple(map(bool, is_result))
     span = (first, last)
     return EncodedExample(
-        id, question, chain, step_index, result_mask, answer, span, distill_column, num_prefix, num_unknown
+        id,
+        question_ids=question,
+        chain_ids=chain,
+        chain_step_index=step_index,
+        chain_result_mask=result_mask,
+        answer_ids=answer,
+        number_span=span,
+        distill_column=distill_column,
+        num_prefix_tokens=num_prefix,
+        num_unknown=num_unknown,
     )
 
 

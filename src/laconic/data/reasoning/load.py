@@ -50,7 +50,9 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     parts = Path(base).parts
     is_hub_name = base.count("/") == 1 and len(parts) == 2 and parts[0] not in ("/", "..", "~")
     if find_dataset(name) is None and is_hub_name:
-        info = DatasetInfo(base, "", "", {}, base, parse_hub_name(name).config)
+        info = DatasetInfo(
+            base, description="", licence="", splits={}, hub_repo=base, hub_config=parse_hub_name(name).config
+        )
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
     else:
         info = get_dataset(name)
@@ -189,14 +191,20 @@ def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSpli
     return file
 
 
+def get_hub_repo(name: str) -> str | None:
+    """Return the repository of a named data set, or that of a Hub name."""
+    entry = find_dataset(name)
+    return split_name(name)[0] if entry is None else entry.hub_repo
+
+
 def load_from_hub(
     label: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig, max_rows: int | None
 ) -> ExamplesFile:
     """Load the rows of a split, or the first of them, from the Hub. Raises `InputError`."""
     if info.hub_repo is None or split.hub_split is None:
         raise InputError(f"{label} is not on the Hub; set data.data_dir to the folder of its files")
-    training = {entry.hub_repo if (entry := find_dataset(name)) else split_name(name)[0] for name in config.name or ()}
-    revision = config.revision if info.hub_repo in training else None
+    is_for_training = info.hub_repo in map(get_hub_repo, config.name or ())
+    revision = config.revision if is_for_training else None
     table = load_hub_split(info.hub_repo, info.hub_config, split.hub_split, revision)
     if config.size_check == "strict" and split.published_rows not in (None, table.num_rows):
         raise size_error(label, table.num_rows, split.published_rows or 0)

@@ -113,8 +113,8 @@ def collect_examples(
             digest.update(line)
             yield line
 
-    examples = list[ReasoningExample]()
-    problems = list[RowProblem]()
+    examples: list[ReasoningExample] = []
+    problems: list[RowProblem] = []
     notes = converter.notes
     with gc_disabled():
         for result in convert_each(name, parse_lines(hash_lines(), notes, parse), converter.convert):
@@ -137,7 +137,7 @@ def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> Example
     than one row in a thousand is invalid; and if there are no examples.
     """
     num_invalid = len(file.problems)
-    num_rows = len(file.problems) + len(file.examples)
+    num_rows = num_invalid + len(file.examples)
     should_skip = config.on_invalid_row == "skip"
     if num_invalid and not (should_skip and is_within_skip_limit(num_invalid, num_rows)):
         limit = f"\n{num_invalid:,} of {num_rows:,} rows are invalid; at most 0.1 % may be skipped"
@@ -224,7 +224,15 @@ def parse_example(row: dict[str, Any], name: str, chain_field: str | None, confi
     if not isinstance(document, str | None):
         raise RowError("wrong types", "not a string", "join its parts into one text", field="document")
     steps = parse_steps(row, chain_field, config)
-    return ReasoningExample(row.get("id") or name, row["question"], steps, row["answer"], metadata, document, name)
+    return ReasoningExample(
+        id=row.get("id") or name,
+        question=row["question"],
+        steps=steps,
+        answer=row["answer"],
+        metadata=metadata,
+        document=document,
+        place=name,
+    )
 
 
 def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig) -> tuple[str, ...]:

@@ -81,7 +81,8 @@ class DigitDocumentsDataset(DigitsDataset):
     def documents(self, problems: DigitProblems, rows: IntArray) -> IntArray:
         """Return documents with one fact in each of k+1 equal stretches, at a random place, and fillers, [n, N]."""
         assert problems.names is not None
-        k, N = problems.operators.shape[1], self.config.document_tokens or 0
+        k = problems.operators.shape[1]
+        N = self.config.document_tokens or 0
         width = N // (k + 1)
         order = draw(ORDER_KEY, self.seed, self.part, k, rows, k + 1).argsort(1)
         offset = (draw(PLACE_KEY, self.seed, self.part, k, rows, k + 1) * width).astype(np.int64)

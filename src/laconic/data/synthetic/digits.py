@@ -99,7 +99,7 @@ def problem_id(k: int, part: SplitName, seed: int, row: int) -> str:
 def concat_batches(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
     """Concatenate the rows of batches of one step: questions padded on the left, chains and answers on the right."""
     first = batches[0]
-    tensors = dict[str, torch.Tensor]()
+    tensors: dict[str, torch.Tensor] = {}
     for name in (f.name for f in fields(first) if isinstance(getattr(first, f.name), torch.Tensor)):
         parts: list[torch.Tensor] = [getattr(batch, name) for batch in batches]
         if parts[0].ndim == 2:

@@ -36,7 +36,7 @@ class FactRecallDataset(SyntheticDataset):
         """Return the batch of some rows; only the values of the queries are scored."""
         config = self.config
         index = np.asarray(rows, dtype=np.int64)
-        counts = np.asarray(config.num_facts)[self.randint(len(config.num_facts), index, COUNT_KEY, 1)[:, 0]]
+        counts = self.choose(config.num_facts, index, COUNT_KEY)
         keys = self.uniform(index, ORDER_KEY, config.num_keys).argsort(1)[:, : max(config.num_facts)]
         values = self.randint(config.num_values, index, VALUE_KEY, keys.shape[1])
         query = (self.uniform(index, QUERY_KEY, config.num_queries) * counts[:, None]).astype(np.int64)

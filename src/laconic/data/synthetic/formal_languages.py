@@ -41,7 +41,8 @@ def generate_string(language: FormalLanguage, draws: Sequence[float]) -> str:
 
 def generate_brackets(draws: Sequence[float]) -> str:
     """Return two kinds of brackets, each balanced on its own; every symbol is uniform among the possible ones."""
-    string, depth = "", {"(": 0, "[": 0}
+    string = ""
+    depth = {"(": 0, "[": 0}
     for t, draw in enumerate(draws):
         can_open = len(draws) - t > sum(depth.values())
         candidates = [symbol for symbol in depth if can_open]
@@ -60,7 +61,8 @@ def update_depths(depth: Mapping[str, int], symbol: str) -> dict[str, int]:
 
 def next_symbol_sets(language: FormalLanguage, string: str) -> list[str]:
     """Return the set of symbols that may follow, one of `SYMBOL_SETS`, before the first symbol and after each."""
-    n, k = len(string), len(string) // LENGTH_PERIODS[language]
+    n = len(string)
+    k = len(string) // LENGTH_PERIODS[language]
     if language == "parity":
         return ["ab" if string[:t].count("b") % 2 else "ab." for t in range(n + 1)]
     if language == "aa":
@@ -72,7 +74,8 @@ def next_symbol_sets(language: FormalLanguage, string: str) -> list[str]:
         return ["a", *["ab"] * k, *["b"] * (k - 1), END_MARK]
     if language == "anbncn":
         return ["a", *["ab"] * k, *["b"] * (k - 1), *["c"] * k, END_MARK]
-    depth, sets = {"(": 0, "[": 0}, ["([."]
+    depth = {"(": 0, "[": 0}
+    sets = ["([."]
     for symbol in string:
         depth = update_depths(depth, symbol)
         closing = "".join(CLOSING_BRACKET[bracket] for bracket, count in depth.items() if count)

@@ -40,7 +40,7 @@ class MQARDataset(SyntheticDataset):
         index = np.asarray(rows, dtype=np.int64)
         w = config.tokens_per_key
         max_pairs = max(config.num_pairs)
-        counts = np.asarray(config.num_pairs)[self.randint(len(config.num_pairs), index, COUNT_KEY, 1)[:, 0]]
+        counts = self.choose(config.num_pairs, index, COUNT_KEY)
         keys = self.draw_keys(index, max_pairs)
         values = self.randint(config.num_values, index, VALUE_KEY, max_pairs * w).reshape(-1, max_pairs, w)
         num_slots = config.row_tokens // (2 * w)

@@ -28,7 +28,7 @@ class SelectiveCopyingDataset(SyntheticDataset):
         config = self.config
         index = np.asarray(rows, dtype=np.int64)
         T = config.row_tokens
-        counts = np.asarray(config.num_copied)[self.randint(len(config.num_copied), index, COUNT_KEY, 1)[:, 0]]
+        counts = self.choose(config.num_copied, index, COUNT_KEY)
         values = TOKEN_IDS["v0"] + self.randint(config.num_values, index, VALUE_KEY, max(config.num_copied))
         order = self.uniform(index, POSITION_KEY, T)
         input_ids = np.full((len(index), T), TOKEN_IDS["."], dtype=np.int64)

@@ -32,7 +32,8 @@ def compute_metrics(A: AccuracyRows) -> ForgettingMetrics:
     over j < n-1 of the best A[i, j], j <= i < n-1, less A[n-1, j]; below 0 if tasks improved. Plasticity = (1/n) sum
     over j of A[j, j], the accuracy on each task right after it was learned.
     """
-    n, matrix = len(A), np.array(A, dtype=np.float64)  # NaN for None
+    n = len(A)
+    matrix = np.array(A, dtype=np.float64)  # NaN for None
     last = matrix[-1]
     learned = matrix.diagonal()
     if n == 1 or A[0][0] is None:

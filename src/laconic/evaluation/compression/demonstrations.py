@@ -102,11 +102,11 @@ class DemonstrationClassifier:
             raise InputError(f"no demonstration has {segment_tokens} tokens or fewer; use a run with longer segments")
         none = memory = method.segment_model.empty_memory(1)
         contexts = [DemonstrationContext("zero-shot", none, [])]
-        text = list[int]()
+        text: list[int] = []
         for k, segment in enumerate(segments, 1):
             memory = method.compress(self.to_tensor([segment]), None, memory)
             method.segment_model.check_fits(memory, self.max_prompt_tokens, compresses=False)
-            text = [*text, *segment]
+            text = text + segment
             n = int(memory.num_vectors[0])
             name = pluralize(k, "segment")
             contexts += [

@@ -56,13 +56,13 @@ def split_context(batch: Any) -> ContextTail:
     loss_mask = batch.loss_mask[:, C:].clone()
     loss_mask[:, 0] = False
     return ContextTail(
-        batch.input_ids[:, :C],
-        tuple(segment_ends),
-        batch.input_ids[:, C:],
-        loss_mask,
-        batch.row_index,
-        batch.document_ids,
-        batch.num_facts,
+        context=batch.input_ids[:, :C],
+        segment_ends=tuple(segment_ends),
+        tail=batch.input_ids[:, C:],
+        loss_mask=loss_mask,
+        row_index=batch.row_index,
+        names=batch.document_ids,
+        num_facts=batch.num_facts,
     )
 
 
@@ -127,7 +127,8 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
 
 def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
     """Return ids and mask of the last `counts` tokens of each context, followed by the tail."""
-    m, C = int(counts.max()), split.context.shape[1]
+    m = int(counts.max())
+    C = split.context.shape[1]
     mask = torch.arange(m, device=counts.device) >= m - counts[:, None]
     input_ids = torch.cat([split.context[:, C - m :], split.tail], 1)
     return input_ids, torch.cat([mask, torch.ones_like(split.tail, dtype=torch.bool)], 1)

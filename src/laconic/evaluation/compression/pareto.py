@@ -88,7 +88,8 @@ def pareto_points(result: RunResult) -> list[ParetoPoint]:
     points: list[ParetoPoint] = []
     sign, quality = (1, share_correct) if is_recall(result) else (-1, nll_per_token)
     for condition in result.conditions:
-        if kind := classify_condition(result, condition):
+        kind = classify_condition(result, condition)
+        if kind is not None:
             count = mean_text_tokens if kind == TEXT_END else mean_vectors
             x = tuple(count(documents, condition) or 0.0 for documents in result.items_by_seed)
             points.append(ParetoPoint(result, condition, kind, x, sign * result.scores(condition, quality)))

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.kv.loss import build_loss_probes, measure_document_loss
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import DocumentReader
@@ -145,7 +145,7 @@ def compare_reading(
     conditions = build_conditions(decoder, tokenizer, document, prefix, memory, memory_path)
     with torch.no_grad():
         full = conditions[1].read()
-        results = list[ReadingResult]()
+        results: list[ReadingResult] = []
         probes = build_loss_probes(decoder, full, document, build_repeat_prompt(tokenizer), prefix)
         for i, condition in enumerate(conditions):
             on_progress(condition.name, i, len(conditions))

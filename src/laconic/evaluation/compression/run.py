@@ -44,7 +44,8 @@ DEFAULT_DOCUMENTS = 200
 
 def compress_context(method: AutoCompressor, split: ContextTail, rule: StopRule | None = None) -> CompressedContext:
     """Compress the segments of a context in order, by default with the run's own rule."""
-    rule = default_rule(method.segment_model) if rule is None else rule
+    if rule is None:
+        rule = default_rule(method.segment_model)
     memory = None
     lengths, expected = list[Tensor](), list[Tensor]()
     for i, columns in enumerate(split.segments):
@@ -67,7 +68,7 @@ def compress_with_best_lengths(method: AutoCompressor, split: ContextTail) -> Co
     """
     lengths = spread_lengths(method.config.possible_lengths)
     memory = None
-    best_lengths = list[Tensor]()
+    best_lengths: list[Tensor] = []
     price = 0.0 if method.stop_head_config is None else method.stop_head_config.length_cost
     for columns, after in zip(split.segments, (*split.segments[1:], None), strict=True):
         ids = split.context[:, columns]
@@ -149,8 +150,8 @@ def build_conditions(
 def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
     """Return the fixed lengths of a method with equally long text, and the rules of its stop head."""
     policy = method.config.length_policy
-    conditions = list[ContextCondition]()
-    rules = dict[str, StopRule]()
+    conditions: list[ContextCondition] = []
+    rules: dict[str, StopRule] = {}
     for n in () if policy == "fixed" else spread_lengths(method.config.possible_lengths):
         compress = partial(compress_context, method, rule=StopRule("fixed", num_vectors=n))
         conditions.append(ContextCondition(f"n = {n}", method, compress))
@@ -204,11 +205,14 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
     S = recipe.data.text.mean_segment_tokens
     lengths = list(map(len, source.ids))
     contexts = choose_contexts(lengths, S)
-    tails = sample_tails(source.names, source.ids, max(contexts), S, request.limit or DEFAULT_DOCUMENTS)
-    if num_short := sum(length < max(contexts) + S for length in lengths):
-        needs = f"{max(contexts) + S:,} tokens, {max(contexts):,} to compress and {S:,} to score"
+    longest = max(contexts)
+    tails = sample_tails(source.names, source.ids, longest, S, request.limit or DEFAULT_DOCUMENTS)
+    num_short = sum(length < longest + S for length in lengths)
+    if num_short:
+        needs = f"{longest + S:,} tokens, {longest:,} to compress and {S:,} to score"
         log_note(f"{split}: left out {num_short:,} of {pluralize(len(lengths), 'document')}, shorter than {needs}")
-    excerpt, name = (EXCERPT_TOKENS, f"{part}-{EXCERPT}") if split == EXCERPT else (None, part)
+    excerpt = EXCERPT_TOKENS if split == EXCERPT else None
+    name = f"{part}-{EXCERPT}" if split == EXCERPT else part
     limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
     jobs = [
         build_job(

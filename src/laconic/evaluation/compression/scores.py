@@ -97,13 +97,13 @@ def context_gains(result: RunResult) -> list[ContextGain]:
         gains.append(
             ContextGain(
                 condition,
-                statistics.estimate_mean(nll[condition]),
-                statistics.estimate_proportion(result.scores(condition, share_correct)),
-                statistics.estimate_mean(gain),
-                clustered_standard_error(gain, texts),
-                float(gain.mean() / full_gain.mean()) if is_trained and full_gain is not None else None,
-                mean_vectors(result.pooled_items, condition),
-                mean_context_size(result, condition),
+                nll=statistics.estimate_mean(nll[condition]),
+                accuracy=statistics.estimate_proportion(result.scores(condition, share_correct)),
+                gain=statistics.estimate_mean(gain),
+                se=clustered_standard_error(gain, texts),
+                share_of_full=float(gain.mean() / full_gain.mean()) if is_trained and full_gain is not None else None,
+                mean_vectors=mean_vectors(result.pooled_items, condition),
+                context_size=mean_context_size(result, condition),
             )
         )
     return gains
@@ -172,4 +172,11 @@ def soft_hard_gap(result: RunResult) -> SoftHardGap | None:
     hard, sampled = (result.scores(condition, num_vectors) for condition in ("compressed", "sampled"))
     expected = float(result.scores("soft", lambda metrics: sum(metrics["expected_lengths"])).mean())
     se = float(sampled.std(ddof=1) / np.sqrt(sampled.size)) if sampled.size > 1 else float("nan")
-    return SoftHardGap(nll, accuracy, expected - float(hard.mean()), expected, float(sampled.mean()), se)
+    return SoftHardGap(
+        nll=nll,
+        accuracy=accuracy,
+        num_vectors=expected - float(hard.mean()),
+        expected_length=expected,
+        sampled_length=float(sampled.mean()),
+        sampled_se=se,
+    )

@@ -68,12 +68,12 @@ class DocumentTails:
         loss_mask[:, C + 1 :] = True
         ends = segment_ends(C, self.tail_tokens, token_ids.shape[1] - C)
         return DocumentBatch(
-            torch.as_tensor(token_ids),
-            torch.ones(token_ids.shape, dtype=torch.bool),
-            loss_mask,
-            ends,
-            torch.as_tensor(rows, dtype=torch.long),
-            tuple(self.names[int(i)] for i in rows),
+            input_ids=torch.as_tensor(token_ids),
+            attention_mask=torch.ones(token_ids.shape, dtype=torch.bool),
+            loss_mask=loss_mask,
+            segment_ends=ends,
+            row_index=torch.as_tensor(rows, dtype=torch.long),
+            document_ids=tuple(self.names[int(i)] for i in rows),
             windows=(max(len(ends), 2), 0),
         )
 

@@ -71,13 +71,13 @@ def compare_with_chain(
     is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask
     scores = (torch.cat([layers[l][0, :, :n] for l in teacher.matched_layers]).float() for layers in teacher.scores)
     return ChainComparison(
-        similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
-        chain_selections(teacher, n),
-        classify_tokens(tokens, is_result[mask].tolist()),
-        tuple(map(to_rows, scores)),
-        teacher.policy,
-        teacher.matched_layers,
-        teacher.is_distilled,
+        maps=similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
+        selections=chain_selections(teacher, n),
+        token_classes=classify_tokens(tokens, is_result[mask].tolist()),
+        scores=tuple(map(to_rows, scores)),
+        policy=teacher.policy,
+        matched_layers=teacher.matched_layers,
+        is_distilled=teacher.is_distilled,
     )
 
 

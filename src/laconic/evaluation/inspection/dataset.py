@@ -76,7 +76,8 @@ def inspect_dataset(
     questions = replace(questions, examples=questions.examples[:limit])
     num_questions = len(questions.examples)
     means = reference_means_of(run, source, batch_size)
-    M, T = count_latents(run, source), run.num_iterations
+    M = count_latents(run, source)
+    T = run.num_iterations
     interventions = list_replacements(M)
     limits = {} if T is None else {n: f"{n} iterations" for n in sorted({*range(T + 3), M})}
     conditions = {**interventions, **{name: partial(limit_iterations, n=n) for n, name in limits.items()}}
@@ -95,9 +96,23 @@ def inspect_dataset(
     }
     names = (AS_TRAINED, *interventions)  # tests are of these alone
     items = [EvalItem(item.id, {name: item.conditions[name] for name in names}) for item in items]
-    row = ReasoningRow(questions.name, run.name, "", (0,), [items], questions.protocol.name)
+    row = ReasoningRow(
+        dataset=questions.name,
+        run=run.name,
+        condition="",
+        seeds=(0,),
+        items_by_seed=[items],
+        protocol=questions.protocol.name,
+    )
     rates = compute_chain_word_rates(top_ids, chain_ids, seed)
-    return DatasetInspection(run.name, run.method, ThoughtAudit(row), by_iterations, T, rates)
+    return DatasetInspection(
+        run.name,
+        run.method,
+        audit=ThoughtAudit(row),
+        by_iterations=by_iterations,
+        trained_iterations=T,
+        chain_word_rates=rates,
+    )
 
 
 def compute_chain_word_rates(
@@ -170,7 +185,7 @@ def subtract_effects(run: DatasetInspection, first: DatasetInspection) -> list[D
 def effects_table(summary: DatasetSummary) -> Table:
     """Return the tables of all runs as audits have them, with the difference of the changes to the first run's."""
     first = summary.runs[0]
-    rows = list[list[str]]()
+    rows: list[list[str]] = []
     tables = [build_audit_table(run.audit) for run in summary.runs]
     for run, table in zip(summary.runs, tables, strict=True):
         differences = [] if run is first else map(format_difference, subtract_effects(run, first))
@@ -204,7 +219,8 @@ def chain_words_table(summary: DatasetSummary) -> Table:
 
 def chain_word_rates(run: DatasetInspection) -> dict[str, ChainWordRates]:
     """Return how often latents name tokens of their chain, for correct answers, wrong ones and all."""
-    is_correct, has_chain = run.audit.row.correct[0] > 0, ~np.isnan(run.chain_word_rates[:, 0])
+    is_correct = run.audit.row.correct[0] > 0
+    has_chain = ~np.isnan(run.chain_word_rates[:, 0])
     groups = {"correct": has_chain & is_correct, "wrong": has_chain & ~is_correct, "all": has_chain}
     return {
         name: ChainWordRates(int(some.sum()), *run.chain_word_rates[some].mean(0).tolist())

@@ -5,6 +5,7 @@ Shapes: B rows, M latents, Nc chain columns, G KV heads, E head size; tuples hav
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -134,7 +135,7 @@ class InspectedRun:
     ) -> LatentRollout:
         """Compute the latents of questions; `iterations` replaces the number of Jacobi iterations of training."""
         run = self.run
-        method = cast(Any, self.run.method)
+        method = cast(Any, run.method)
         cached = {} if self.question_cache is None else {"question_cache": self.question_cache}
         with with_iterations(run, iterations), flush_denormals(questions.question_ids.device):
             rollout = method.think(questions, intervention=intervention, record_passes=record_passes, **cached)
@@ -159,16 +160,16 @@ class InspectedRun:
         recipe = self.selection_recipe or self.run.recipe
         selection_config = recipe.kv_selection or KVSelectionConfig.model_validate({})
         kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
-        M, L, seed = self.latents.num_latents, decoder.config.num_hidden_layers, run.recipe.seed
+        M = self.latents.num_latents
+        L = decoder.config.num_hidden_layers
+        seed = run.recipe.seed
         with eval_no_grad(decoder):
             teacher = read_chain(decoder, batch, self.read_questions(batch), ("q_rot", "k"))
-            unrotated, rotated = (
-                [
-                    rkv.select_tokens(decoder, batch, teacher, l, selection_config, M, seed, space, True)
-                    for l in range(L)
-                ]
-                for space in ("pre_rope", "post_rope")
+            select = partial(
+                rkv.select_tokens, decoder, batch, teacher, config=selection_config, M=M, seed=seed, all_scores=True
             )
+            unrotated = [select(layer=l, key_space="pre_rope") for l in range(L)]
+            rotated = [select(layer=l, key_space="post_rope") for l in range(L)]
             targets = unrotated if kv_config.key_space == "pre_rope" else rotated
             policies = dict.fromkeys((selection_config.policy, *INSPECTED_POLICIES))
             scores = {policy: self.score_tokens(policy, batch, targets, selection_config) for policy in policies}
@@ -177,23 +178,32 @@ class InspectedRun:
                 for policy, layers in scores.items()
             }
         run_kv_config = run.recipe.kv_distillation
-        keys, keys_before_rope = (tuple(layer.k_t for layer in layers) for layers in (rotated, unrotated))
         return TeacherChain(
-            KeysValues(keys, keys_before_rope, tuple(layer.v_t for layer in rotated)),
-            choices,
-            (tuple(x.I for x in targets), tuple(x.R for x in targets), scores[selection_config.policy]),
-            selection_config.policy,
-            tuple(range(L)) if kv_config.layers is None else kv_config.layers,
-            run_kv_config is not None and run_kv_config.weight > 0,
+            keys_values=KeysValues(
+                keys=tuple(layer.k_t for layer in rotated),
+                keys_before_rope=tuple(layer.k_t for layer in unrotated),
+                values=tuple(layer.v_t for layer in rotated),
+            ),
+            choices=choices,
+            scores=(tuple(x.I for x in targets), tuple(x.R for x in targets), scores[selection_config.policy]),
+            policy=selection_config.policy,
+            matched_layers=tuple(range(L)) if kv_config.layers is None else kv_config.layers,
+            is_distilled=run_kv_config is not None and run_kv_config.weight > 0,
         )
 
     def score_tokens(
         self, policy: str, batch: ReasoningBatch, targets: list[LayerSelection], config: KVSelectionConfig
     ) -> LayerTensors:
         """Return the scores by which one policy selects in every layer, from those of the teacher's pass."""
-        M, seed, lam = self.latents.num_latents, self.run.recipe.seed, config.importance_weight
-        scores = (rkv.score_columns(policy, x.I, x.R, lam, batch, M, seed) for x in targets)
-        return tuple(S.to(layer.I.dtype) for S, layer in zip(scores, targets, strict=True))
+        score = partial(
+            rkv.score_columns,
+            policy,
+            lam=config.importance_weight,
+            batch=batch,
+            M=self.latents.num_latents,
+            seed=self.run.recipe.seed,
+        )
+        return tuple(score(I=layer.I, R=layer.R).to(layer.I.dtype) for layer in targets)
 
 
 def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> KeysValues:

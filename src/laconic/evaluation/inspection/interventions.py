@@ -130,8 +130,8 @@ def replacement_vectors(
 def intervene_on_cache(decoder: Decoder, kind: InterventionKind, inputs: InterventionInputs) -> KVCache:
     """Return the rollout's cache with keys and values of its latents replaced in every layer."""
     rollout = inputs.rollout
-    cache = inputs.rollout.cache
-    M = inputs.rollout.latents.shape[1]
+    cache = rollout.cache
+    M = rollout.latents.shape[1]
     source = inputs.donor_rollout if kind == "swap" else rollout
     assert source is not None
     latents = latent_keys_values(decoder, source)

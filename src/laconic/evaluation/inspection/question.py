@@ -59,7 +59,7 @@ def append_generated_chain(
     has_answer = start < len(ids) - 1 and ids[-1] in eos_token_ids
     chain = [i for i in (ids[: start - prompt] if has_answer else ids) if i not in eos_token_ids]
     tokens = [encoder.tokenizer.decode([i]) for i in chain]
-    step_index = list[int]()
+    step_index: list[int] = []
     steps = [""]
     for token in tokens:
         step_index.append(len(steps) - 1)
@@ -142,7 +142,15 @@ def inspect_question(
             begin(f"{spec.kind} in {spec.target}")
             changed = run.answer(batch, interventions.run_intervention(run, batch, inputs, spec)).texts[0]
             effects.append(ChangedAnswer(*spec, changed, donor_answer if spec.kind == "swap" else None))
-    return QuestionInspection(run.name, run.method, run.num_iterations, answer, lens, chain, tuple(effects))
+    return QuestionInspection(
+        run.name,
+        run.method,
+        num_iterations=run.num_iterations,
+        answer=answer,
+        lens=lens,
+        chain=chain,
+        effects=tuple(effects),
+    )
 
 
 def find_donor(run: InspectedRun, answer: str, others: TrainingData) -> tuple[LatentRollout | None, str | None]:

@@ -228,7 +228,10 @@ def judge_controls(comparisons: Sequence[ControlComparison], name: VerdictName) 
     better, worse, same = "more accurate than", "less accurate than", "not shown to differ in accuracy from"
     names: dict[str, list[str]] = {better: [], worse: [], same: []}
     for c in comparisons:
-        names[same if not c.is_significant else better if c.difference.mean > 0 else worse].append(c.name)
+        if not c.is_significant:
+            names[same].append(c.name)
+        else:
+            names[better if c.difference.mean > 0 else worse].append(c.name)
     parts = [f"{text} {' and '.join(controls)}" for text, controls in names.items() if controls]
     conjunction = "but" if name == "used" and not names[better] else "and"
     return f"; {conjunction} the run is {', '.join(parts)}" if parts else ""

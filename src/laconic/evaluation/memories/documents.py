@@ -113,7 +113,7 @@ def probe_text(
     needles, inserts = build_needles(tokenizer, name)
     end = min(num_tokens, len(ids) - CONTINUATION_TOKENS + sum(map(len, inserts))) - sum(map(len, inserts))
     document = ids[:num_tokens]
-    probes = dict[str, list[Probe]]()
+    probes: dict[str, list[Probe]] = {}
     if end >= 2 * PASSAGE_TOKENS:
         continuation = ids[end : end + CONTINUATION_TOKENS]
         document = insert_ids(tokenizer, ids[:end], inserts)
@@ -143,7 +143,8 @@ def insert_ids(tokenizer: Tokenizer, ids: Sequence[int], inserts: Sequence[Seque
     for i, insert in enumerate(inserts):
         stop = (i + 1) * len(ids) // (len(inserts) + 1)
         stop = next((n for n in range(stop, len(ids)) if tokenizer.decode([ids[n - 1]]).endswith(".")), stop)
-        document, start = [*document, *ids[start:stop], *insert], stop
+        document = [*document, *ids[start:stop], *insert]
+        start = stop
     return [*document, *ids[start:]]
 
 

@@ -123,17 +123,25 @@ def build_points(run: str, contexts: ContextMetrics) -> list[MemoryPoint]:
     points: list[MemoryPoint] = []
     for name, by_document in contexts.items():
         metrics = [x for of_document in by_document.values() for x in of_document]
-        tasks = dict[str, TaskScore]()
+        tasks: dict[str, TaskScore] = {}
         for task in TASK_TITLES:
-            if scores := [x[task] for x in metrics if task in x]:
+            scores = [x[task] for x in metrics if task in x]
+            if scores:
                 documents = [d for d, of_document in by_document.items() if task in of_document[0] and d in none]
-                groups = (none, by_document, full)
-                nats = ([fmean(x[task]["nats"] for x in group[d]) for d in documents] for group in groups)
-                nats_mean, right = (fmean(score[field] for score in scores) for field in ("nats", "right"))
-                tasks[task] = TaskScore(nats_mean, right, estimate_share(*nats))
+                nats = (mean_nats(context, documents, task) for context in (none, by_document, full))
+                tasks[task] = TaskScore(
+                    nats=fmean(score["nats"] for score in scores),
+                    right=fmean(score["right"] for score in scores),
+                    share=estimate_share(*nats),
+                )
         sizes = {field: fmean(x[field] for x in metrics) for field in ("positions", "file_bytes", "used_bytes")}
         points.append(MemoryPoint(run, name, len(by_document), **sizes, tasks=tasks))
     return sorted(points, key=lambda point: (order.get(point.method, 3), point.method, point.positions))
+
+
+def mean_nats(context: Mapping[str, Sequence[Mapping[str, Any]]], documents: Sequence[str], task: str) -> list[float]:
+    """Return the nats of a task on each document, the mean over seeds."""
+    return [fmean(metrics[task]["nats"] for metrics in context[name]) for name in documents]
 
 
 def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], share: float, task: str) -> bool:
@@ -142,16 +150,21 @@ def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], share: float,
     Contexts of a model whose full text gains nothing have no share, and do not count.
     """
     most = max(p.documents for p in points)
-    others = [(p.used_bytes, other.mean) for p in points if p.documents == most and (other := p.share(task))]
-    size = point.used_bytes
-    return point.documents == most and not any(
-        (a < size and b >= share) or (a <= size and b > share) for a, b in others
-    )
+    if point.documents != most:
+        return False
+    for other in points:
+        other_share = other.share(task)
+        if other.documents == most and other_share is not None:
+            is_as_good = other.used_bytes <= point.used_bytes and other_share.mean >= share
+            if is_as_good and (other.used_bytes, other_share.mean) != (point.used_bytes, share):
+                return False
+    return True
 
 
 def build_comparison_table(comparison: Comparison) -> Table:
     """Return one row per context: sizes, and per task nats, share, interval and right answers."""
-    points, runs = comparison.contexts, {point.run for point in comparison.contexts}
+    points = comparison.contexts
+    runs = {point.run for point in comparison.contexts}
 
     def format_task(point: MemoryPoint, task: str) -> str:
         if task not in point.tasks:
@@ -188,7 +201,8 @@ def draw_comparison(figure: Any, comparison: Comparison) -> None:
     points = comparison.contexts
     panels = figure.subplots(2, len(tasks), sharey="col", squeeze=False)
     methods = list(dict.fromkeys((p.run, p.method) for p in points if p.method not in (NO_CONTEXT, FULL_TEXT)))
-    runs, markers = {run for run, _ in methods}, "osD^vP"
+    runs = {run for run, _ in methods}
+    markers = "osD^vP"
     sizes = (("positions", 1, "positions per head"), ("used_bytes", 1e6, "cache in use, MB"))
     for line, (field, scale, x_label) in zip(panels, sizes, strict=True):
         for axes, task in zip(line, tasks, strict=True):

@@ -41,6 +41,7 @@ class QuestionSet:
     max_question_tokens: int
     has_text_answers: bool
     notes: tuple[str, ...] = ()
+    suffix: str = ""  # of its file
 
 
 def load_question_set(
@@ -71,7 +72,8 @@ def load_question_set(
     answer_matching.check_gold(protocol, read.examples, path)
     prompt = read_prompt(run.folder)
     shots = [] if prompt is None else load_shots(prompt, path, data_config, read.examples)
-    return encode_questions(run, set_title(path), read.examples, protocol, data_config, with_chains, shots)
+    questions = encode_questions(run, set_title(path), read.examples, protocol, data_config, with_chains, shots)
+    return replace(questions, suffix=Path(path).suffix if is_row_file(path) else "")
 
 
 def single_question(
@@ -119,7 +121,16 @@ def encode_questions(
     notes = [f"{name}: {line}" for line in source.counts.describe_left_out()]
     if source.counts.num_documents and not run.recipe.reads_documents:
         notes.append(f"{name}: {describe_folder(run.folder)} does not read the documents that questions are about")
-    return QuestionSet(name, source, encoded, protocol, order, max(lengths), is_text, tuple(notes))
+    return QuestionSet(
+        name,
+        source=source,
+        examples=encoded,
+        protocol=protocol,
+        order=order,
+        max_question_tokens=max(lengths),
+        has_text_answers=is_text,
+        notes=tuple(notes),
+    )
 
 
 def generated_questions(run: LoadedRun, name: str, protocol: AnswerProtocol, limit: int | None) -> QuestionSet:
@@ -128,7 +139,15 @@ def generated_questions(run: LoadedRun, name: str, protocol: AnswerProtocol, lim
     rows = load_held_out_rows(run.recipe, run.parts.tokenizer, context, "valid" if name == "valid" else "test", limit)
     answer_matching.check_gold(protocol, rows.examples, name)
     max_tokens = cast(Any, rows.source.batch([0], 0, 0)).question_ids.shape[1]
-    return QuestionSet(name, rows.source, rows.examples, protocol, range(len(rows.examples)), max_tokens, False)
+    return QuestionSet(
+        name,
+        source=rows.source,
+        examples=rows.examples,
+        protocol=protocol,
+        order=range(len(rows.examples)),
+        max_question_tokens=max_tokens,
+        has_text_answers=False,
+    )
 
 
 def resolve_set(recipe: Recipe, name: str, run: str) -> str:
@@ -174,6 +193,7 @@ def check_tasks(recipe: Recipe, names: Sequence[str], run: str) -> None:
             origin = f"data.{name} of {run}" if name in RECIPE_SPLITS else f"task {name}"
             raise InputError(f"{origin}: no file {path}; name another one, or a task that laconic tasks list shows")
         title = set_title(path)
-        identity = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
-        if (other := by_title.setdefault(folder_safe_name(title), identity)) != identity:
+        identity = str(Path(path).resolve()) if is_row_file(path) else title
+        other = by_title.setdefault(folder_safe_name(title), identity)
+        if other != identity:
             raise UsageError(f"--tasks: {other} and {identity} are both called {title}; rename one of the files")

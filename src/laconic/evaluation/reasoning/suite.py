@@ -132,7 +132,8 @@ def group_results(results: Sequence[RunResult]) -> list[list[RunResult]]:
     for result in results:
         protocol = result.figures[0]["protocol"]
         questions = tuple((item.shared["question"], item.shared["gold"]) for item in result.items_by_seed[0])
-        if questions not in (of_set := selections.setdefault((protocol, result.task), [])):
+        of_set = selections.setdefault((protocol, result.task), [])
+        if questions not in of_set:
             of_set.append(questions)
         groups.setdefault((protocol, of_set.index(questions)), []).append(result)
     return sorted(groups.values(), key=lambda group: -max(len(result.items_by_seed[0]) for result in group))

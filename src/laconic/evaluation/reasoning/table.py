@@ -168,13 +168,13 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
     is_comparable = result.limit is None and not condition
     papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
     row = ReasoningRow(
-        result.task,
-        result.run,
-        condition,
-        result.seeds,
-        result.items_by_seed,
-        figures["protocol"],
-        figures["bytes_per_position"],
+        dataset=result.task,
+        run=result.run,
+        condition=condition,
+        seeds=result.seeds,
+        items_by_seed=result.items_by_seed,
+        protocol=figures["protocol"],
+        bytes_per_position=figures["bytes_per_position"],
         paper_figures=papers,
         latency=latency,
         may_overlap=info["allow_contamination"],
@@ -245,7 +245,7 @@ def list_columns(table: ReasoningTable) -> tuple[Column, ...]:
 def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     """Return title and cells of each question set, the majority baseline first."""
     columns = list_columns(table)
-    blocks = list[tuple[str, list[list[str]]]]()
+    blocks: list[tuple[str, list[list[str]]]] = []
     for name, rows in table.by_dataset.items():
         answer, share = rows[0].majority_baseline
         cells = [[f"always “{answer}”", f"{tables.format_percent(share)} %", *[""] * (len(columns) - 2)]]

@@ -152,7 +152,7 @@ def evaluate_items(
 def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamRequest]:
     """Return the evaluations of a task name; "test" and "valid" are the recipe's own data."""
     recipe = run.recipe
-    kind = run.recipe.data.source
+    kind = recipe.data.source
     part = "valid" if name == "valid" else "test"
     stream = {"text": "ppl"}.get(kind, kind) if name in RECIPE_SPLITS else name
     if stream in TEXT_STREAMS:
@@ -178,7 +178,8 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
 
 
 def check_has_texts(run: LoadedRun) -> None:
-    if (source := run.recipe.data.source) != "text":
+    source = run.recipe.data.source
+    if source != "text":
         raise InputError(f"{run.folder} was trained on data.source {source}; this task needs data.source text")
 
 

@@ -98,7 +98,8 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
         InputError: If rows or a checkpoint are invalid.
     """
     check_type("recipe", recipe, Recipe, "the recipe alone: recipe, notes = load_recipe(…)")
-    if (goal := recipe.train.early_stop) and goal.metric.startswith("nats"):
+    goal = recipe.train.early_stop
+    if goal and goal.metric.startswith("nats"):
         raise UsageError(f'train.early_stop "{goal.metric}": a loss falls; give a metric that rises')
     decoder, tokenizer, earlier = load_initial_model(recipe, device)
     if not recipe.is_custom_method:

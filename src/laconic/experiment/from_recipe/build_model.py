@@ -232,15 +232,14 @@ def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:
     prefix_length = int(compression.bos == "sink")
     if recipe.reads_documents:  # the number of segments is known once the rows are
         segment_tokens, document_tokens = recipe.data.segment_tokens, recipe.data.digits.document_tokens
-        lengths, n = (min(segment_tokens, document_tokens or segment_tokens),), 1
+        lengths = (min(segment_tokens, document_tokens or segment_tokens),)
+        n = 1
     elif recipe.data.source == "recall":
         lengths = (task.segment_tokens, 2 * task.num_queries)
         n = task.num_segments + 1
     else:
-        lengths, n = (
-            (text.mean_segment_tokens, text.max_segment_tokens or text.mean_segment_tokens),
-            text.row_tokens // text.mean_segment_tokens,
-        )
+        lengths = (text.mean_segment_tokens, text.max_segment_tokens or text.mean_segment_tokens)
+        n = text.row_tokens // text.mean_segment_tokens
     for length in lengths:
         check_fits(config, compression, prefix_length, length, max_memory_slots(compression, n - 1))
 
@@ -248,6 +247,7 @@ def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:
 def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig) -> None:
     """Raise InputError if the tokenizer has more tokens than the decoder; added tokens may be unused."""
     base = tokenizer.backend.get_vocab_size(with_added_tokens=False)
-    special = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.special_token_id(name)) is not None]
-    if (needed := max(base, *special, 0)) > config.vocab_size:
+    special = [tokenizer.special_token_id(name) for name in ("bos_token", "eos_token")]
+    needed = max(base, *(id + 1 for id in special if id is not None), 0)
+    if needed > config.vocab_size:
         raise InputError(f"the tokenizer has {needed} tokens, the model {config.vocab_size}; use the model's own")

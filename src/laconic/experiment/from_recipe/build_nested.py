@@ -47,7 +47,8 @@ def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
 def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
     """Return the nested configuration: a donor's levels by `cms.donor_layout`, else all levels in every layer."""
     memory, levels = nested_options(recipe)
-    heads, L = (memory.num_heads, memory.head_dim, memory.chunk_size), config.num_hidden_layers
+    heads = (memory.num_heads, memory.head_dim, memory.chunk_size)
+    L = config.num_hidden_layers
     if not donor:
         return HopeConfig(config, (levels.chunk_sizes,) * L, levels.options, memory.options, *heads, levels.gated_mlp)
     return HopeConfig(config, place_chunk_sizes(levels, L), levels.options, memory.options, *heads)
@@ -128,7 +129,8 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
 def asks_for_growth(levels: CMSConfig, shape: HopeConfig) -> bool:
     """Return whether a recipe has the levels of a model (equal in every layer) and slower ones after them."""
     base_chunk_sizes = shape.chunk_sizes[0]
-    alike, more = set(shape.chunk_sizes) == {base_chunk_sizes}, len(levels.chunk_sizes) > len(base_chunk_sizes)
+    alike = set(shape.chunk_sizes) == {base_chunk_sizes}
+    more = len(levels.chunk_sizes) > len(base_chunk_sizes)
     return levels != CMSConfig() and alike and more and levels.chunk_sizes[: len(base_chunk_sizes)] == base_chunk_sizes
 
 

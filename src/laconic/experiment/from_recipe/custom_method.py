@@ -76,7 +76,8 @@ def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str,
     values = {name: getattr(options, name) for name in fields}
     for function, expected in SIGNATURES.items():
         implementation = getattr(method_class, function)
-        name, expected = f"method {recipe.method}", f"expected {function}(self, {expected}); change the class"
+        name = f"method {recipe.method}"
+        expected = f"expected {function}(self, {expected}); change the class"
         if implementation is getattr(nn.Module, function):
             raise UsageError(f"{name} has no {function}; {expected}")
         signature = inspect.signature(implementation)

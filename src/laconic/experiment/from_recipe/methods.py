@@ -96,12 +96,12 @@ def build_builtin_method(
         case "kava":
             return Kava(
                 decoder,
-                require(parts.latents),
-                require(recipe.distillation),
-                require(recipe.kv_selection),
-                require(recipe.kv_distillation),
-                seed,
-                stop_training,
+                latent_thoughts=require(parts.latents),
+                config=require(recipe.distillation),
+                selection_config=require(recipe.kv_selection),
+                kv_config=require(recipe.kv_distillation),
+                seed=seed,
+                stop_training=stop_training,
             )
         case "autocompressor":
             return build_autocompressor(parts, recipe, total_steps)
@@ -139,7 +139,8 @@ def answer_decoding(
     tokenizer: Tokenizer, data: DataConfig, max_tokens: int, sampling: GenerationConfig | None = None, seed: int = 0
 ) -> AnswerDecoding:
     """Return how answers in the format of some rows are decoded, greedily by default."""
-    eos, prefix = find_eos_token_id(tokenizer, data), answer_prefix_ids(tokenizer, data)
+    eos = find_eos_token_id(tokenizer, data)
+    prefix = answer_prefix_ids(tokenizer, data)
     return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
 
 
@@ -151,7 +152,7 @@ def build_questions_batch(tokenizer: Tokenizer, data: DataConfig, questions: Seq
 def encode_questions(tokenizer: Tokenizer, data: DataConfig, questions: Sequence[Question]) -> list[EncodedExample]:
     """Encode questions in the format of rows. Raises `InputError` for one that has no tokens."""
     encoder = ReasoningEncoder(tokenizer, data)
-    rows = list[EncodedExample]()
+    rows: list[EncodedExample] = []
     for number, question in enumerate(questions, 1):
         if isinstance(question, str):
             text, metadata = question, {}

@@ -102,7 +102,7 @@ def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
     row_characters = CHARACTERS_PER_TOKEN * data.text.row_tokens
     num_characters = sum(len(x.text) for x in documents)
     room = max(MIN_CHARACTERS, train.batch_size * row_characters)
-    sample = list[Document]()
+    sample: list[Document] = []
     if num_characters > room:  # the widest rows, which need the most memory, may be at the end
         longest = max(documents, key=lambda document: len(document.text))
         sample.append(replace(longest, sections=(longest.text[:row_characters],)))
@@ -159,7 +159,7 @@ class MicroBatch(NamedTuple):
 def make_micro_batches(source: TrainingData, size: int) -> list[MicroBatch]:
     """Return shuffled micro-batches of the first rows, from the narrowest to the widest."""
     order = rng.permutation(min(len(source), max(MAX_ROWS, size)), 0)
-    batches = list[MicroBatch]()
+    batches: list[MicroBatch] = []
     for i in range(0, max(1, len(order) - size + 1), size):
         rows = np.resize(order[i : i + size], size).tolist()
         batch = source.batch(rows, 0, 0)

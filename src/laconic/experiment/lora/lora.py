@@ -98,7 +98,8 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     check_has_no_adapter(decoder)
     settings = read_adapter_config(Path(folder))
     shapes = read_adapter_shapes(Path(folder))
-    if (num_new_tokens := count_new_tokens(decoder, shapes)) > 0:
+    num_new_tokens = count_new_tokens(decoder, shapes)
+    if num_new_tokens > 0:
         decoder = decoder.resize_vocabulary(num_new_tokens)  # the adapter's file has the new rows
     if changes_embedding_or_head(decoder, settings):
         untie_head(decoder)
@@ -198,7 +199,8 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
 
 def changes_embedding_or_head(decoder: Decoder, settings: "LoraConfig") -> bool:
     """Return whether an adapter changes the whole token embedding or the head."""
-    names, targets = (decoder.weight_names.token_embedding, decoder.weight_names.head), settings.target_modules
+    names = (decoder.weight_names.token_embedding, decoder.weight_names.head)
+    targets = settings.target_modules
     if isinstance(targets, str):
         targets = [] if targets == "all-linear" else match_modules([targets], names)[0]
     return any(ends_in(name, (*(targets or ()), *(settings.modules_to_save or ()))) for name in names)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import laconic
 from laconic.compression.kv.cartridge_file import is_cartridge, load_cartridge
-from laconic.compression.kv.compress import KVCompressionConfig, compress_document
+from laconic.compression.kv.compress import compress_document
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.kv.selection import RepeatPrompt

@@ -341,7 +341,16 @@ class QuestionPrompts(PreparedPrompts):
                 reason = "length" if is_full else "eos"
             logprobs = answers.logprobs[i] if answers.logprobs else None
             num_tokens = len(examples[i].question_ids)
-            results.append(Answer(answers.texts[i], ids, answers.passes[i], logprobs, reason, num_tokens))
+            results.append(
+                Answer(
+                    text=answers.texts[i],
+                    token_ids=ids,
+                    passes=answers.passes[i],
+                    logprobs=logprobs,
+                    stop_reason=reason,
+                    num_prompt_tokens=num_tokens,
+                )
+            )
         return results
 
 

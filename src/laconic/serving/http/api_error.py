@@ -1,5 +1,6 @@
 """Errors of the HTTP API, in OpenAI's format."""
 
+import json
 import traceback
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -29,6 +30,19 @@ EXPECTED_TYPES = {  # parameters of several types, for which pydantic would repo
     "stop": "a text or a list of texts, none of them empty",
     "memory": "the id or name of a memory, or a list of these",
 }
+REASONS = {  # by pydantic's type of error; {value} is the value
+    "string_type": "expected a text, not {value}", "list_type": "expected a list, not {value}",
+    "dict_type": "expected an object, not {value}", "model_attributes_type": "expected an object, not {value}",
+    "int_type": "expected an integer, not {value}", "int_from_float": "expected an integer, not {value}",
+    "float_type": "expected a number, not {value}", "bool_type": "expected true or false, not {value}",
+    "literal_error": "expected {expected}, not {value}", "string_too_short": "the text is empty; give text",
+    "greater_than_equal": "{value} given; give at least {ge:g}",
+    "less_than_equal": "{value} given; give at most {le:g}",
+    "too_short": "the list is empty; give at least one item",
+    "too_long": "{actual_length:,} items given; give at most {max_length:,}",
+    "string_too_long": "give at most {max_length:,} characters",
+}  # fmt: skip
+CLIENT_CLOSED_REQUEST = 499  # in the metrics: the client left before the whole answer was sent
 # OpenAI's clients retry after 408 and 409 on their own, but would get the same answer again.
 NO_RETRY_HEADER = {"x-should-retry": "false"}
 
@@ -76,6 +90,11 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
             return ApiError(500, f"internal error; the server's log has it under request {request_id}")
 
 
+def build_disconnect_error() -> ApiError:
+    """Return the error of a request whose client has left; only the metrics and the log see it."""
+    return ApiError(CLIENT_CLOSED_REQUEST, "the client has closed the connection")
+
+
 def build_error_body(error: HTTPException) -> dict[str, Any]:
     status = error.status_code
     message = str(error.detail)
@@ -93,9 +112,11 @@ def build_error_response(error: HTTPException) -> JSONResponse:
 def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the 400 error that names the first invalid parameter of pydantic's errors.
 
-    A field that is not supported comes first: beside `tool_calls`, for example, messages have no `content`.
+    A field that is not supported comes first: beside `tool_calls`, for example, messages have no `content`. So does a
+    list that is too long: the other errors of a parameter of several types are about its other types.
     """
-    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    telling = (error for kind in ("extra_forbidden", "too_long") for error in errors if error["type"] == kind)
+    first = next(telling, errors[0])
     path: Sequence[Any] = first["loc"][1:]
     if not path and first["type"] == "value_error":
         return ApiError(400, str(first["msg"]).removeprefix("Value error, "), code="invalid_value")
@@ -106,8 +127,14 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     param = str(path[0])
     field = str(path[-1])[:80]
     name = param
-    if len(path) > 1 and isinstance(path[1], int):  # path[1] may also be a member of a union
-        name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if kind not in ("extra_forbidden", "missing"))
+    fields: Sequence[Any] = ()
+    if len(path) > 1 and isinstance(path[1], int):
+        name += f"[{path[1]}]"
+        fields = path[2:3]
+    elif param not in EXPECTED_TYPES:  # whose path[1] is the type that the error is about
+        fields = path[1:2]
+    if kind not in ("extra_forbidden", "missing"):
+        name += "".join(f".{part}" for part in fields)
     place = "" if len(path) == 1 else f"{name}: "
     unsupported = UNSUPPORTED_PARAMETERS if len(path) == 1 else NEUTRAL_MESSAGE_FIELDS
     match kind:
@@ -120,9 +147,26 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         case _ if len(path) > 1 and param in EXPECTED_TYPES and not str(kind).startswith(("value", "too_")):
             message, code = f"{name}: expected {EXPECTED_TYPES[param]}", "invalid_value"
         case _:
-            reason = str(first["msg"]).removeprefix("Value error, ")
-            message, code = f"{name}: {reason[:1].lower()}{reason[1:]}", "invalid_value"
+            message, code = f"{name}: {describe_problem(first)}", "invalid_value"
     return ApiError(400, message, param[:80], code)
+
+
+def describe_problem(error: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value: what it is, and what is expected."""
+    template = REASONS.get(error["type"])
+    if template is None:
+        reason = str(error["msg"]).removeprefix("Value error, ")
+        return reason[:1].lower() + reason[1:]
+    match error["input"]:
+        case str(text):
+            value = repr(text[:40])
+        case list(items):
+            value = "a list" if items else "an empty list"
+        case dict():
+            value = "an object"
+        case other:  # null, true, false or a number
+            value = json.dumps(other)[:40]
+    return template.format(value=value, **error.get("ctx", {}))
 
 
 def build_route_error(request: Request, routes: Sequence[APIRoute]) -> ApiError:

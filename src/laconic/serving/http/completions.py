@@ -95,13 +95,18 @@ class ApiAnswer(ABC, Generic[Body]):
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Json]:
         options = self.body.stream_options or StreamOptions()
+        async for choice in self.stream_choices(group):
+            usage = self.count_usage(group) if options.continuous_usage_stats else None
+            yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
+        if options.include_usage:
+            yield self.build(self.chunk_kind, []) | {"usage": self.count_usage(group)}
+
+    async def stream_choices(self, group: SequenceGroup) -> AsyncIterator[Json]:
+        """Yield the choice of each chunk."""
         async for index, part in group.parts():
             choice = self.build_chunk(index, part)
             if choice is not None:
-                usage = self.count_usage(group) if options.continuous_usage_stats else None
-                yield self.build(self.chunk_kind, [choice]) | ({"usage": usage} if options.include_usage else {})
-        if options.include_usage:
-            yield self.build(self.chunk_kind, []) | {"usage": self.count_usage(group)}
+                yield choice
 
     def build(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name, "choices": choices}
@@ -140,11 +145,18 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
         logprobs = self.build_logprobs(whole.tokens)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish_reason}
 
+    async def stream_choices(self, group: SequenceGroup) -> AsyncIterator[Json]:
+        """Yield the roles at once, as OpenAI does, since the text may come only after a long prompt."""
+        for index in range(self.num_choices):
+            delta = {"role": "assistant", "content": ""}
+            yield {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        async for choice in super().stream_choices(group):
+            yield choice
+
     def build_chunk(self, index: int, part: AnswerPart) -> Json | None:
-        if part.prompt is None and not part.text and part.finish is None:
+        if not part.text and part.finish is None:
             return None
         delta = {"content": part.text} if part.text else {}
-        delta = {"role": "assistant", "content": ""} if part.prompt is not None else delta
         logprobs = self.build_logprobs(part.tokens) if part.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish_reason}
 
@@ -189,7 +201,7 @@ class CompletionAnswer(ApiAnswer[CompletionRequest]):
             whole = text if isinstance(text, str) else served.tokenizer.decode(text, skip_special_tokens=False)
             self.echoes += [whole if self.echo else ""] * self.n
         if body.logprobs is not None:
-            token_bytes = served.token_bytes
+            token_bytes = served.token_bytes  # built on this thread
             self.builders = [CompletionLogprobsBuilder(token_bytes, body.logprobs, echo) for echo in self.echoes]
         return requests
 

@@ -2,26 +2,30 @@
 
 import asyncio
 import hmac
-import ipaddress
 import re
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from laconic.console import log_message
-from laconic.serving.http.api_error import ApiError, build_error_response, to_http_error
+from laconic.serving.http.api_error import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    build_disconnect_error,
+    build_error_response,
+    to_http_error,
+)
 from laconic.serving.http.limits import Deadline, Deadlines, ServerOptions
 from laconic.serving.http.metrics import ServerMetrics
+from laconic.serving.listener import is_local_host
 
 OPEN_ROUTES = ("/health",)
 UNKNOWN_ROUTE = "unknown"
 BODY_SECONDS = 30.0  # time limit until the next piece of a body arrives
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of a client
-CLIENT_CLOSED_REQUEST = 499  # in the metrics: the client left before the whole answer was sent
 
 OpenBodies = dict["LimitedBody", asyncio.Timeout]  # in the order in which they began to wait
 
@@ -52,9 +56,10 @@ class RequestGuard:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
         start = time.perf_counter()
-        headers = Headers(scope=scope)
         options = self.options
-        status, is_complete = 0, False
+        headers = Headers(scope=scope)
+        status = 0
+        is_complete = False
         given_id = headers.get("x-request-id", "")
         request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
         # files of memories and states come by PUT, everything else is JSON
@@ -127,9 +132,14 @@ class LimitedBody:
     def __init__(
         self, source: Receive, max_bytes: int, deadline: Deadline, open_bodies: OpenBodies, max_open: int
     ) -> None:
-        self.source, self.max_bytes, self.deadline = source, max_bytes, deadline
-        self.open_bodies, self.max_open = open_bodies, max_open
-        self.num_bytes, self.is_complete, self.is_late = 0, False, False
+        self.source = source
+        self.max_bytes = max_bytes
+        self.deadline = deadline
+        self.open_bodies = open_bodies
+        self.max_open = max_open
+        self.num_bytes = 0
+        self.is_complete = False
+        self.is_late = False  # whether the rest of the body arrives too late to be read
 
     def check_headers(self, headers: Headers) -> None:
         """Raise ApiError if the headers announce a body that is compressed (415) or too large (413)."""
@@ -141,21 +151,24 @@ class LimitedBody:
             raise self.too_large()
 
     async def receive(self) -> Message:
-        """Return the next message."""
+        """Return the next message. Raises ApiError: 408, 413, and 499 if the client leaves before the body's end."""
         if self.is_complete:
             return await self.source()
         try:
             async with self.deadline.limit(), asyncio.timeout(BODY_SECONDS) as timeout:
                 self.open_bodies[self] = timeout
                 if len(self.open_bodies) > self.max_open:
-                    oldest = next(iter(self.open_bodies))
-                    self.open_bodies.pop(oldest).reschedule(0)
+                    oldest = self.open_bodies.pop(next(iter(self.open_bodies)))
+                    if not oldest.expired():  # one that has just expired cannot be changed
+                        oldest.reschedule(0)
                 message = await self.source()
         except ApiError:
             self.is_late = True
             raise
         finally:
             self.open_bodies.pop(self, None)
+        if message["type"] == "http.disconnect":
+            raise build_disconnect_error()
         self.is_complete = not message.get("more_body", False)
         self.num_bytes += len(message.get("body", b""))
         if self.num_bytes > self.max_bytes:
@@ -164,12 +177,3 @@ class LimitedBody:
 
     def too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self.max_bytes:,} bytes; send less", code="body_too_large")
-
-
-def is_local_host(host: str) -> bool:
-    """Return whether a Host header names this machine: localhost or a loopback address, with or without a port."""
-    name = host.rpartition(":")[0] if host.count(":") == 1 or "]:" in host else host
-    name = name.strip("[]").lower()
-    with suppress(ValueError):
-        return ipaddress.ip_address(name).is_loopback
-    return name == "localhost" or name.endswith(".localhost")

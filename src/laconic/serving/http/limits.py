@@ -11,13 +11,11 @@ from laconic.serving.http.api_error import ApiError, build_shutdown_error
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where a server listens, who may send requests, and what these may use, as the flags of `laconic serve` say.
+    """Who may send requests, and what these may use, as the flags of `laconic serve` say.
 
-    `port` 0 chooses a free one, an origin "*" allows all, and memories are lost at the end without a `memory_folder`.
+    An origin "*" allows all, and memories are lost at the end without a `memory_folder`.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
     api_key: str | None = None
     allowed_origins: Sequence[str] = ()
     log_requests: bool = False
@@ -39,7 +37,8 @@ class Deadline:
     """The time of the event loop at which a request ends; it may move forward while the request waits."""
 
     def __init__(self, time: float) -> None:
-        self.time, self.is_shutdown = time, False  # whether the request ends because the server does
+        self.time = time
+        self.is_shutdown = False  # whether the request ends because the server does
         self.timeouts = set[asyncio.Timeout]()  # timeouts of the blocks that run in `limit`
 
     @asynccontextmanager
@@ -61,7 +60,8 @@ class Deadline:
         if time < self.time:
             self.time, self.is_shutdown = time, True
             for timeout in self.timeouts:
-                timeout.reschedule(time)
+                if not timeout.expired():  # one that has just expired cannot be changed
+                    timeout.reschedule(time)
 
 
 class Deadlines:

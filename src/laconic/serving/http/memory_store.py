@@ -56,10 +56,12 @@ class MemoryStore:
     """
 
     def __init__(self, served: ApiModel, decoder: Decoder, folder: Path) -> None:
-        self.served, self.decoder, self.folder = served, decoder, folder
+        self.served = served
+        self.decoder = decoder
+        self.folder = folder
         self.lock = threading.Lock()
         self.entries = dict[str, StoredMemory]()
-        self.prefixes: OrderedDict[tuple[str, ...], ChatPrefix] = OrderedDict()
+        self.prefixes = OrderedDict[tuple[str, ...], ChatPrefix]()
         remove_temporary(folder)
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             try:
@@ -254,9 +256,9 @@ class MemoryStore:
         model = replace(compressor.method.segment_model, decoder=self.decoder, base_model_context=None)
         model.check_fits(memory, 1)
         cache = model.prefill_memory(memory)
-        one_token = memory.valid.new_ones(1, 1)
         if cache is None:
             raise UsageError("the memory has no vectors; compress a longer text")
+        one_token = memory.valid.new_ones(1, 1)
         position_ids = build_memory_prompt(
             self.decoder, model.config, memory, model.bos_token_id, one_token
         ).position_ids

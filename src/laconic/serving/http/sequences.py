@@ -68,8 +68,11 @@ class SequenceGroup:
     """The sequences of one request; `close`, and the deadline, cancel those that still run."""
 
     def __init__(self, engine: Engine, metrics: ServerMetrics, deadline: Deadline) -> None:
-        self.engine, self.metrics, self.deadline = engine, metrics, deadline
-        self.loop, self.start = asyncio.get_running_loop(), time.monotonic()
+        self.engine = engine
+        self.metrics = metrics
+        self.deadline = deadline
+        self.loop = asyncio.get_running_loop()
+        self.start = time.monotonic()
         self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
         self.requests: Sequence[EngineRequest] = ()
         self.answers: list[WholeAnswer] = []

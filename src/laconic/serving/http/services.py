@@ -15,9 +15,8 @@ from starlette.concurrency import run_in_threadpool
 
 from laconic.errors import InputError, translate_os_errors
 from laconic.serving.engine import Engine
-from laconic.serving.http.api_error import ApiError, build_error_body, to_http_error
+from laconic.serving.http.api_error import ApiError, build_disconnect_error, build_error_body, to_http_error
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.guard import CLIENT_CLOSED_REQUEST
 from laconic.serving.http.limits import Deadline
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
@@ -43,16 +42,15 @@ class Services:
     worker: Worker
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def check_model(self, name: str) -> None:
-        """Raise ApiError (404) for another name than that of the served model."""
-        if name != self.served.name:
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError (404) for another name than that of the served model; None names that model."""
+        if name not in (None, self.served.name):
             message = f"model: {name[:80]!r} is not served; this server has {self.served.name!r}"
             raise ApiError(404, message, "model", "model_not_found")
 
     async def resolve_prefix(self, body: GenerationRequest) -> Prefix:
         """Return the memory or state that a request's prompt continues. Raises the errors of the stores."""
-        if body.model is not None:
-            self.check_model(body.model)
+        self.check_model(body.model)
         if body.memories and body.session is not None:
             raise ApiError(400, "memory and session given; give one of them", "session")
         if body.session is not None:
@@ -96,7 +94,7 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) ->
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ApiError(CLIENT_CLOSED_REQUEST, "the client has closed the connection")
+        raise build_disconnect_error()
     finally:
         watcher.cancel()
         task.cancel()

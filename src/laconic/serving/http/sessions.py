@@ -39,7 +39,8 @@ async def learn(id: str, body: LearnRequest, request: Request, services: Service
     model = services.sessions.model
 
     with services.sessions.write(id) as session:
-        state, name = session.state, f"text {len(session.documents) + 1}"
+        state = session.state
+        name = f"text {len(session.documents) + 1}"
 
         def read(check: Callable[[], None]) -> tuple[FastWeightState | None, ReadDocument]:
             job = model.start_reading(state)
@@ -77,16 +78,18 @@ async def read_state(id: str, services: ServicesDependency) -> Response:
 
 @router.put("/{id}/state")
 async def upload_state(id: str, request: Request, services: ServicesDependency) -> dict[str, Any]:
-    """Replace the fast weights of a session with those in a file that `GET …/state` or `laconic compress` wrote."""
-    with (
-        services.sessions.write(id) as session,
-        translate_os_errors(Path(gettempdir())),
-        TemporaryDirectory(prefix="laconic-state-") as folder,
-    ):
+    """Replace the fast weights of a session with those in a file that `GET …/state` or `laconic compress` wrote.
+
+    Other requests may change the session while the file is uploaded.
+    """
+    sessions = services.sessions
+    sessions.get(id)  # before the upload, an unknown id is refused
+    with translate_os_errors(Path(gettempdir())), TemporaryDirectory(prefix="laconic-state-") as folder:
         path = Path(folder) / "state.safetensors"
         await save_body(request, path)
-        session.state, session.documents = await run_in_thread(services.sessions.load, path)
-        return session.to_card()
+        with sessions.write(id) as session:
+            session.state, session.documents = await run_in_thread(sessions.load, path)
+            return session.to_card()
 
 
 @router.delete("/{id}")

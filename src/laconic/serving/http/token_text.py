@@ -43,7 +43,10 @@ class CompletionLogprobsBuilder:
     """
 
     def __init__(self, token_bytes: TokenBytes, num_top: int, echo: str) -> None:
-        self.token_bytes, self.num_top, self.echo, self.offset = token_bytes, num_top, echo, 0
+        self.token_bytes = token_bytes
+        self.num_top = num_top
+        self.echo = echo
+        self.offset = 0
         self.decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
     def build(self, tokens: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob] = ()) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class DetokenizeRequest(RequestBody):
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Return the ids of a prompt, or of messages under the chat template, and their number."""
-    services.check_model(body.model or services.served.name)
+    services.check_model(body.model)
     async with get_deadline(request).limit():
         ids = await run_in_thread(encode, services.served, body)
     return {"count": len(ids), "max_model_len": services.served.context_size, "tokens": ids}
@@ -55,7 +55,7 @@ async def tokenize(body: TokenizeRequest, request: Request, services: ServicesDe
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request, services: ServicesDependency) -> dict[str, str]:
     """Return the text of ids, with special tokens."""
-    services.check_model(body.model or services.served.name)
+    services.check_model(body.model)
     check_token_ids(services.served, body.tokens, "tokens")
     async with get_deadline(request).limit():
         return {"prompt": await run_in_thread(services.served.tokenizer.decode, body.tokens, False)}
