@@ -13,9 +13,9 @@ Keys = int | NDArray[np.int64] | NDArray[np.uint64]
 HashArray = NDArray[np.uint64]
 FEISTEL_ROUNDS = 8
 default_seed = ContextVar("default_seed", default=0)  # of latents; the run's seed while it builds a method of a user
-GOLDEN, MULTIPLIER_1, MULTIPLIER_2 = (
-    np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 SHIFT_30, SHIFT_27, SHIFT_31 = (np.uint64(n) for n in (30, 27, 31))
 UINT64_MAX = 2**64 - 1
 

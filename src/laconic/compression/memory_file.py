@@ -173,13 +173,11 @@ class MemoryMetadata(BaseMetadata):
         if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
             return "offsets"
         tokens = [sum(sum(document.segments) for document in row) for row in self.documents]
-        if segment_tokens.shape[0] != num_rows or bool((segment_tokens < 0).any()):
+        has_all_tokens = torch.equal(segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long))
+        if not has_all_tokens or bool((segment_tokens < 0).any()):
             return "segment_tokens"
-        if not torch.equal(segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long)):
-            return "segment_tokens"
-        if len(segment_ids) != len(vectors) or not bool(
-            ((segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])).all()
-        ):
+        is_segment = (segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])
+        if len(segment_ids) != len(vectors) or not bool(is_segment.all()):
             return "segment_ids"
         row = torch.arange(num_rows).repeat_interleave(lengths)
         is_sorted = (segment_ids.diff() >= 0) | (row.diff() > 0)

@@ -189,20 +189,12 @@ class SegmentModel:
             text_states = self.read_segment(memory, input_ids, attention_mask)
         return text_states, compressed
 
-    def run_segment(
-        self,
-        memory: SummaryMemory,
-        input_ids: Int[Tensor, "B T"],
-        attention_mask: Bool[Tensor, "B T"],
-        num_vectors: int,
-        keep_graph: bool = True,
-        text_states: Float[Tensor, "B T D"] | None = None,
-    ) -> ReadAndCompressed:
-        """Run `read_and_compress`, recomputed in the backward pass if segments are checkpointed."""
-        inputs = (memory, input_ids, attention_mask, num_vectors, keep_graph, text_states)
+    @property
+    def run_segment(self) -> Callable[..., ReadAndCompressed]:
+        """`read_and_compress`, recomputed in the backward pass if segments are checkpointed."""
         if self.config.checkpoint_segments and self.summaries.training and torch.is_grad_enabled():
-            return run_checkpointed(self.read_and_compress, *inputs)
-        return self.read_and_compress(*inputs)
+            return partial(run_checkpointed, self.read_and_compress)
+        return self.read_and_compress
 
     def segment_loss(
         self,

@@ -111,7 +111,7 @@ class WindowRun:
             teacher_states = self.teacher_states[:, self.batch.segment_slices[i]]
         known_states = teacher_states if model.is_read_like_teacher(self.memory) else None
         hidden_states, compressed = model.run_segment(
-            self.memory, input_ids, attention_mask, n, is_read or self.prices_all_segments, known_states
+            self.memory, input_ids, attention_mask, n, is_read or self.prices_all_segments, text_states=known_states
         )
         loss = model.segment_loss(hidden_states, targets, teacher_states if i > 0 else None)
         self.segment_losses.append(loss.nll)

@@ -86,15 +86,14 @@ class Coconut(LatentReasoning):
     def sample_stages(self, batch: ReasoningBatch) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
         """Return k and n of each row; random stages are drawn only in training."""
         config = self.config
-        device = batch.chain_ids.device
-        steps = torch.zeros(batch.B, dtype=torch.long, device=device)
+        steps = torch.zeros(batch.B, dtype=torch.long, device=batch.chain_ids.device)
         if batch.chain_ids.shape[1]:
             steps = (batch.chain_step_index + 1).masked_fill(~batch.chain_mask, 0).amax(1)
         stage = torch.full_like(steps, self.get_stage(batch.epoch))
         if self.training and config.uniform_stage_prob:
             row = batch.row_index.cpu().numpy()[:, None]
             u = uniform(self.seed, batch.epoch, row, torch.arange(2).numpy()[None])
-            is_random, fraction = torch.as_tensor(u).to(device).unbind(1)
+            is_random, fraction = torch.as_tensor(u).to(steps.device).unbind(1)
             stage = torch.where(is_random < config.uniform_stage_prob, (fraction * (steps + 1)).long(), stage)
         last = torch.full_like(steps, config.max_stage)
         replaced = last if config.pad_latent_to_max else torch.minimum(steps, last)

@@ -32,8 +32,7 @@ class PretrainedDecoder(nn.Module):
         self.name_or_path = config.family
         self.source_folder: Path | None = None
         self._cached_fingerprint: tuple[str, ParameterVersion] | None = None
-        self.attn_implementation = "sdpa"
-        self.activation_checkpointing = 0
+        self.attn_implementation, self.activation_checkpointing = "sdpa", 0
         add_parameters(self, config, seed)
 
     @classmethod

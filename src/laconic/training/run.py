@@ -196,19 +196,18 @@ class TrainingRun:
     def handle_nonfinite(self, result: UpdateResult, random_state: checkpoint.Tensors) -> None:
         """Skip an update that was not finite if the recipe allows it, else save, write a report and raise."""
         progress = self.progress
-        step = progress.step
-        recent = [n for n in progress.skipped_steps if n > step - SKIP_WINDOW]
+        recent = [n for n in progress.skipped_steps if n > progress.step - SKIP_WINDOW]
         if self.config.on_nonfinite == "skip" and len(recent) < MAX_SKIPS:
-            progress.skipped_steps = [*progress.skipped_steps, step]
+            progress.skipped_steps = [*progress.skipped_steps, progress.step]
             return
         set_random_state(random_state)
         with suppress(NonFiniteError):  # the parameters themselves may be bad; then the step before is the last
             self.save()
-        index = compute_update_index(self.config, self.seed, step, len(self.data))
+        index = compute_update_index(self.config, self.seed, progress.step, len(self.data))
         report = nonfinite_report.build_report(self.updater, self.data, index, result, random_state)
         place = nonfinite_report.write_report(report, random_state, self.run_directory, self.ranks.rank)
         names = ", ".join(name for name, value in result.metrics.items() if not math.isfinite(value))
-        raise NonFiniteError(f"step {step + 1}: {names} not finite; the update was not applied{place}")
+        raise NonFiniteError(f"step {progress.step + 1}: {names} not finite; the update was not applied{place}")
 
     @property
     def epoch(self) -> int:

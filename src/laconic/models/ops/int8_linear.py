@@ -96,14 +96,13 @@ class Int8Linear(nn.Module):
         Each row of activations becomes two rows of int8: its leading digits, and their remainders as second digits,
         with an error below 2^-15 of the row's largest value. Most of the time goes into reading the weights.
         """
-        B = len(x)
         x = x.float()
         step = (x.abs().amax(-1, keepdim=True) / 127).clamp_min_(torch.finfo(torch.float32).tiny)
         digits = x / step
         leading = digits.round()
         digits = torch.cat([leading, digits.sub_(leading).mul_(DIGIT)]).to(torch.int8)
         y = INT8_PRODUCT(digits, self.weight.t()) * self.scale.float()
-        return torch.add(y[:B], y[B:], alpha=1 / DIGIT).mul_(step)
+        return torch.add(y[: len(x)], y[len(x) :], alpha=1 / DIGIT).mul_(step)
 
 
 def quantize_rows(weight: Float[Tensor, "N D"]) -> tuple[Int8[Tensor, "N D"], Tensor]:

@@ -97,8 +97,7 @@ def build_memory(params: TitansParams, outer_gradient: OuterGradient) -> TitansM
     """Return the memory of the layer; a `max_memory_norm` of 0 sets no bound."""
     shape, o = params.shape, params.shape.options
     rule = UpdateRule("zero", o.read_at, outer_gradient)
-    start = memory_start(params.weights)
-    return TitansMemory(shape.chunk_size, start, rule, factor=o.loss_factor, max_norm=o.max_memory_norm or None)
+    return TitansMemory(shape.chunk_size, memory_start(params.weights), rule, o.loss_factor, o.max_memory_norm or None)
 
 
 class Titans(nn.Module):
