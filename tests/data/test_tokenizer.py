@@ -213,6 +213,8 @@ def test_read_chat_template_sources(stories: Path, tmp_path: Path) -> None:
     assert load_tokenizer(folder_of(stories, tmp_path, say + "1")).apply_chat_template(TALK[1:]) == "This.1"
     named = [{"name": "tool_use", "template": say + "2"}, {"name": "default", "template": say + "3"}]
     assert load_tokenizer(folder_of(stories, tmp_path, named)).apply_chat_template(TALK[1:]) == "This.3"
+    by_name = {entry["name"]: entry["template"] for entry in named}
+    assert load_tokenizer(folder_of(stories, tmp_path, by_name)).apply_chat_template(TALK[1:]) == "This.3"
     assert load_tokenizer(folder_of(stories, tmp_path, named, say + "4")).apply_chat_template(TALK[1:]) == "This.4"
 
 

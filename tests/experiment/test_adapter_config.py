@@ -36,7 +36,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "layers with a pattern": ({"layers_to_transform": [0], "target_modules": ".*q_proj"}, "layers_to_transform"),
     "nothing left": ({"exclude_modules": ["q_proj"]}, "peft cannot apply it"),
     "type of adapter": ({"peft_type": ["LORA"]}, r'peft_type \["LORA"\]; known: LORA'),
-    "quantized": ({"use_qalora": True}, "use_qalora is not supported; remove it"),
+    "quantized": ({"use_qalora": True}, "use_qalora is not supported; train without it"),
 }
 
 

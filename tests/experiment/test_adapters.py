@@ -281,6 +281,7 @@ REFUSED = [
     ({"target_modules": r".*\.query"}, r'target_modules ".*\\.query" fits no module; the first is lm_head'),
     ({"init_lora_weights": "pissa"}, 'init_lora_weights "pissa" changes the base model'),
     ({"layer_replication": [(0, 2), (1, 2)]}, "layer_replication is not supported"),
+    ({"modules_to_save": ["mlp"]}, "modules_to_save: model.layers.0.mlp has several layers; name the layers"),
 ]
 
 

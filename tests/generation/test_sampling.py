@@ -226,9 +226,10 @@ def test_published_sampling_names_options_that_it_ignores(tmp_path: Path) -> Non
         "typical_p": 1.0,
         "bad_words_ids": None,
         "suppress_tokens": [],
+        "min_length": 0,
     }
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(neutral | {"temperature": 0.6}))
     assert "ignored" not in read_published_sampling(tmp_path).describe()
-    path.write_text(json.dumps(neutral | {"num_beams": 4, "no_repeat_ngram_size": 3}))
-    assert "ignored: num_beams, no_repeat_ngram_size" in read_published_sampling(tmp_path).describe()
+    path.write_text(json.dumps(neutral | {"num_beams": 4, "min_length": 3}))
+    assert "ignored: num_beams, min_length" in read_published_sampling(tmp_path).describe()

@@ -1,11 +1,14 @@
 """What the pages show is run: every laconic command, every Python block."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from tests.conftest import REPO, needs
 from tests.house.guides import CHAPTER, copy_stand_in
 from tests.house.source import blocks, commands, sandbox
 from tests.house.warm import laconic, python
@@ -63,6 +66,20 @@ def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
     script.write_text(program, encoding="utf-8")
     done = python(str(script), inside)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.medium
+def test_python_of_the_readme_passes_pyright(tmp_path: Path) -> None:
+    """As in the editor of a user, who has laconic installed."""
+    needs("pyright")
+    for i, (_, text) in enumerate(blocks(REPO / "README.md", "python")):
+        (tmp_path / f"program{i}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(REPO / "src")]}))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == 2
+    assert [problem["message"] for problem in report["generalDiagnostics"]] == []
 
 
 def test_the_text_the_readme_shows_is_the_text_that_comes(tmp_path: Path) -> None:

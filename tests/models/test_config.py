@@ -484,7 +484,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (file("gpt2", n_embd=50), "n_head=8 does not divide n_embd=50"),
     (file(head_dim=7), "head_dim=7 is odd"),
     (file(hidden_act="xielu"), "hidden_act"),
-    (file("gpt2", activation_function="gelu_10"), "activation_function"),
+    (file("gpt2", activation_function="prelu"), "activation_function"),
     (file(partial_rotary_factor=0.5), "partial_rotary_factor"),
     (file(rope_parameters={"partial_rotary_factor": 0.5}), r"rope_parameters\.partial_rotary_factor"),
     (file("qwen3", rope_parameters={"full_attention": {"rope_theta": 1e4}}), "one table for all layers"),

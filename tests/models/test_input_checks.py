@@ -21,8 +21,9 @@ OTHER_CACHE = KVCache.empty(DecoderConfig.tiny("llama", num_hidden_layers=3, num
 MASK, POSITIONS = "attention_mask", "position_ids"
 REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("llama", (torch.ones(2, 5, 48, dtype=torch.long),), {}, r"int64; did you mean decoder.embed"),
-    ("llama", (x(5, 48),), {}, r"expected \[B, T, D\]"),
-    ("llama", (x(2, 5, 64),), {}, "width 64, the decoder 48"),
+    ("llama", ("hello",), {}, r"str; did you mean decoder.embed"),
+    ("llama", (x(5, 48),), {}, r"are \[5, 48\]; expected \[B, T, 48\]"),
+    ("llama", (x(2, 5, 64),), {}, r"are \[2, 5, 64\]; expected \[B, T, 48\]"),
     ("llama", (x(2, 0, 48),), {}, "B and T must be at least 1"),
     ("llama", (x(1, 5, 48).double(),), {}, "float64, weights torch.float32"),
     ("llama", (x(2, 5, 48),), {MASK: torch.ones(2, 4).bool()}, r"attention_mask: shape \[2, 4\]"),

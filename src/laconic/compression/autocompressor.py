@@ -31,6 +31,7 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.compression.training_window import TrainingPhase, WindowRun
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
+from laconic.generation.config import check_type
 from laconic.halting.estimators import length_entropy, penalty_ramp
 from laconic.halting.stop_distribution import RandomStream, expected_length
 from laconic.interfaces import StepOutput
@@ -299,6 +300,8 @@ class AutoCompressor(nn.Module):
 
 def check_settings(decoder: Decoder, config: CompressionConfig, bos_token_id: int | None, has_base_model: bool) -> None:
     """Raise `UsageError` for settings that do not fit each other or the decoder."""
+    check_type("decoder", decoder, Decoder, "a Decoder, such as model.decoder")
+    check_type("config", config, CompressionConfig, "laconic.config.methods.CompressionConfig(…)")
     resolve_position_scheme(config, decoder.config)
     if config.adapter_scope == "write" and not has_base_model:
         raise UsageError('adapter_scope = "write" needs an adapter; set train.trainable = "lora"')

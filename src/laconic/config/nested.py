@@ -7,7 +7,8 @@ take these option objects too.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from operator import index
+from typing import Annotated, Literal, SupportsIndex
 
 from pydantic import Field, model_validator
 
@@ -253,12 +254,20 @@ class InnerLoopConfig(ConfigModel):
 
 def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:
     """Return a message if the chunk sizes are not ascending multiples of one another, else None."""
-    if not chunk_sizes or min(chunk_sizes) < 1:
+    if not chunk_sizes or not all(isinstance(C, SupportsIndex) and index(C) > 0 for C in chunk_sizes):
         return f"chunk_sizes {list(chunk_sizes)}: must be at least 1 token for each level"
     for fast, slow in pairwise(chunk_sizes):
         if slow % fast:
             return f"chunk_sizes {list(chunk_sizes)}: must ascend, and {fast} must divide {slow}"
     return None
+
+
+def find_size_error(width: int, intermediate_size: int, chunk_sizes: Sequence[int]) -> str | None:
+    """Return a message if the widths are no positive integers, or as `find_chunk_error`, else None."""
+    for name, size in (("width", width), ("intermediate_size", intermediate_size)):
+        if not isinstance(size, SupportsIndex) or index(size) < 1:
+            return f"{name} {size!r}: must be an integer of at least 1"
+    return find_chunk_error(chunk_sizes)
 
 
 def find_untrained_level(cms: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> str | None:

@@ -126,7 +126,9 @@ class Tokenizer:
             >>> batch.input_ids.tolist(), batch.attention_mask.sum(1).tolist()
             ([[104, 101, 108, 108, 111], [256, 256, 256, 104, 105]], [5, 2])
         """
-        batch = [texts] if isinstance(texts, str) else list(texts)
+        batch = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [texts]
+        if other := next((type(text).__name__ for text in batch if not isinstance(text, str)), None):
+            raise UsageError(f"texts: give a text or a list of texts, not {other}; decode takes ids")
         with translate_tokenizer_errors():
             encodings = self.backend.encode_batch(batch, add_special_tokens=add_special_tokens)
         pad = next((id for id in (self.pad_token_id, self.eos_token_id) if id is not None), 0)

@@ -115,7 +115,7 @@ def read_chat_template(root: Path, config: Mapping[str, Any], name: str = "defau
     """Return a chat template of a tokenizer, which usually has one, the default.
 
     It stands in chat_template.jinja, with others in additional_chat_templates/NAME.jinja, or in tokenizer_config.json
-    or chat_template.json, which may hold a list of named templates.
+    or chat_template.json, which may hold several by name, as a list or an object.
     """
     path = resolve_inside(root, "chat_template.jinja")
     if path.is_file():
@@ -125,7 +125,9 @@ def read_chat_template(root: Path, config: Mapping[str, Any], name: str = "defau
         except UnicodeDecodeError as error:
             raise InputError(f"{path.name}: not UTF-8 at byte {error.start}; download it again") from None
     template = config.get("chat_template") or read_optional_json(root, "chat_template.json").get("chat_template")
-    if isinstance(template, list):
+    if isinstance(template, dict):
+        template = template.get(name)
+    elif isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in entries if entry.get("name") == name), None)
     elif name != "default":

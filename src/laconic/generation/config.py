@@ -109,6 +109,8 @@ class GenerationConfig:
             check_type(name, getattr(self, name), SupportsFloat, "a number")
         for name in ("on_token", "on_prefill", "on_finish"):
             check_type(name, getattr(self, name), Callable | None, "a function or None")
+        for name in ("return_state", "update_on_prompt", "update_on_output"):
+            check_type(name, getattr(self, name), bool | None, "True or False")
         check_type("stop_strings", self.stop_strings, Collection, "a string or a list of strings")
         for text in self.stop_list:
             check_type("stop_strings", text, str, "strings")

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex, cast
 
 import torch
@@ -91,6 +91,10 @@ def generate(
     check_is_decoder(decoder)
     expected = "a tokenizer or None (token ids: generate(decoder, input_ids=[[1, 2]], config=…))"
     check_type("tokenizer", tokenizer, TokenizerLike | None, expected)
+    check_type("prompts", prompts, Iterable | None, "a text or a list of texts")
+    check_type("input_ids", input_ids, Iterable | None, "one list of ids per row, or a tensor [B, T]")
+    for name, x in (("inputs_embeds", inputs_embeds), ("attention_mask", attention_mask)):
+        check_type(name, x, Tensor | None, "a tensor")
     if tokenizer is not None:
         check_vocabulary(tokenizer, decoder.config.vocab_size)
     with torch.inference_mode():

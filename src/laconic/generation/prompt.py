@@ -91,7 +91,7 @@ def build_prompt(
     if input_ids is not None:
         rows = list_rows(input_ids, attention_mask)
     else:
-        rows = encode_prompts(tokenizer, prompts or (), is_continuation=state is not None)
+        rows = encode_prompts(tokenizer, () if prompts is None else prompts, is_continuation=state is not None)
     check_ids(rows, decoder.config.vocab_size)
     if unread_rows is not None:
         check_rows(len(rows), len(unread_rows))
@@ -167,9 +167,10 @@ def check_nonempty_rows(attention_mask: Tensor) -> None:
 
 
 def check_is_decoder(model: object) -> None:
-    """Raise `UsageError` for a model of `laconic.load`, which has a decoder but is none."""
-    if hasattr(model, "decoder") and not hasattr(model, "config"):
-        raise UsageError(f"a {type(model).__name__} is not a decoder; pass its attribute decoder")
+    """Raise `UsageError` for something else, such as a model of `laconic.load`, which has a decoder but is none."""
+    if not hasattr(model, "config"):
+        hint = "its attribute decoder" if hasattr(model, "decoder") else "a laconic.Decoder"
+        raise UsageError(f"a {type(model).__name__} is not a decoder; pass {hint}")
 
 
 def check_vocabulary(tokenizer: TokenizerLike, vocab_size: int) -> None:

@@ -14,6 +14,8 @@ DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,), "no_repeat_ngram_size": (0,), "typical_p": (1,), "penalty_alpha": (0,), "bad_words_ids": ([],),
     "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": ({},), "guidance_scale": (1,),
+    "min_length": (0,), "min_new_tokens": (0,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
+    "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": ([],), "forced_eos_token_id": ([],),
 }  # fmt: skip
 
 GREEDY_TOP_P = 1e-9  # instead of 0, which some files have for greedy decoding: only the most likely token is left

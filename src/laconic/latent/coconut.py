@@ -18,7 +18,7 @@ from laconic.interfaces import StepOutput
 from laconic.latent.answering import LatentReasoning
 from laconic.latent.cot import compute_single_loss, drop_chain_prefix
 from laconic.latent.rollout import read_after_latents
-from laconic.latent.thoughts import LatentThoughts
+from laconic.latent.thoughts import LatentThoughts, check_parts
 from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -64,6 +64,7 @@ class Coconut(LatentReasoning):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_parts(decoder, latent_thoughts, config, CoconutConfig)
         num_latents = max(1, config.max_stage * config.latents_per_step)
         required = {
             'latents.schedule = "sequential"': latent_thoughts.schedule == "sequential",

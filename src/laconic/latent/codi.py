@@ -25,7 +25,7 @@ from laconic.latent.answering import LatentReasoning
 from laconic.latent.rollout import Capture, read_after_latents, read_chain, read_question
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining
-from laconic.latent.thoughts import LatentThoughts
+from laconic.latent.thoughts import LatentThoughts, check_parts
 from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
@@ -142,11 +142,11 @@ class Codi(LatentReasoning):
         stop_training: StopTraining | None = None,
     ) -> None:
         super().__init__()
+        check_parts(decoder, latent_thoughts, config, DistillationConfig)
         if stop_training is not None and latent_thoughts.stop_head is None:
             raise UsageError('stop_training: these latents have no stop head; set length_policy = "stop_head"')
         if latent_thoughts.schedule not in self.schedules:
-            required = f"{type(self).__name__}: requires latents with schedule {self.schedules[0]}"
-            raise UsageError(f"{required}, not {latent_thoughts.schedule}")
+            raise UsageError(f"schedule {latent_thoughts.schedule}: {type(self).__name__} needs {self.schedules[0]}")
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.stop_training = stop_training
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
+from laconic.generation.config import check_type
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, AnswerPrompt, PromptedAnswers, prompt_with_question
 from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
@@ -58,6 +59,7 @@ class WrittenReasoning(PromptedAnswers):
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
+        check_type("decoder", decoder, Decoder, "a Decoder, such as model.decoder")
         self.decoder = decoder
 
     def drop_removed(self, batch: ReasoningBatch) -> ReasoningBatch:

@@ -26,6 +26,13 @@ ProjectionKind = Literal["pccot", "codi", "none"]
 InitScale = Literal["unit", "embedding"]
 
 
+def check_parts(decoder: object, latent_thoughts: object, config: object, config_type: type) -> None:
+    """Raise UsageError if a part of a method with latents has another type."""
+    check_type("decoder", decoder, Decoder, "a Decoder, such as model.decoder")
+    check_type("latent_thoughts", latent_thoughts, LatentThoughts, "laconic.LatentThoughts(decoder, …)")
+    check_type("config", config, config_type, f"laconic.config.methods.{config_type.__name__}(…)")
+
+
 class LatentThoughts(ThoughtVectors):
     """Control vectors and projection of a model with latent thoughts.
 

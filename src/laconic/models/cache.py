@@ -87,10 +87,10 @@ class KVCache(CacheSlots):
         """Append another cache's slots on the right, row by row.
 
         Raises:
-            ValueError: The numbers of rows or layers differ, or the other cache has a prefix.
+            ValueError: The numbers of rows or layers differ, the other cache has a prefix, or it is no KVCache.
         """
-        if other.prefix is not None:
-            raise ValueError("append: the other cache has a prefix, which can only come first")
+        if getattr(other, "prefix", other or "") is not None:
+            raise ValueError("append: give a KVCache without a prefix, which can only come first")
         if len(other.keys) != len(self.keys) or other.B != self.B:
             raise ValueError(
                 f"append: {other.B} rows of {len(other.keys)} layers do not match {self.B} rows of {len(self.keys)}"

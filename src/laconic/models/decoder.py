@@ -265,12 +265,11 @@ def check_forward_inputs(
 
 def check_inputs_embeds(config: DecoderConfig, inputs_embeds: Tensor) -> None:
     """Raise ValueError unless these are floats [B, T, D]."""
-    if not inputs_embeds.is_floating_point():
-        raise ValueError(f"inputs_embeds are {inputs_embeds.dtype}; did you mean decoder.embed(input_ids)?")
-    if inputs_embeds.ndim != 3:
-        raise ValueError(f"inputs_embeds are {list(inputs_embeds.shape)}; expected [B, T, D]")
-    if inputs_embeds.shape[-1] != config.hidden_size:
-        raise ValueError(f"inputs_embeds have width {inputs_embeds.shape[-1]}, the decoder {config.hidden_size}")
+    if not getattr(inputs_embeds, "is_floating_point", bool)():
+        kind = getattr(inputs_embeds, "dtype", type(inputs_embeds).__name__)
+        raise ValueError(f"inputs_embeds are {kind}; did you mean decoder.embed(input_ids)?")
+    if inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != config.hidden_size:
+        raise ValueError(f"inputs_embeds are {list(inputs_embeds.shape)}; expected [B, T, {config.hidden_size}]")
 
 
 def check_dtype(layers: nn.Module, inputs_embeds: Tensor) -> None:

@@ -27,6 +27,9 @@ class PretrainedDecoder(nn.Module):
 
     def __init__(self, config: DecoderConfig, seed: int | None) -> None:
         super().__init__()
+        if not isinstance(config, DecoderConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            name = type(config).__name__
+            raise UsageError(f"config: give a laconic.DecoderConfig, not {name}; from_pretrained loads a checkpoint")
         self.config = config
         self.weight_names = WEIGHT_NAMES[config.family]
         self.name_or_path = config.family
@@ -69,6 +72,9 @@ class PretrainedDecoder(nn.Module):
             UnsafeFileError: The weights are pickled (77).
             UsageError: The device does not exist, or the dtype, or the quantisation (2).
         """
+        for name, value in (("allow_missing", allow_missing), ("ignore_tensors", ignore_tensors)):
+            if isinstance(value, str):
+                raise UsageError(f"{name}={value!r}: give several names, such as ({value!r},)")
         folder = weights.find_checkpoint(folder_or_hub_name, weights.check_revision(folder_or_hub_name, revision))
         dtype = weights.resolve_dtype(dtype, folder)
         device = weights.resolve_device_map(device, device_map)

@@ -1,7 +1,7 @@
 """Compress the KV cache of a document of any length without training (`compress_kv`)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
@@ -102,6 +102,7 @@ def compress_document(
     """
     check_is_decoder(decoder)
     check_type("config", config, KVCompressionConfig, 'laconic.KVCompressionConfig("kvzip", keep=…)')
+    check_type("input_ids", input_ids, Iterable, "the token ids of one document")
     is_tensor = isinstance(input_ids, Tensor)
     row = cast(list[int], input_ids.cpu().numpy().tolist()) if is_tensor else list(input_ids)
     if not row:

@@ -112,7 +112,7 @@ def check_supported(options: Mapping[str, Any]) -> None:
     """Raise InputError for an option that is switched on and not implemented."""
     unsupported = next((name for name in UNSUPPORTED_OPTIONS if options.get(name)), None)
     if unsupported:
-        raise InputError(f"{unsupported} is not supported; remove it")
+        raise InputError(f"{unsupported} is not supported; train without it, or merge the adapter with peft")
 
 
 def match_modules(patterns: Sequence[str], names: Sequence[str]) -> list[list[str]]:

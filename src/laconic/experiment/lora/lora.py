@@ -25,7 +25,7 @@ from laconic.experiment.lora.adapter_config import (
 from laconic.experiment.lora.lora_linear import use_fast_forward
 from laconic.generation.config import check_type
 from laconic.models.decoder import Decoder
-from laconic.models.init import add_submodule
+from laconic.models.init import Namespace, add_submodule
 from laconic.storage import atomic, file_names, safetensors_header
 from laconic.storage.strict_json import abbreviate
 
@@ -190,8 +190,16 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
     targets = [name for name in names if ends_in(name, settings.target_modules) and not ends_in(name, excluded)]
     settings.rank_pattern = expand_pattern_keys(settings.rank_pattern or {}, targets)
     settings.alpha_pattern = expand_pattern_keys(settings.alpha_pattern or {}, targets)
-    embedding = decoder.weight_names.token_embedding
-    tied = [name for name in settings.modules_to_save or () if f".{embedding}".endswith(f".{name}")]
+    saved = settings.modules_to_save or ()
+    whole = [name for name, module in decoder.named_modules() if isinstance(module, Namespace) and ends_in(name, saved)]
+    if whole:
+        raise InputError(f"modules_to_save: {whole[0]} has several layers; name the layers, such as down_proj")
+    embedding, rows = decoder.weight_names.token_embedding, settings.trainable_token_indices
+    if isinstance(rows, dict) and len(rows) > 1 and decoder.config.tie_word_embeddings:  # the head's are the same
+        settings.trainable_token_indices = {
+            k: v for k, v in rows.items() if not ends_in(decoder.weight_names.head, [k])
+        }
+    tied = [name for name in saved if f".{embedding}".endswith(f".{name}")]
     if tied and decoder.config.tie_word_embeddings:
         raise InputError(f"modules_to_save {tied[0]}: this model's head is tied to it; use trainable_token_indices")
     return settings

@@ -14,7 +14,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.text_models.kv_compressor import get_opening, render_after_opening
 from laconic.experiment.text_models.text_model import check_texts, find_stop_token_ids
-from laconic.generation.config import GREEDY, GenerationConfig, check_config
+from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_type
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import check_is_decoder
 from laconic.generation.state import DecodeState
@@ -78,6 +78,7 @@ class ChatSession:
         self, decoder: Decoder, tokenizer: Tokenizer, *, system: str | None = None, prefix: ChatPrefix | None = None
     ) -> None:
         check_is_decoder(decoder)
+        check_type("tokenizer", tokenizer, Tokenizer, "laconic.load_tokenizer(…), such as model.tokenizer")
         self.decoder, self.tokenizer, self.prefix = decoder, tokenizer, prefix
         self.messages: list[Message] = []
         self.set_system(system)

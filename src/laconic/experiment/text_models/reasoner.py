@@ -1,6 +1,6 @@
 """Answer questions with a trained run, and look at the latent thoughts before its answers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -108,6 +108,7 @@ class Reasoner:
     jacobi_tolerance: float = 0.0
 
     def __post_init__(self) -> None:
+        check_type("run", self.run, LoadedRun, "what laconic.experiment.load_run returns; laconic.load opens a folder")
         latents = self.run.parts.latents
         check_tolerance(self.jacobi_tolerance, None if latents is None else latents.num_iterations)
 
@@ -155,6 +156,7 @@ class Reasoner:
         Raises:
             UsageError: For `eos_token_ids`, for `stop_strings` with a method of one's own, or as `read_memory`.
         """
+        check_type("questions", questions, Iterable, "a list of texts")
         texts = [questions] if isinstance(questions, str) else list(questions)
         batch_size = max(len(texts), 1)
         return list(self.stream_answers(texts, config, with_cot=with_cot, memory=memory, batch_size=batch_size))

@@ -244,7 +244,9 @@ def sliding_windows(file: FamilyKeys) -> tuple[int | None, ...]:
     for l, kind in enumerate(types or ()):
         if (kind == "sliding_attention") != (windows[l] is not None):
             window = "no window" if windows[l] is None else f"a window of {windows[l]}"
-            raise InputError(f'config.json: layer_types[{l}]="{kind}", but the other keys give layer {l} {window}')
+            raise InputError(
+                f'config.json: layer_types[{l}]="{kind}", but the other keys give layer {l} {window}; correct one'
+            )
     return windows
 
 

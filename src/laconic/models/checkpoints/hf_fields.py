@@ -33,7 +33,8 @@ TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # some files write "none
 Probability = Annotated[float, Field(ge=0, lt=1)]
 ActivationName = Literal[
     "silu", "swish", "gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast",
-    "gelu_accurate", "quick_gelu", "relu", "relu2", "tanh",
+    "gelu_accurate", "gelu_10", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "hardswish", "mish", "sigmoid",
+    "tanh", "linear",
 ]  # fmt: skip
 DtypeName = Annotated[Literal["float64", "float32", "bfloat16", "float16"] | None, BeforeValidator(parse_dtype_name)]
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -252,7 +253,7 @@ FIXED_KEYS: dict[str, tuple[Any, ...]] = {  # keys that change the mathematics, 
     "layer_norm_elementwise_affine": (True,),
     "_remove_final_layer_norm": (False,),
     "layerdrop": (0,),
-    "partial_rotary_factor": (1,),
+    "partial_rotary_factor": (1,),  # transformers rotates whole heads of these families all the same, vLLM a part
 }
 DERIVED_KEYS = frozenset(  # keys that are not fields of DecoderConfig, but enter into some
     {"architectures", "dtype", "torch_dtype", *NULLABLE, *vars(RopeTable)["__annotations__"], "rope_parameters"}

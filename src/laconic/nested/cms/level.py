@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.config.nested import CMSOptions, OuterGradient, find_chunk_error
+from laconic.config.nested import CMSOptions, OuterGradient, find_size_error
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, plain_mlp_hidden
@@ -46,7 +46,7 @@ class CMSShape:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        if error := find_chunk_error(self.chunk_sizes):
+        if error := find_size_error(self.width, self.intermediate_size, self.chunk_sizes):
             raise UsageError(f"cms: {error}")
 
     @property

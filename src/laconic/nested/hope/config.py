@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from laconic.config.config_model import ConfigModel, PositiveInt, drop_former_options
 from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions
 from laconic.errors import InputError, UsageError
+from laconic.generation.config import check_type
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.nested.cms.level import CMSShape
 from laconic.nested.titans.equations import TitansShape
@@ -117,6 +118,7 @@ class HopeConfig:
             memory: Options of the memory, by default a self-modifying one.
             cms: Options of the levels.
         """
+        check_type("chunk_sizes", chunk_sizes, Sequence, "one size for each level, such as (16, 64)")
         decoder = attention_free_decoder("llama", vocab_size, hidden_size, num_layers, 2 * hidden_size)
         return cls(
             replace(decoder, tie_word_embeddings=True),

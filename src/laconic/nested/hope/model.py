@@ -15,6 +15,7 @@ from torch import Tensor
 
 from laconic.config.nested import CMSOptions, DonorLayout, OuterGradient
 from laconic.errors import InputError, UsageError
+from laconic.generation.config import check_type
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import weights
@@ -25,16 +26,10 @@ from laconic.nested.cms import layer as cms_layer
 from laconic.nested.cms.init import init_weights
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import GradientMode
+from laconic.nested.hope import init as hope_init
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.forward import ForwardOptions, collect_activations, forward_pass
-from laconic.nested.hope.init import (
-    check_growth,
-    copy_donor_weights,
-    init_added_levels,
-    place_levels,
-    replace_sublayers,
-)
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_state_finite
@@ -74,11 +69,12 @@ class Hope(Decoder):
     calls_blocks = False  # fast weights begin at the weights of all blocks, and layers call the parts of a block
 
     def __init__(self, config: HopeConfig, seed: int | None = 0) -> None:
+        check_type("config", config, HopeConfig, "a laconic.HopeConfig; from_pretrained loads a checkpoint")
         super().__init__(config.decoder, seed=None)
         self.hope_config = config
         self.has_task_objective = config.cms.inner_objective == "task" and config.cms.initial_inner_lr > 0
         for n, block in enumerate(self.blocks):
-            replace_sublayers(block, config, n, seed or 0)
+            hope_init.replace_sublayers(block, config, n, seed or 0)
         if seed is None:
             return
         nested = (".mlp.", ".memory.")
@@ -256,14 +252,14 @@ class Hope(Decoder):
         Raises:
             UsageError: If `chunk_sizes`, those of all levels, does not begin with those of every layer of the model.
         """
-        check_growth(self.hope_config.cms)
+        hope_init.check_growth(self.hope_config.cms)
         for sizes in self.hope_config.chunk_sizes:
             if tuple(chunk_sizes[: len(sizes)]) != sizes:
                 raise UsageError(f"hope: chunk_sizes {list(chunk_sizes)} must begin with the model's, {list(sizes)}")
         config = replace(self.hope_config, chunk_sizes=(tuple(chunk_sizes),) * len(self.blocks))
         tensors: dict[str, Tensor] = dict(self.named_parameters())
         for n, sizes in enumerate(self.hope_config.chunk_sizes):
-            tensors |= init_added_levels(config, n, self, len(sizes))
+            tensors |= hope_init.init_added_levels(config, n, self, len(sizes))
         return build_from_tensors(type(self), config, tensors, self)
 
     @property
@@ -323,12 +319,12 @@ class HopeAttention(Hope):
         """
         options = options or CMSOptions(associative_target="start")
         if donor_layout == "grow":
-            check_growth(options)
-        placements = place_levels(decoder.config.num_hidden_layers, chunk_sizes, donor_layout)
+            hope_init.check_growth(options)
+        placements = hope_init.place_levels(decoder.config.num_hidden_layers, chunk_sizes, donor_layout)
         config = HopeConfig(decoder.config, tuple(placement.chunk_sizes for placement in placements), options)
         tensors: dict[str, Tensor] = dict(decoder.named_parameters())
         for n, placement in enumerate(placements):
-            tensors |= copy_donor_weights(config, n, placement, decoder)
+            tensors |= hope_init.copy_donor_weights(config, n, placement, decoder)
         return cast(HopeAttention, build_from_tensors(cls, config, tensors, decoder))
 
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, cast
 
@@ -36,9 +36,11 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
     adamw_settings: ParamGroup
 
     def __init__(self, params: ParamsT, defaults: ParamGroup) -> None:
-        if isinstance(params, Tensor):
-            raise UsageError("optimizer: give several parameters, such as model.parameters(), not one tensor")
-        entries = list(cast("list[Any]", params))
+        values = cast(Any, params)
+        if isinstance(values, Tensor) or not isinstance(values, Iterable):
+            kind = "one tensor" if isinstance(values, Tensor) else type(values).__name__
+            raise UsageError(f"optimizer: give several parameters, such as model.parameters(), not {kind}")
+        entries = list(cast("list[Any]", values))
         if not entries:
             raise UsageError("optimizer: no parameters given; pass model.parameters()")
         super().__init__(entries, {**defaults, "rule": self.rule})

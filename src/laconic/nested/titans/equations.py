@@ -8,7 +8,7 @@ of its writes. The paper's 1 - alpha is `decay`, theta `step_size`, eta `momentu
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, SupportsIndex, cast
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from laconic.config.nested import TitansOptions
 from laconic.errors import UsageError
+from laconic.generation.config import check_type
 from laconic.models.attention import accumulation_dtype, split_heads
 from laconic.nested.recurrence.chunked_scan import causal_conv
 from laconic.nested.recurrence.gated_delta_rule import Gates
@@ -53,6 +54,8 @@ class TitansShape:
     options: TitansOptions
 
     def __post_init__(self) -> None:
+        for name in ("width", "num_heads", "chunk_size"):
+            check_type(name, getattr(self, name), SupportsIndex, "an integer")
         if self.chunk_size < 1:
             raise UsageError(f"titans: chunk_size {self.chunk_size}: must be at least 1 token")
         if self.num_heads < 1 or self.width % self.num_heads:
