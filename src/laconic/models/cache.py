@@ -89,7 +89,7 @@ class KVCache(CacheSlots):
         Raises:
             ValueError: The numbers of rows or layers differ, the other cache has a prefix, or it is no KVCache.
         """
-        if getattr(other, "prefix", other or "") is not None:
+        if not isinstance(other, KVCache) or other.prefix is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError("append: give a KVCache without a prefix, which can only come first")
         if len(other.keys) != len(self.keys) or other.B != self.B:
             raise ValueError(

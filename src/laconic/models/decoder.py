@@ -263,9 +263,9 @@ def check_forward_inputs(
         raise ValueError(f"attn_implementation={backend!r} is unknown; use one of {', '.join(ATTENTION_BACKENDS)}")
 
 
-def check_inputs_embeds(config: DecoderConfig, inputs_embeds: Tensor) -> None:
+def check_inputs_embeds(config: DecoderConfig, inputs_embeds: object) -> None:
     """Raise ValueError unless these are floats [B, T, D]."""
-    if not getattr(inputs_embeds, "is_floating_point", bool)():
+    if not isinstance(inputs_embeds, Tensor) or not inputs_embeds.is_floating_point():
         kind = getattr(inputs_embeds, "dtype", type(inputs_embeds).__name__)
         raise ValueError(f"inputs_embeds are {kind}; did you mean decoder.embed(input_ids)?")
     if inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != config.hidden_size:
