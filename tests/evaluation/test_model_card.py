@@ -124,7 +124,7 @@ def test_model_card_commands_repeat_the_stored_results(tmp_path: Path, run_cli: 
     assert set(commands) == evaluations | {"laconic audit runs/reproduced --task valid --limit 12"}
     assert "has not been evaluated" in build_model_card(run, "me/tiny", step=9)
     recipe = load_recipe(run / "recipe.toml")[0]
-    assert list_evaluation_commands(run, recipe, "x", 9) == ["laconic evaluate x --tasks valid --checkpoint 9"]
+    assert list_evaluation_commands(run, recipe, "x", 9) == ["laconic evaluate x --checkpoint 9"]
     for command in list_evaluation_commands(run, recipe, str(run)):
         assert run_cli(*command.split()[1:]).code == 0, command
 
