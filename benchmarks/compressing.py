@@ -21,7 +21,8 @@ from benchmarks.measure import (
 )
 from benchmarks.models import random_ids
 from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
-from laconic.compression.kv.selection import DocumentReader, KVMethod
+from laconic.compression.kv.config import KVMethod
+from laconic.compression.kv.selection import DocumentReader
 
 METHODS: tuple[KVMethod, ...] = ("kvzip", "snapkv")
 MOST_PASSES = 3.0

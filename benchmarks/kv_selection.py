@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from laconic import Decoder, KVCache, load_tokenizer
-from laconic.compression.kv.compress import KVCompressionConfig, compress_document
-from laconic.compression.kv.selection import DocumentReader, KVMethod
+from laconic.compression.kv.compress import compress_document
+from laconic.compression.kv.config import KVCompressionConfig, KVMethod
+from laconic.compression.kv.selection import DocumentReader
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 

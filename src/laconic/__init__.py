@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laconic.compression.autocompressor import AutoCompressor
-    from laconic.compression.kv.compress import KVCompressionConfig, compress_kv
+    from laconic.compression.kv.compress import compress_kv
+    from laconic.compression.kv.config import KVCompressionConfig
     from laconic.compression.kv.memory import KVMemory
     from laconic.compression.memory import SummaryMemory
     from laconic.data.tokenizer import load_tokenizer
@@ -119,7 +120,7 @@ _LOCATIONS = {
     "AutoCompressor": "laconic.compression.autocompressor",
     "SummaryMemory": "laconic.compression.memory",
     "KVMemory": "laconic.compression.kv.memory",
-    "KVCompressionConfig": "laconic.compression.kv.compress",
+    "KVCompressionConfig": "laconic.compression.kv.config",
     "compress_kv": "laconic.compression.kv.compress",
     "FastWeightState": "laconic.nested.state",
     "CMS": "laconic.nested.cms.layer",

@@ -115,7 +115,8 @@ def name_folder_in_errors(folder: Path) -> Generator[None]:
     try:
         yield
     except (InputError, UnsafeFileError) as error:
-        if str(folder) not in str(error):
+        names = (f" {folder}{end}" for end in ":/; ")  # not as a part of a word, such as a folder "b" in "vocab"
+        if not any(name in f" {error} " for name in names):
             error.args = (f"{folder}: {error}",)
         raise
 

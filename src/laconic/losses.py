@@ -43,9 +43,10 @@ def score_rows_in_chunks(logits: LogitsFn, hidden_states: Float[Tensor, "N D"], 
     """Compute `score_rows` with the logits of some rows at a time where all would be large."""
     if len(hidden_states) > MIN_CHUNKED_ROWS:
         probe = logits(hidden_states[:1].detach())
-        if len(hidden_states) > (chunk_size := get_chunk_size(probe)):
-            score, is_trained = partial(score_rows, logits), probe.requires_grad
-            return run_in_chunks(score, hidden_states, labels, chunk_size, is_trained=is_trained)
+        chunk_size = get_chunk_size(probe)
+        if len(hidden_states) > chunk_size:
+            score = partial(score_rows, logits)
+            return run_in_chunks(score, hidden_states, labels, chunk_size, is_trained=probe.requires_grad)
     return score_rows(logits, hidden_states, labels)
 
 
@@ -63,9 +64,8 @@ def masked_cross_entropy(
         targets: Id that each position predicts, `IGNORE_INDEX` where nothing is scored.
         denominator: N of the whole optimizer step, if this is a micro-batch of it.
     """
-    scored = targets != IGNORE_INDEX
     denominator = count_scored(targets) if denominator is None else denominator
-    positions = scored.nonzero(as_tuple=True)
+    positions = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
     nats, is_correct = score_rows_in_chunks(logits, hidden_states[positions], targets[positions])
     return LossAndAccuracy(nats.sum() / (denominator or 1.0), is_correct.to(nats.dtype).sum() / (denominator or 1.0))
 

@@ -13,7 +13,7 @@ import torch
 
 import laconic
 from laconic.cli.commands import chat
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.kv_compressor import SEPARATOR, compress_text
 from laconic.generation.config import GenerationConfig

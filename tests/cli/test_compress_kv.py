@@ -279,6 +279,8 @@ def test_generate_refuses_a_memory_of_another_model(model: Path, text: Path, tmp
         (("--keep", "0.5", "--slots", "3"), 2, "only one"),
         (("--vectors", "3"), 2, "--vectors"),
         (("--quantile", "0.5"), 2, "--quantile"),
+        (("--seed", "3"), 2, "--seed: only with --method random or --fit"),
+        (("--equal-heads", "--method", "snapkv"), 2, "--equal-heads: snapkv always keeps the same number"),
     ],
 )
 def test_compress_refuses_flags(
@@ -310,6 +312,13 @@ def test_compress_refuses_sources_without_text(
     assert (result.code, result.err.count("\n")) == (66, 1)
     assert message in result.err
     assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_compress_notes_short_texts(model: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "short.txt").write_text("Lily")
+    command = ("compress", model, tmp_path / "short.txt", "--out", tmp_path / "memory.safetensors")
+    assert "at most 64 tokens, the least" in run_cli(*command).err
+    assert "at most 64" not in run_cli(*command, "--keep", 0.9).err
 
 
 def test_compress_notes_html(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:

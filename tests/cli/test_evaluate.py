@@ -273,7 +273,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
     [
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone: no such local folder"),
-        (("kava", "--tasks", "gone.jsonl"), 66, "task gone.jsonl: no file gone.jsonl; name another one"),
+        (("kava", "--tasks", "gone.jsonl"), 66, "no file gone.jsonl; give a file, or a task"),
         (
             ("digits", "--jacobi-iterations", "two"),
             2,

@@ -125,7 +125,6 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         ),
         (("generate", "stories260k", "Hello", "--chat"), 66, "(base models have none); give plain text"),
         (("generate",), 2, "laconic: generate needs MODEL; see"),
-        ((), 2, "Expected one of {demo, train,"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi"),
         (("verify", "parity", "tiny:llama", "--all-results"), 2, "needs --json FILE"),
         (("generate", "no such folder", "y"), 66, "no such folder"),
@@ -136,6 +135,54 @@ def test_usage_error_is_one_line(run_cli: RunCli, args: tuple[object, ...], code
     assert (result.code, result.out) == (code, "")
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+def test_no_command_prints_the_list_of_commands(run_cli: RunCli) -> None:
+    code, out, err = run_cli()
+    assert (code, out) == (2, "")
+    assert "Generate text, optionally" in err
+    assert "laconic COMMAND --help" in err
+
+
+EARLY_REFUSALS = {  # arguments by a part of their error
+    "no prompt given": ["generate", "stories260k"],
+    "no file gone.txt": ["generate", "stories260k", "--file", "gone.txt"],
+    "no file gone.jsonl": ["generate", "stories260k", "--input", "gone.jsonl"],
+    "temperature=-1": ["chat", "stories260k", "--temperature", "-1"],
+    "keep=3": ["compress", "stories260k", __file__, "--out", "new.safetensors", "--keep", "3"],
+    "not a memory": ["compress", "stories260k", __file__, "--out", __file__],
+    "/gone/run is neither": ["evaluate", "/gone/run"],
+    "no file tasks.jsonl": ["evaluate", "stories260k", "--tasks", "tasks.jsonl"],
+    "is not empty": ["export", "stories260k", "--out", str(REPO)],
+    "--api-key": ["serve", "stories260k", "--host", "0.0.0.0"],
+    "unfinished laconic generate": ["inspect", "rows.jsonl.part"],
+}
+REFUSE_EARLY = """import contextlib, io, json, signal, sys
+for name in ("SIGHUP", "SIGUSR1"):  # as on Windows
+    delattr(signal, name)
+class Refuse:
+    def find_spec(name, path=None, target=None):
+        if name in ("torch", "fcntl", "resource", "termios", "pwd", "grp", "readline"):
+            raise ImportError(f"No module named {name}", name=name)
+sys.meta_path.insert(0, Refuse)
+from laconic.cli.main import main
+errors = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv, err = ["laconic", *arguments], io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
+        main()
+    errors.append(err.getvalue())
+print(json.dumps(errors))"""
+
+
+@pytest.mark.medium
+def test_flags_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    """In a process that can import neither torch nor the modules that Windows lacks."""
+    (tmp_path / "rows.jsonl.part").write_text("0" * 64 + "\n")
+    command = [sys.executable, "-c", REFUSE_EARLY, json.dumps(list(EARLY_REFUSALS.values()))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
+    errors = json.loads(done.stdout)
+    assert [message for message, err in zip(EARLY_REFUSALS, errors, strict=True) if message not in err] == []
 
 
 @pytest.mark.parametrize(

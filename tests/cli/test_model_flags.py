@@ -1,10 +1,12 @@
 """What the sampling flags of `laconic generate` and `laconic chat` set."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from laconic.cli.model_flags import SamplingFlags
+from laconic.cli import model_flags
+from laconic.cli.model_flags import SamplingFlags, import_with_status
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,12 @@ def test_sampling_config_samples_if_a_flag_asks_for_it(flags: dict[str, Any], te
     config = SamplingFlags(**flags).sampling_config(max_tokens=5)
     assert config.temperature == temperature
     assert all(getattr(config, name) == value for name, value in flags.items() if name != "sample")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_import_shows_a_status_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    texts = list[str]()
+    monkeypatch.setattr(model_flags, "is_interactive", lambda: is_terminal)
+    monkeypatch.setattr(model_flags, "status", lambda text: nullcontext(texts.append(text)))
+    import_with_status("loading smollm2", "json")
+    assert texts == ["loading smollm2"] * is_terminal

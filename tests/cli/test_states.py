@@ -29,6 +29,7 @@ from laconic.storage.tensor_tree import named_tensors
 from tests.compression.compressors import reader
 from tests.conftest import RunCli
 from tests.models.fixtures import fresh
+from tests.nested.helpers import states_equal
 from tests.tolerances import FLOAT32, error
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -121,11 +122,11 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     model = learner(place)
     state = model.load_memory("me.safetensors")
     near(state, once(model, model.tokenizer.encode(BOOK)))
-    assert values.states_equal(model.compress([BOOK]), state)
-    assert values.states_equal(model.stream([BOOK[:50], BOOK[50:]]), state)
+    assert states_equal(model.compress([BOOK]), state)
+    assert states_equal(model.stream([BOOK[:50], BOOK[50:]]), state)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
     assert run("compress", "hope", "-", "--out", "live.safetensors")[0] == 0
-    assert values.states_equal(model.load_memory("live.safetensors"), state)
+    assert states_equal(model.load_memory("live.safetensors"), state)
 
 
 @pytest.mark.medium
@@ -183,7 +184,7 @@ def test_compress_resume_equals_uninterrupted(
     assert " nats per token while reading" in out
     assert out == whole
     model = learner(place)
-    assert values.states_equal(model.load_memory("whole.safetensors"), model.load_memory("part.safetensors"))
+    assert states_equal(model.load_memory("whole.safetensors"), model.load_memory("part.safetensors"))
     assert nested_model.load_read_documents("whole.safetensors") == nested_model.load_read_documents("part.safetensors")
     assert not Path("part.safetensors.part").exists()
 
@@ -216,12 +217,12 @@ def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> No
     )
     assert out == "Who" + generation.text + "\n"
     new = model.load_memory("new.safetensors")
-    assert values.states_equal(new, generation.state)
+    assert states_equal(new, generation.state)
     near(new, once(model, model.tokenizer.encode(BOOK + "Who") + generation.token_ids))
     names = [[document.name for document in row] for row in nested_model.load_read_documents("new.safetensors")]
     assert names == [["book.txt", "prompt and answer"]]
     assert run(*arguments, "--learn", "--save-state", me)[0] == 0, "--save-state writes over a file, as --out does"
-    assert values.states_equal(model.load_memory(me), new)
+    assert states_equal(model.load_memory(me), new)
     assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
 
 
@@ -289,7 +290,7 @@ def test_attention_cache_stays_within_the_positions(run: RunCli, place: Path) ->
     assert run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50").code == 0
     still = model.generate(["Who"], GenerationConfig(max_tokens=50), memory=state)[0].state
     for layer, before in zip(cast(FastWeightState, still).layers, state.layers, strict=True):
-        assert values.states_equal(layer.cms, before.cms), "without --learn the levels stand still"
+        assert states_equal(layer.cms, before.cms), "without --learn the levels stand still"
     moved = model.generate(["Who stands here?"], GenerationConfig(update_on_prompt=True, max_tokens=2), memory=state)[
         0
     ].state
@@ -342,9 +343,9 @@ def test_state_file_checks_tokenizer(place: Path, me: str) -> None:
 @pytest.mark.parametrize(
     ("message", "args"),
     [
-        ("--save-state new.safetensors: requires --learn", ["--save-state", "new.safetensors"]),
+        ("--save-state: needs --learn", ["--save-state", "new.safetensors"]),
         ("--save-state no/x.safetensors", ["--learn", "--save-state", "no/x.safetensors"]),
-        ("--memory: 2 files", ["--memory", "a", "--memory", "b"]),
+        ("--memory: 2 files", ["--memory", "hope", "--memory", "hope"]),
         ("--sample: not available", ["--sample"]),
         ("--inner-lr", ["--learn", "--inner-lr", "0.5"]),
         ("--max-tokens 0: only with --learn and --save-state", ["--learn", "--max-tokens", "0"]),
@@ -375,7 +376,7 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     still = NestedTextModel(hope(1), build_byte_tokenizer(), update_weights=False)
     with pytest.raises(UsageError, match=r"inner_loop.enabled is false"):
         still.compress(["a"])
-    assert values.states_equal(
+    assert states_equal(
         still.generate(["ab"], config=GenerationConfig(max_tokens=2))[0].state.layers[0].cms,  # pyright: ignore[reportAttributeAccessIssue]
         still.model.initial_state(1).layers[0].cms,
     )
@@ -409,13 +410,13 @@ def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: 
     assert "; checkpoint " in run("inspect", "both.safetensors")[1]
     model = donor_model(place)
     state = model.compress([second], model.compress([first]))
-    assert values.states_equal(model.load_memory("both.safetensors"), state)
+    assert states_equal(model.load_memory("both.safetensors"), state)
     names = [[document.name for document in row] for row in nested_model.load_read_documents("both.safetensors")]
     assert names == [["first.txt", "second.txt"]]
     arguments = ("--memory", "first.safetensors", "--learn", "--max-tokens", "0", "--save-state", "again.safetensors")
     code, out, err = run("generate", "donor", "--file", "second.txt", *arguments)
     assert (code, out) == (0, ""), err
-    assert values.states_equal(model.load_memory("again.safetensors"), state)
+    assert states_equal(model.load_memory("again.safetensors"), state)
     out = run("generate", "donor", "Who", "--memory", "both.safetensors", "--max-tokens", "3")[1]
     assert out == f"Who{model.generate(['Who'], GenerationConfig(max_tokens=3), memory=state)[0].text}\n"
 
@@ -541,7 +542,7 @@ def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> No
     assert both.position.tolist() == [40 + 50, 120 + 70, 80 + 20]
     for row, text in enumerate(more):
         near(values.select_rows(both, [row]), model.compress([text], values.select_rows(first, [row])))
-    assert values.states_equal(model.compress(more, "rows.safetensors"), model.compress(more, first))
+    assert states_equal(model.compress(more, "rows.safetensors"), model.compress(more, first))
     documents = nested_model.load_read_documents("both.safetensors")
     assert [document.name for document in documents[1]] == ["rows.jsonl:2", more[1][:3]]
     Path("two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in more[:2]))

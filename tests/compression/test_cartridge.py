@@ -11,7 +11,8 @@ import torch
 from laconic.compression.distillation import distillation_loss
 from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
 from laconic.compression.kv.cartridge_file import load_cartridge, save_cartridge
-from laconic.compression.kv.compress import KVCompressionConfig, compress_kv
+from laconic.compression.kv.compress import compress_kv
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.self_study import QUOTED_TOKENS, Requests, build_study_batch, write_study_rows
 from laconic.errors import BusyError, CorruptArtifactError, InputError, UsageError
 from laconic.models.config import DecoderConfig

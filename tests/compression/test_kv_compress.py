@@ -9,9 +9,10 @@ from laconic import Decoder, DecoderConfig, GenerationConfig, KVCompressionConfi
 from laconic.compression.kv import compress as kv_compress
 from laconic.compression.kv import selection as kv_selection
 from laconic.compression.kv.compress import compress_document, compute_window_tokens
+from laconic.compression.kv.config import KVMethod
 from laconic.compression.kv.loss import build_loss_probes, measure_document_loss
 from laconic.compression.kv.memory import KVMemory
-from laconic.compression.kv.selection import KVMethod, RepeatPrompt
+from laconic.compression.kv.selection import RepeatPrompt
 from laconic.errors import InputError, UsageError
 from tests import tolerances
 

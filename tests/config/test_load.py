@@ -96,7 +96,7 @@ def test_load_recipe_by_name(path: Path, tmp_path: Path) -> None:
         ([("jacobi_iterations = 3", "")], "latents.jacobi_iterations: missing", "jacobi"),
         ([("num_latents = 4", 'schedule = "sequential"')], "latents.jacobi_iterations: 3:", "sequential"),
         ([("steps = 10", "")], "train: ", "set exactly one"),
-        ([('family = "llama"', "")], "model: set exactly one of name", "init_from_run"),
+        ([('family = "llama"', "")], "model.name: missing", "model.name=stories260k or"),
         ([('tokenizer = "digits"', "")], "model.tokenizer: missing", "new decoder"),
         ([('family = "llama"', 'init_from_run = "a"')], 'model.tokenizer: "digits"', "its own"),
         ([("jacobi_iterations = 3", "jacobi_iterations = 0")], 'latents.projection: "pccot"', "unused"),

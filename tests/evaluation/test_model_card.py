@@ -78,6 +78,7 @@ def test_list_data_files_are_beside_the_recipe() -> None:
         (EvalMetadata("reasoning", "own"), "valid"),
         (EvalMetadata("reasoning", "svamp"), "svamp"),
         (EvalMetadata("audit", "others"), "others.jsonl"),
+        (EvalMetadata("reasoning", "others", suffix=".parquet"), "others.parquet"),
     ],
 )
 def test_name_task_of_stored_results(metadata: EvalMetadata, task: str) -> None:
@@ -121,7 +122,9 @@ def test_model_card_commands_repeat_the_stored_results(tmp_path: Path, run_cli: 
     flags = ("", " --protocol codi", " --jacobi-iterations 0", " --jacobi-iterations 2", " --with-cot")
     evaluations = {f"laconic evaluate runs/reproduced --tasks valid{x} --limit 3" for x in flags}
     assert set(commands) == evaluations | {"laconic audit runs/reproduced --task valid --limit 12"}
+    assert "has not been evaluated" in build_model_card(run, "me/tiny", step=1)
     recipe = load_recipe(run / "recipe.toml")[0]
+    assert all(line.endswith(" --checkpoint 1") for line in list_evaluation_commands(run, recipe, "x", 1))
     for command in list_evaluation_commands(run, recipe, str(run)):
         assert run_cli(*command.split()[1:]).code == 0, command
 

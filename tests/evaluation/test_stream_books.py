@@ -19,10 +19,10 @@ from laconic.evaluation.streams.table import compute_gains, retained_share
 from laconic.evaluation.streams.tasks import name_ablations
 from laconic.evaluation.streams.texts import drop_cache, split_sections
 from laconic.evaluation.suite import RunResult
-from laconic.nested import state as values
 from laconic.nested.ablations import freeze_levels
 from laconic.nested.state import FastWeightState
 from tests.evaluation.streamed import V, attending, evaluate_stream, remembering
+from tests.nested.helpers import states_equal
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 W = 8
@@ -153,5 +153,5 @@ def test_drop_cache_keeps_fast_weights() -> None:
     state = cast(FastWeightState, model.read_tokens(Sections().rows[0][1][None]).cache)
     after = drop_cache(state)
     assert all(layer.cache is not None and layer.cache.S == 0 for layer in after.layers)
-    assert values.states_equal(after.layers[0].cms, state.layers[0].cms)
+    assert states_equal(after.layers[0].cms, state.layers[0].cms)
     assert torch.equal(after.position, state.position)

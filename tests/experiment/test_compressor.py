@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
 from laconic.experiment.compress import SummaryLength

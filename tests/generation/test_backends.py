@@ -17,7 +17,7 @@ from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.generation.test_generate import free
 from tests.models.fixtures import fresh
-from tests.nested.helpers import assert_close
+from tests.nested.helpers import assert_close, states_equal
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 V = 257
@@ -98,12 +98,12 @@ def test_generate_updates_fast_weights_only_without_attention_by_default() -> No
         assert default.logprobs == explicit.logprobs
         other = free(model, ids, 3, update_on_prompt=not learns, update_on_output=not learns)[0]
         assert default.logprobs != other.logprobs
-        assert values.states_equal(default.state, explicit.state)
+        assert states_equal(default.state, explicit.state)
         frozen = free(model, ids, 3, update_on_prompt=False, update_on_output=False)[0].state
         assert isinstance(frozen, FastWeightState)
         assert int(frozen.position) == 9
         for layer, before in zip(frozen.layers, model.initial_state(1).layers, strict=True):
-            assert values.states_equal((layer.memory, layer.cms), (before.memory, before.cms))
+            assert states_equal((layer.memory, layer.cms), (before.memory, before.cms))
 
 
 def test_generate_continues_from_a_fast_weight_state_without_changing_it() -> None:
@@ -112,7 +112,7 @@ def test_generate_continues_from_a_fast_weight_state_without_changing_it() -> No
     before = values.map_tensors(cast(FastWeightState, one.state), torch.clone)
     two = generate(model, input_ids=[second], state=one.state, config=config)[0]
     assert two.token_ids == generate(model, input_ids=[first + one.token_ids + second], config=config)[0].token_ids
-    assert values.states_equal(one.state, before)
+    assert states_equal(one.state, before)
     empty = free(model, [first], 2, return_state=False)[0]
     assert empty.final_state is None
     assert empty.passes.answer == 1

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from laconic.config.load import load_recipe
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.checkpoints import named_models
 from laconic.models.checkpoints.weights import find_checkpoint
@@ -77,6 +77,11 @@ def test_plans_count_a_head_that_differs_from_the_tied_embedding(models: Path, t
         save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
         assert load_config_and_tokenizer(recipe)[0].tie_word_embeddings == is_tied
         assert Decoder.from_pretrained(folder).config.tie_word_embeddings == is_tied
+
+
+def test_own_recipe_asks_for_a_model() -> None:
+    with pytest.raises(UsageError, match=r"model\.name: missing; choose a model, such as model\.name=stories260k"):
+        load_recipe(REPO / "examples/own.toml")
 
 
 def test_plans_read_a_named_model(models: Path) -> None:

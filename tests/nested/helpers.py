@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from laconic.nested.state import bit_equal
 from laconic.storage.tensor_tree import named_tensors
 from tests.models.fixtures import noise
 from tests.tolerances import MEMORY
@@ -19,6 +20,12 @@ def assert_close(actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance
         if y.numel():
             error, size = (x - y).abs().max().item(), max(y.abs().max().item(), 1e-2 * scale)
             assert error <= tolerance * size, f"tensor {n}: error {error / size:.2e}, allowed {tolerance:.0e}"
+
+
+def states_equal(one: object, other: object) -> bool:
+    """Return whether two trees have the same tensor names and the same bits."""
+    left, right = dict(named_tensors(one)), dict(named_tensors(other))
+    return left.keys() == right.keys() and all(bit_equal(left[name], right[name]) for name in left)
 
 
 def assert_states_close(actual: object, expected: object) -> None:

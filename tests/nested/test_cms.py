@@ -28,7 +28,7 @@ from laconic.nested.cms.level import (
 from laconic.nested.state import FastWeightState, LayerState, LowRankChange, reset_rows, where_rows
 from laconic.nested.state_file import load_state, save_state
 from tests.models.fixtures import noise
-from tests.nested.helpers import assert_close, gradients, perturb
+from tests.nested.helpers import assert_close, gradients, perturb, states_equal
 
 D, F = 4, 3
 OPTIMIZERS = ("gd", "momentum", "delta_momentum", "muon", "dgd")
@@ -273,7 +273,7 @@ def test_cms_state_files_forks_and_resets(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     whole = states.detach(FastWeightState((state,), torch.full((3,), 5)))
     save_state(whole, path, model_fingerprint="m")
-    assert states.states_equal(load_state(path, model_fingerprint="m"), whole)
+    assert states_equal(load_state(path, model_fingerprint="m"), whole)
     row, more = states.select_rows(state, [1]), noise(10, 2, 4, D)
     y, after = cms(more, states.select_rows(row, [0, 0]))
     assert_close([y[1:]], [cms(more[1:], row)[0]])

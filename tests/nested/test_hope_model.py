@@ -26,7 +26,7 @@ from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState, reset_rows
 from laconic.nested.state_file import read_state_file
 from tests.models.fixtures import fresh
-from tests.nested.helpers import assert_close
+from tests.nested.helpers import assert_close, states_equal
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 V = 97
@@ -299,7 +299,7 @@ def test_tokens_without_learning_end_the_accumulation() -> None:
         _, state = read(model, ids[:, :3])
         _, one = read(model, ids[:, 3:4], state, update_weights=False)
         _, two = read(model, ids[:, 4:9], one, update_weights=False)
-        assert all(states.states_equal(a.cms, b.cms) for a, b in zip(one.layers, two.layers, strict=True))
+        assert all(states_equal(a.cms, b.cms) for a, b in zip(one.layers, two.layers, strict=True))
 
 
 @pytest.mark.medium
@@ -365,7 +365,7 @@ def test_hope_state_files_forks_and_resets(which: int, tmp_path: Path) -> None:
     metadata = read_state_file(path).metadata
     assert (metadata["tokens"], metadata["version"]) == (int(state.position.sum()), laconic.__version__)
     loaded = model.load_state(path)
-    assert states.states_equal(loaded, states.detach(state))
+    assert states_equal(loaded, states.detach(state))
     more = random_ids(4, 5, 2)
     y, after = read(model, more, states.select_rows(loaded, [0, 0, 1, 1]))
     assert_close([y[1:2]], [read(model, more[1:2], states.select_rows(loaded, [0]))[0]])

@@ -1,13 +1,19 @@
 """Titans and SelfTitans alike: pieces equal the whole, padding and other rows change nothing, gradients flow."""
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 from laconic.config.nested import SelfModifyingOptions, TitansOptions
+from laconic.errors import UsageError
 from laconic.nested import state as states
+from laconic.nested.cms.layer import CMS
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.recurrence import chunked_scan
@@ -16,7 +22,7 @@ from laconic.nested.state import reset_rows
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
 from tests.models.fixtures import noise
-from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb
+from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb, states_equal
 
 D, H, C, E = 6, 2, 3, 3
 SMALL: dict[str, Any] = {
@@ -97,8 +103,8 @@ def test_layer_without_update_weights_moves_only_convolutions(kind: type[Layer],
     layer, x = build(kind, **options), noise(7, 2, 8, D)
     _, state = layer(x[:, :4])
     y, after = layer(x[:, 4:], state, update_weights=False)
-    assert states.states_equal(after.memory, state.memory)
-    assert not states.states_equal(after.conv_tails, state.conv_tails)
+    assert states_equal(after.memory, state.memory)
+    assert not states_equal(after.conv_tails, state.conv_tails)
     first, part = layer(x[:, 4:6], state, update_weights=False)
     assert_close([torch.cat([first, layer(x[:, 6:], part, update_weights=False)[0]], 1)], [y])
     if "num_persistent_tokens" in options:  # which are not read without writing
@@ -118,10 +124,10 @@ def test_layer_state_fork_and_reset(kind: type[Layer], options: dict[str, Any]) 
     _, state = layer(noise(11, 3, 5, D))
     row = states.select_rows(state, [0])
     assert_close([layer(more, states.select_rows(row, [0, 0]))[0][1:]], [layer(more[1:], row)[0]])
-    assert states.states_equal(reset_rows(state), initial_state(layer, 3))
+    assert states_equal(reset_rows(state), initial_state(layer, 3))
     partial = reset_rows(state, [1])
-    assert states.states_equal(states.select_rows(partial, [0, 2]), states.select_rows(state, [0, 2]))
-    assert states.states_equal(states.select_rows(partial, [1]), initial_state(layer, 1))
+    assert states_equal(states.select_rows(partial, [0, 2]), states.select_rows(state, [0, 2]))
+    assert states_equal(states.select_rows(partial, [1]), initial_state(layer, 1))
 
 
 @pytest.mark.parametrize(
@@ -204,3 +210,22 @@ def test_layer_half_precision_has_a_float32_state(kind: type[Layer]) -> None:
 @every_kind
 def test_layer_state_size_does_not_depend_on_length(kind: type[Layer]) -> None:
     assert len({states.num_bytes(build(kind)(noise(18, 1, T, D))[1]) for T in (3, 6, 12)}) == 1
+
+
+@pytest.mark.parametrize("replace", [partial(prune.l1_unstructured, amount=0.5), parametrizations.weight_norm])
+@pytest.mark.parametrize("build_layer", [lambda: build(Titans), lambda: build(SelfTitans), lambda: CMS(D, D, (2, 4))])
+def test_layers_refuse_replaced_weights(build_layer: Callable[[], nn.Module], replace: Callable[..., object]) -> None:
+    layer = build_layer()
+    path, _, name = next(name for name, p in layer.named_parameters() if p.ndim == 2 and "." in name).rpartition(".")
+    replace(layer.get_submodule(path), name=name)
+    with pytest.raises(UsageError, match=rf"{type(layer).__name__}: {path}.*pruning or a parametrization"):
+        layer(noise(0, 1, 5, D))
+
+
+def test_self_titans_refuses_states_of_other_layers() -> None:
+    layer = build(SelfTitans)
+    others = (build(Titans), perturb(SelfTitans(D, H, 2 * E)), build(SelfTitans, memory_chunk_size=2 * C))
+    for other in others:
+        _, state = other(noise(0, 1, 5, D))
+        with pytest.raises(UsageError, match="of another layer"):
+            layer(noise(1, 1, 3, D), state)

@@ -27,6 +27,7 @@ from laconic.nested.state_file import ARTIFACT_KIND, load_state, save_state
 from laconic.storage import atomic
 from laconic.storage.tensor_tree import named_tensors
 from tests.models.fixtures import fresh
+from tests.nested.helpers import states_equal
 
 
 def noise(*shape: int) -> Tensor:
@@ -79,12 +80,12 @@ def test_state_is_compared_by_identity() -> None:
 def test_state_rows_select_repeat_and_concat_are_consistent() -> None:
     whole = full_state()
     some = state.select_rows(whole, [2, 0])
-    assert state.states_equal(some.layers[0].cms, state.select_rows(whole.layers[0].cms, torch.tensor([2, 0])))
+    assert states_equal(some.layers[0].cms, state.select_rows(whole.layers[0].cms, torch.tensor([2, 0])))
     for mask in ([True, False, True], torch.tensor([True, False, True])):
-        assert state.states_equal(whole.select_rows(mask), whole.select_rows([0, 2]))
-    assert state.states_equal(whole.select_rows([0, 1]).select_rows([False, True]), whole.select_rows([1]))
+        assert states_equal(whole.select_rows(mask), whole.select_rows([0, 2]))
+    assert states_equal(whole.select_rows([0, 1]).select_rows([False, True]), whole.select_rows([1]))
     parts = state.select_rows(whole, [0]), state.select_rows(whole, [1, 2])
-    assert state.states_equal(state.concat_rows(*parts), whole)
+    assert states_equal(state.concat_rows(*parts), whole)
     assert state.num_bytes(state.select_rows(whole, [0])) * 3 == state.num_bytes(state.select_rows(whole, [0, 1, 2]))
 
 
@@ -143,7 +144,7 @@ def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:
     saved, path = full_state(), tmp_path / "state.safetensors"
     save_state(saved, path, model_fingerprint="f" * 64)
     loaded = load_state(path, model_fingerprint="f" * 64)
-    assert state.states_equal(loaded, saved)
+    assert states_equal(loaded, saved)
     assert type(loaded) is FastWeightState
     assert not dict(state.named_tensors(loaded.layers[1]))
     tensors, metadata = atomic.load_artifact(path, ARTIFACT_KIND)
@@ -161,7 +162,7 @@ def test_state_file_writes_an_open_chunk_once(tmp_path: Path, is_cache_carried: 
     saved = state.map_tensors(saved, torch.clone)
     saved = state.FastWeightState(saved.layers, saved.position, state.map_tensors(saved.open_chunk, torch.clone))
     model.save_state(saved, tmp_path / "state.safetensors")
-    assert state.states_equal(model.load_state(tmp_path / "state.safetensors"), saved)
+    assert states_equal(model.load_state(tmp_path / "state.safetensors"), saved)
     tensors = atomic.load_artifact(tmp_path / "state.safetensors", ARTIFACT_KIND)[0]
     starts = {name.split(".")[3] for name in tensors if "layers_at_start" in name}
     assert starts == ({"cache"} if is_cache_carried else set())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import laconic
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.kv_compressor import MARK, compress_text, split_template
 from laconic.experiment.text_models.language_model import LanguageModel

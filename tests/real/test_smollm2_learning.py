@@ -18,6 +18,7 @@ from laconic.losses import masked_cross_entropy
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState
+from tests.nested.helpers import states_equal
 
 pytestmark = pytest.mark.real
 SECTION, TOKENS, MIDDLE = 40, 448, 224  # The Blue Carbuncle; the middle is inside a chunk of 64
@@ -66,7 +67,7 @@ def test_smollm2_learns_from_a_book(smollm2: Path, shared: Path, tmp_path: Path)
     uninterrupted, loss = read(model, ids[:, MIDDLE:], middle, learn=True)
     resumed, _ = read(model, ids[:, MIDDLE:], model.load_memory(path), learn=True)
     assert torch.equal(resumed.hidden_states, uninterrupted.hidden_states)
-    assert values.states_equal(resumed.cache, uninterrupted.cache)
+    assert states_equal(resumed.cache, uninterrupted.cache)
 
     still = read(model, ids[:, :MIDDLE], None, learn=False)[0].cache
     assert loss < read(model, ids[:, MIDDLE:], still, learn=False)[1]

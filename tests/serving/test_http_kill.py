@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor
 
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.serving.http.api_model import ApiModel

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession

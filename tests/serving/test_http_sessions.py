@@ -16,8 +16,8 @@ from laconic.experiment.text_models import read_into_state
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
 from laconic.nested import state_file
-from laconic.nested.state import states_equal
 from laconic.serving.http import prompts, sessions
+from tests.nested.helpers import states_equal
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer, start_client
 from tests.serving.interleaving import check_no_leaks

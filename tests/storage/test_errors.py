@@ -1,7 +1,11 @@
-"""Exit codes of the error classes."""
+"""Exit codes of the error classes, and the folder that they name."""
+
+from pathlib import Path
+
+import pytest
 
 from laconic import errors
-from laconic.errors import LaconicError
+from laconic.errors import InputError, LaconicError, name_folder_in_errors
 
 
 def test_errors_exit_codes() -> None:
@@ -14,3 +18,18 @@ def test_errors_exit_codes() -> None:
         assert issubclass(kind, LaconicError)
         assert kind.exit_code == code
         assert str(kind("one line")) == "one line"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("config.json: vocab_size=1", "b: config.json: vocab_size=1"),  # a folder of one letter, which the text has
+        ("b/config.json:1:1: not JSON", "b/config.json:1:1: not JSON"),
+        ("no tokenizer.json in b", "no tokenizer.json in b"),
+        ("b: lm_head.weight: NaN", "b: lm_head.weight: NaN"),
+    ],
+)
+def test_name_folder_in_errors_that_do_not_have_it(text: str, named: str) -> None:
+    with pytest.raises(InputError) as error, name_folder_in_errors(Path("b")):
+        raise InputError(text)
+    assert str(error.value) == named

@@ -1,18 +1,18 @@
 """`laconic compress` with a plain checkpoint: keep the most important keys and values of a text."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import laconic
-from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags
+from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
 from laconic.compression.kv.cartridge import CartridgeConfig, check_document_fits
-from laconic.compression.kv.compress import DEFAULT_CONFIG, PROMPT_SHARE, KVCompressionConfig
+from laconic.compression.kv.compress import PROMPT_SHARE
+from laconic.compression.kv.config import MIN_DEFAULT_SLOTS, SHARED_METHODS, KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
-from laconic.compression.kv.selection import SHARED_METHODS
 from laconic.console import log_message, pluralize, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
@@ -27,21 +27,18 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     refuse_flags(command, SUMMARY_FLAGS, f"{command.model} was not trained to compress")
     reason = f"{command.model} keeps keys and values, for which no progress is saved"
     refuse_flags(command, ("save_every", "resume"), reason)
-    config = KVCompressionConfig(
-        command.method or DEFAULT_CONFIG.method,
-        command.keep,
-        command.slots,
-        command.max_loss,
-        equal_heads=command.equal_heads,
-        seed=command.seed,
-    )
-    check_minimum(1, fit=command.fit)
+    config = command.build_kv_config()
+    if config.method != "random" and command.fit is None:
+        refuse_flags(command, ("seed",), "only with --method random or --fit")
+    if config.method not in SHARED_METHODS:
+        refuse_flags(command, ("equal_heads",), f"{config.method} always keeps the same number in every head")
     texts = read_source_texts(command.source)
     with status(f"loading {command.model}"):
         model = laconic.load(command.model, device=command.device)
     decoder, tokenizer = model.decoder, model.tokenizer
     dtype = parse_dtype(command.dtype)
     lengths = [len(encode_document(tokenizer, x, command.chat)[0]) for _, x in texts]
+    note_short_texts(config, lengths)
     fit = None if command.fit is None else CartridgeConfig(steps=command.fit, seed=command.seed)
     if fit is not None:
         check_document_fits(decoder, max(lengths), fit)  # before reading, which may take minutes
@@ -84,6 +81,15 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         lines += loss_lines(same.measured, same.documents[0][0].name if len(texts) > 1 else None)
     command.print_result(lines, {"cost": cost, "measured": [m.measured for m in metadata]}, time.perf_counter() - start)
     return 0
+
+
+def note_short_texts(config: KVCompressionConfig, lengths: Sequence[int]) -> None:
+    """Log that texts are kept whole because they are no longer than the least that is kept by default."""
+    num_short = sum(n <= MIN_DEFAULT_SLOTS for n in lengths)
+    if num_short and config.keep is config.slots is config.max_loss is None:
+        texts = f"{num_short:,} of {len(lengths):,} texts have" if len(lengths) > 1 else "the text has"
+        least = f"{MIN_DEFAULT_SLOTS} tokens, the least that is kept by default"
+        log_message(f"{texts} at most {least}, so all are kept; --keep or --slots keeps fewer")
 
 
 def read_source_texts(source: str) -> list[tuple[str, str]]:

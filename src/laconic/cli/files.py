@@ -9,6 +9,7 @@ from typing import Any
 
 from laconic.console import log_message, print_rich
 from laconic.errors import BusyError, DiskError, InputError, LaconicError, UsageError, translate_os_errors
+from laconic.storage.file_names import check_hub_name
 from laconic.storage.temporary import follow_link, is_device_or_pipe
 
 
@@ -18,6 +19,15 @@ def check_file(path: Path, expected: str) -> None:
         raise InputError(f"{path} is a folder; give {expected}")
     if not (path.is_file() or path.is_fifo()):
         raise InputError(f"no file {path}; give {expected}")
+
+
+def check_model(name: str) -> None:
+    """Raise `InputError` (66), before torch is imported, for the path of a model that does not exist."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() in (".gguf", ".safetensors") and not path.is_dir():
+        check_file(path, "an existing file, or the folder or name of a model")
+    elif not path.exists() and path.parent.name != "steps":  # the steps of a run are named in an error of their own
+        check_hub_name(name)
 
 
 def check_memories(paths: Iterable[Path], system: str | None = None) -> None:
@@ -95,18 +105,24 @@ def check_replaceable(flag: str, path: Path) -> None:
 
     Memories and states are written again under the same name.
     """
-    if path.exists() and (path.is_dir() or path.stat().st_size):
-        from laconic.compression import memory_file  # these import torch
-        from laconic.compression.kv import memory_file as kv_memory_file
-        from laconic.nested import state_file
-        from laconic.storage.atomic import read_artifact_header
-
-        kind = None
-        with suppress(LaconicError):
-            kind = read_artifact_header(path)[1].get("kind")
-        if kind not in (memory_file.FILE_KIND, kv_memory_file.FILE_KIND, state_file.ARTIFACT_KIND):
-            raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file")
+    if path.exists() and (path.is_dir() or path.stat().st_size) and not holds_memory(path):
+        raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file")
     check_output_path(flag, path)
+
+
+def holds_memory(path: Path) -> bool:
+    """Return whether a file is a memory or state, by its header."""
+    if not path.is_file():
+        return False
+    with translate_os_errors(path), path.open("rb") as file:
+        if file.read(9)[8:] != b"{":  # where a safetensors header begins
+            return False
+    from laconic.storage.atomic import KIND_LABELS, read_artifact_kind  # imports torch
+
+    with suppress(LaconicError):
+        kind = read_artifact_kind(path)
+        return kind in KIND_LABELS and not kind.endswith("-job")
+    return False
 
 
 def check_page_path(flag: str, path: Path) -> None:

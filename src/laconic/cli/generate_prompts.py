@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.cli.files import check_file
 from laconic.console import log_message, pluralize
 from laconic.data.messages import check_messages, parse_messages
-from laconic.data.reasoning.catalog import refuse_csv
 from laconic.data.reasoning.chat import parse_tools
 from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 from laconic.errors import InputError, UsageError, translate_os_errors
@@ -20,7 +18,6 @@ STANDARD_INPUT = "-"
 def read_bytes(path: Path) -> bytes:
     if str(path) == STANDARD_INPUT:
         return sys.stdin.buffer.read()
-    check_file(path, "an existing file, or - for standard input")
     with translate_os_errors(path):
         return path.read_bytes()
 
@@ -34,11 +31,9 @@ def read_text(path: Path) -> str:
 
 
 def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
-    """Return the prompts of the command line; "-" is standard input. Raises `UsageError` (2) if there is none."""
+    """Return the prompts of the command line; "-" is standard input. Raises `UsageError` (2) if it is given twice."""
     if file is not None:
         return [PromptRow(str(file), read_text(file))]
-    if not prompts:
-        raise UsageError("no prompt given; laconic generate MODEL PROMPT, or - for standard input, or --file PATH")
     if prompts.count(STANDARD_INPUT) > 1:
         raise UsageError("- given twice; standard input is one prompt")
     return [
@@ -86,8 +81,6 @@ def read_prompt_rows(
     if str(path) == STANDARD_INPUT:
         rows = read_row_stream(sys.stdin.buffer, name, convert)[0]
     else:
-        refuse_csv(path)
-        check_file(path, 'a .jsonl whose rows have "prompt", "messages" or "question", or - for standard input')
         rows = read_rows(path, convert)[0]
     if system is not None and all(row.text is not None for row in rows):
         raise UsageError(f'--system: the rows of {name} have "prompt", which is continued as text; add --chat')

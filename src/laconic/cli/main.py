@@ -104,6 +104,10 @@ def parse_command(args: list[str]) -> Any:
     if args == ["--version"]:
         print(__version__)
         sys.exit(0)
+    if not args:  # as git does, the list of commands; as of other incomplete commands, the exit code is 2
+        with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
+            parse_command(["--help"])
+        sys.exit(EXIT_USAGE)
     check_command_name(args)
     args = insert_default_subcommand(args)
     args = ["tasks", *args[2:]] if args[:2] == ["tasks", "list"] else args
@@ -250,7 +254,8 @@ def exit_at_signals() -> Iterator[None]:
         sys.exit(128 + number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) == signal.SIG_DFL]
+    names = [name for name in ("SIGTERM", "SIGHUP") if is_main and hasattr(signal, name)]  # Windows has no SIGHUP
+    numbers = [n for n in (getattr(signal, name) for name in names) if signal.getsignal(n) == signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, leave)
     try:

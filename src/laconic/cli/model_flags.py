@@ -1,19 +1,27 @@
 """Flags that several commands have: those of a model in `generate`, `chat` and `serve`, and those of sampling."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tyro.conf import UseAppendAction
 
 from laconic.cli.arguments import Device, OptionalDtype, OptionalFloat, OptionalInt, OptionalQuantization, OptionalStr
-from laconic.console import log_note
+from laconic.console import is_interactive, log_note, status
 
 if TYPE_CHECKING:
     from laconic.experiment.load_model import LoadedModel
     from laconic.generation.config import GenerationConfig
 
 SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def import_with_status(text: str, module: str = "laconic.experiment.load_model") -> None:
+    """Import a module, and torch with it, which takes seconds on a busy machine; a terminal shows a text meanwhile."""
+    with status(text) if is_interactive() else nullcontext():
+        import_module(module)
 
 
 @dataclass(frozen=True, kw_only=True)

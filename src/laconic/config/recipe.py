@@ -130,8 +130,11 @@ class ModelConfig(ConfigModel):
     @model_validator(mode="after")
     def check_origin(self) -> "ModelConfig":
         sources = [key for key in ("name", "init_from_run", "family") if getattr(self, key) is not None]
-        if len(sources) != 1:
-            raise ValueError(f"set exactly one of name, init_from_run and family, not {', '.join(sources) or 'none'}")
+        if not sources:
+            choice = "such as model.name=stories260k or model.name=smollm2, or set family or init_from_run"
+            raise ValueError(f"name: missing; choose a model, {choice}")
+        if len(sources) > 1:
+            raise ValueError(f"set exactly one of name, init_from_run and family, not {', '.join(sources)}")
         if self.init_from_run and self.tokenizer:
             raise ValueError(f'tokenizer "{self.tokenizer}": the run of init_from_run has its own; remove the key')
         if self.family and not self.tokenizer:

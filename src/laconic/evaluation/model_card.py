@@ -34,10 +34,11 @@ USES = {
 METHOD_USES = {"autocompressor": "read", "hope": "learn", "lm": "continue"}
 
 
-def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> str:
+def build_model_card(run: str | Path, repo: str, licence: str | None = None, step: int | None = None) -> str:
     """Return the README.md of the hub's repository OWNER/NAME for a run that is exported to it.
 
-    `licence` is the hub's identifier for the licence of the weights, such as "apache-2.0".
+    `licence` is the hub's identifier for the licence of the weights, such as "apache-2.0"; `step` that of the
+    checkpoint, by default that of the results.
     """
     recipe = next(iter(load_recipes([run]).values()))
     datasets = find_datasets(recipe)
@@ -74,9 +75,9 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         f'model = laconic.load("{repo}")\n{USES[METHOD_USES.get(recipe.method, "reason")]}\n```',
         f"Without laconic, {without_laconic}",
         "## Results",
-        *(describe_results(run) or ["This run has not been evaluated."]),
+        *(describe_results(run, step) or ["This run has not been evaluated."]),
         "## Reproduce",
-        *describe_training(run, recipe),
+        *describe_training(run, recipe, step),
     ]
     return "\n\n".join(lines) + "\n"
 
@@ -106,7 +107,7 @@ def describe_data_licences(datasets: Mapping[str, DatasetInfo | None]) -> str:
     return ", ".join(f"{name} {licence}" for name, licence in licences.items())
 
 
-def describe_training(run: str | Path, recipe: Recipe) -> list[str]:
+def describe_training(run: str | Path, recipe: Recipe, step: int | None) -> list[str]:
     """Return the commands that repeat a training and its evaluation, and the recipes of the runs that it began with."""
     recipes: list[str] = []
     commands: list[str] = []
@@ -128,7 +129,7 @@ def describe_training(run: str | Path, recipe: Recipe) -> list[str]:
         override = f" model.init_from_run=runs/{name}"
     commands += [
         f"laconic train laconic/recipe.toml{override} --out runs/reproduced",
-        *list_evaluation_commands(run, recipe, "runs/reproduced"),
+        *list_evaluation_commands(run, recipe, "runs/reproduced", step),
     ]
     return [*recipes, "```sh\n" + "\n".join(commands) + "\n```"]
 
@@ -170,12 +171,12 @@ def find_hub_name(recipe: Recipe) -> str | None:
     return name if name and "/" in name and not Path(name).is_absolute() else None
 
 
-def describe_results(run: str | Path) -> list[str]:
+def describe_results(run: str | Path, step: int | None) -> list[str]:
     """Return the stored results of a run as tables and lines of Markdown, as `laconic evaluate` prints them."""
     blocks: list[str] = []
     request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
     for suite in SUITES:
-        for results in split_results(load_results(suite, [str(run)])):
+        for results in split_results(load_results(suite, [str(run)], step)):
             for block in suite.report(request, results).blocks:
                 if isinstance(block, Table):
                     blocks.append(to_markdown(block))

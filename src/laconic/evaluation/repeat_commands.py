@@ -13,21 +13,24 @@ from laconic.evaluation.reasoning.run import COT_CONDITION
 from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalKind, EvalMetadata, latest_evaluations
 from laconic.evaluation.runs import seed_runs
 from laconic.experiment.from_recipe.build_data import choose_default_protocol
+from laconic.storage.run_dir import RunDirectory
 
 
-def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str) -> list[str]:
-    """Return the commands that repeat a run's stored evaluations on `target`.
+def list_evaluation_commands(run: str | Path, recipe: Recipe, target: str, step: int | None = None) -> list[str]:
+    """Return the commands that repeat a run's stored evaluations on `target`, by default of any step.
 
     Files of rows and documents are not in a run; only their names are given. For a run without results, the command
     evaluates it on what its recipe holds out.
     """
-    evaluations = seed_runs(run)[0] / EVALUATIONS_FOLDER
+    folder = seed_runs(run)[0]
     commands: list[str] = []
-    for metadata in (x.metadata for kind in get_args(EvalKind) for x in latest_evaluations(evaluations, kind).values()):
+    checkpoint = "" if step in (None, *RunDirectory(folder).step_numbers()[-1:]) else f" --checkpoint {step}"
+    stored = (latest_evaluations(folder / EVALUATIONS_FOLDER, kind, step).values() for kind in get_args(EvalKind))
+    for metadata in (evaluation.metadata for evaluations in stored for evaluation in evaluations):
         command = f"audit {target} --task" if metadata.kind == "audit" else f"evaluate {target} --tasks"
         task = shlex.quote(name_task(metadata, recipe))
-        commands.append(f"laconic {command} {task}{describe_options(metadata, recipe)}")
-    held_out = [f"laconic evaluate {target}{task}" for task in list_held_out(recipe)]
+        commands.append(f"laconic {command} {task}{checkpoint}{describe_options(metadata, recipe)}")
+    held_out = [f"laconic evaluate {target}{task}{checkpoint}" for task in list_held_out(recipe)]
     return list(dict.fromkeys(commands)) or held_out
 
 
@@ -42,22 +45,23 @@ def list_held_out(recipe: Recipe) -> list[str]:
 def name_task(metadata: EvalMetadata, recipe: Recipe) -> str:
     """Return the name that `--tasks` takes for a stored evaluation."""
     task = metadata.task
+    suffix = metadata.suffix or ".jsonl"
     match metadata.kind:
         case "compression":
             return EXCERPT if EXCERPT in task else task.partition("-")[0]
         case "context_qa":
-            return f"{task}.jsonl"
+            return f"{task}{suffix}"
         case "class_incremental" if task not in INTENT_DATASETS:
-            return f"{FILE_PREFIX}{task}.jsonl"
+            return f"{FILE_PREFIX}{task}{suffix}"
         case "streams":
             return task.partition("-bin-")[0]
         case "reasoning" | "audit":
-            return name_question_set(task, recipe)
+            return name_question_set(task, recipe, suffix)
         case _:
             return task
 
 
-def name_question_set(title: str, recipe: Recipe) -> str:
+def name_question_set(title: str, recipe: Recipe, suffix: str) -> str:
     """Return the recipe's split, the data set or the file whose title is that of a stored evaluation."""
     if recipe.data.source == "digits":
         return title
@@ -65,7 +69,7 @@ def name_question_set(title: str, recipe: Recipe) -> str:
         path = getattr(recipe.data, split)
         if path is not None and set_title(path) == title:
             return split
-    return title if find_dataset(title) is not None else f"{title}.jsonl"
+    return title if find_dataset(title) is not None else f"{title}{suffix}"
 
 
 def describe_options(metadata: EvalMetadata, recipe: Recipe) -> str:

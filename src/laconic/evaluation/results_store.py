@@ -69,9 +69,9 @@ class EvalMetadata:
     """What an evaluation measured of a run at a step; stored in `result.json`.
 
     `limit` is the number of items, where the task was cut to its first ones; `shots` the number of training examples
-    per class, where it was limited. `variant` has the options that make this a different evaluation of the same task,
-    for example the protocol; `key` everything else that the results depend on, such as hashes of the checkpoint and of
-    the data.
+    per class, where it was limited; `suffix` that of the task's file. `variant` has the options that make this a
+    different evaluation of the same task, for example the protocol; `key` everything else that the results depend on,
+    such as hashes of the checkpoint and of the data.
     """
 
     kind: EvalKind
@@ -83,6 +83,7 @@ class EvalMetadata:
     shots: int | None = None
     variant: Mapping[str, str] = field(default_factory=dict[str, str])
     key: Mapping[str, str] = field(default_factory=dict[str, str])
+    suffix: str = ""
 
     @property
     def folder_name(self) -> str:
@@ -247,21 +248,24 @@ def load_stored(folder: Path) -> StoredEvaluation:
     )
 
 
-def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], StoredEvaluation]:
-    """Return one evaluation per task and variant in `evaluations`: of the latest step, the one with the most items."""
+def latest_evaluations(
+    folder: Path, kind: EvalKind, step: int | None = None
+) -> dict[tuple[Any, ...], StoredEvaluation]:
+    """Return one evaluation per task and variant: of a step, by default the latest, the one with the most items."""
     latest: dict[tuple[Any, ...], StoredEvaluation] = {}
     for file in sorted(folder.glob(f"{kind}*/{RESULT_FILE}")):
         stored = load_stored(file.parent)
         metadata = stored.metadata
         current = latest.get(metadata.group)
-        if metadata.kind == kind and (current is None or metadata.sort_key > current.metadata.sort_key):
+        is_wanted = metadata.kind == kind and step in (None, metadata.step)
+        if is_wanted and (current is None or metadata.sort_key > current.metadata.sort_key):
             latest[metadata.group] = stored
     return latest
 
 
 def _identity(metadata: EvalMetadata) -> str:
-    """Return what tells evaluations apart as JSON: the metadata without the name of the run, which may change."""
-    return to_canonical_json({key: value for key, value in asdict(metadata).items() if key != "run"})
+    """Return what tells evaluations apart as JSON: the metadata without names of run and file, which may change."""
+    return to_canonical_json({key: value for key, value in asdict(metadata).items() if key not in ("run", "suffix")})
 
 
 def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:

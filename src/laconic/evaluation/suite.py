@@ -184,6 +184,7 @@ def describe_evaluation(
     shots: int | None = None,
     variant: Mapping[str, str] | None = None,
     key: Mapping[str, str] | None = None,
+    suffix: str = "",
 ) -> EvalMetadata:
     """Return the metadata of an evaluation of a run; the checkpoint's hash is added to `key`."""
     prompt = read_prompt(run.folder)
@@ -200,6 +201,7 @@ def describe_evaluation(
         shots=shots,
         variant=variant or {},
         key=key,
+        suffix=suffix,
     )
 
 
@@ -281,8 +283,8 @@ def lock_evaluations(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
-    """Load what runs have stored: of each task the latest step, and of those the evaluation with the most items.
+def load_results(suite: EvalSuite, paths: Sequence[str], step: int | None = None) -> Results:
+    """Load what runs have stored: of each task a step, by default the latest, and of it the one with the most items.
 
     There is one result per run, task and variant; the seeds of a run are put together.
     """
@@ -290,16 +292,18 @@ def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
         kind: [
             result
             for path, title in zip(paths, runs.short_run_names(paths), strict=True)
-            for result in load_seed_results(suite, kind, runs.seed_runs(path), title)
+            for result in load_seed_results(suite, kind, runs.seed_runs(path), title, step)
         ]
         for kind in suite.kinds
     }
 
 
-def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path], title: str) -> list[RunResult]:
+def load_seed_results(
+    suite: EvalSuite, kind: EvalKind, folders: Sequence[Path], title: str, step: int | None = None
+) -> list[RunResult]:
     """Load the stored results of one kind of the seeds of a run; see `load_results`."""
     info = suite.describe(runs.load_recipes(folders[:1])[folders[0]])
-    per_seed = [results_store.latest_evaluations(folder / EVALUATIONS_FOLDER, kind) for folder in folders]
+    per_seed = [results_store.latest_evaluations(folder / EVALUATIONS_FOLDER, kind, step) for folder in folders]
     results: list[RunResult] = []
     for group in dict.fromkeys(group for stored in per_seed for group in stored):
         evaluations = [stored[group] for stored in per_seed if group in stored]

@@ -7,12 +7,11 @@ from operator import index
 from typing import Any, SupportsFloat, SupportsIndex, get_args
 
 from laconic.errors import UsageError
-from laconic.generation.result import Generation
 
 Number = float | int
 OnToken = Callable[[int, int, str, float], bool | None]  # (row, token id, text, logprob)
 OnPrefill = Callable[[int, int], None]  # (positions read, positions of the prompt)
-OnFinish = Callable[[int, Generation], None]  # (row, result)
+OnFinish = Callable[[int, Any], None]  # (row, its `Generation`, whose module imports torch)
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:

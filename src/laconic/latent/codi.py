@@ -219,7 +219,8 @@ class Codi(LatentReasoning):
             latent_passes.append(decoder(*args, **kwargs, capture=capture_latents))
             return latent_passes[-1]
 
-        M, prefix = latents.num_latents, latents.build_prefix(decoder, question.cache)
+        M = latents.num_latents
+        prefix = latents.build_prefix(decoder, question.cache)
         latent_cache = latents.compute_latents(forward, prefix, M).cache
         if latents.length_policy != "fixed":
             latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latents.seed), M)

@@ -180,7 +180,8 @@ class Kava(codi.Codi):
     def _gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the student's keys and values at the latents, the last M columns."""
         M = self.latent_thoughts.num_latents
-        keys, values = ([kv[l] for l in self.layers] for kv in (passes[-1].cache.keys, passes[-1].cache.values))
+        keys = [passes[-1].cache.keys[l] for l in self.layers]
+        values = [passes[-1].cache.values[l] for l in self.layers]
         if self.kv_config.key_space == "pre_rope":  # not in the cache; a sequential rollout has one latent per pass
             last = passes if self.latent_thoughts.schedule == "sequential" else passes[-1:]
             keys = [torch.cat([output.activations[f"k.{l}"] for output in last], 2) for l in self.layers]

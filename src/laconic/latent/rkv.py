@@ -120,8 +120,10 @@ def find_selectable_columns(batch: ReasoningBatch, policy: str) -> Bool[Tensor, 
 
 def get_needed_scores(config: KVSelectionConfig) -> tuple[bool, bool]:
     """Return whether the policy needs importance, and whether it needs redundancy."""
-    policy, lam = config.policy, config.importance_weight
-    return policy == "attention" or (policy == "rkv" and lam > 0), policy == "cosine" or (policy == "rkv" and lam < 1)
+    lam = config.importance_weight
+    needs_importance = config.policy == "attention" or (config.policy == "rkv" and lam > 0)
+    needs_redundancy = config.policy == "cosine" or (config.policy == "rkv" and lam < 1)
+    return needs_importance, needs_redundancy
 
 
 def score_columns(policy: str, I: Scores, R: Scores, lam: float, batch: ReasoningBatch, M: int, seed: int) -> Scores:

@@ -112,7 +112,9 @@ def run_latent_rollout(
     B, Np, D = prefix.embeds.shape
     z = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
     latents = intervention(z, 0) if intervention is not None and num_iterations == 0 else z
-    output, prefix_cache = read_placeholders(decoder, prefix, latents)
+    mask = None if prefix.attention_mask is None else F.pad(prefix.attention_mask, (0, M), value=True)
+    output = decoder(torch.cat([prefix.embeds, latents], 1), prefix.cache, attention_mask=mask)
+    prefix_cache = output.cache.crop(output.cache.S - M)
     begin_hidden, hidden_states = output.hidden_states[:, Np - 1], output.hidden_states[:, Np:]
     records = [PassRecord(latents, hidden_states, output.cache)]
     for t in range(1, num_iterations + 1):
@@ -125,19 +127,8 @@ def run_latent_rollout(
         hidden_states = output.hidden_states
         records.append(PassRecord(latents, hidden_states, output.cache))
     passes = (PassCounts(0, 1, num_iterations, 0),) * B
-    return LatentRollout(
-        latents, hidden_states, begin_hidden, output.cache, passes, tuple(records) if record_passes else ()
-    )
-
-
-def read_placeholders(
-    decoder: ForwardFn, prefix: LatentPrefix, placeholders: Float[Tensor, "B M D"]
-) -> tuple[DecoderOutput, KVCache]:
-    """Read prefix and placeholders; return the output of the decoder, and the cache of the prefix."""
-    (B, M, _), mask = placeholders.shape, prefix.attention_mask
-    mask = None if mask is None else torch.cat([mask, mask.new_ones(B, M)], 1)
-    output = decoder(torch.cat([prefix.embeds, placeholders], 1), prefix.cache, attention_mask=mask)
-    return output, output.cache.crop(output.cache.S - M)
+    recorded = tuple(records) if record_passes else ()
+    return LatentRollout(latents, hidden_states, begin_hidden, output.cache, passes, recorded)
 
 
 def initial_latents(hidden_states: Float[Tensor, "B N D"], project: ProjectFn) -> Float[Tensor, "B M D"]:

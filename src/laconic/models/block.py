@@ -67,7 +67,9 @@ class LayerNorm(nn.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width)), eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
@@ -141,10 +143,10 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
-        self.config, self.index, self.weight_names = config, index, WEIGHT_NAMES[config.family]
+        self.config, self.index = config, index
+        names = self.weight_names = WEIGHT_NAMES[config.family]
         D, F, E = config.hidden_size, config.intermediate_size, config.head_dim
         H, G = config.num_attention_heads, config.num_key_value_heads
-        names = self.weight_names
         add_submodule(self, names.norm1, build_norm(config))
         heads = {names.qkv: H + 2 * G} if names.qkv else {names.q: H, names.k: G, names.v: G}
         for path, count in heads.items():
@@ -268,9 +270,9 @@ class Block(nn.Module):
             y, keys and values including the past ones, and the captured activations by name.
         """
         activations: dict[str, Tensor] = {}
-        capture = (
-            partial(attention.capture, activations, self.index, capture_names) if capture_names else capture_nothing
-        )
+        capture = capture_nothing
+        if capture_names:
+            capture = partial(attention.capture, activations, self.index, capture_names)
         dropout = self.config.dropout.residual if self.training else 0.0
         drop: Callable[[Tensor], Tensor] = (lambda z: F.dropout(z, dropout)) if dropout else (lambda z: z)
         capture_scores = not capture_names.isdisjoint(EAGER_ACTIVATIONS)

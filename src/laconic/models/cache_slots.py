@@ -83,7 +83,8 @@ class CacheSlots:
 
     def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
         """Raise ValueError unless a decoder with this `config` can read it, in a batch of `batch_size` rows."""
-        shape, expected = self.shape_summary, (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        shape = self.shape_summary
+        expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         if shape != expected:
             raise ValueError(f"the cache has (layers, KV heads, head size) {shape}, the decoder {expected}")
         if batch_size != self.B:

@@ -152,9 +152,10 @@ class Decoder(PretrainedDecoder):
             ValueError: Shapes, dtypes, positions or cache do not fit.
         """
         check_forward_inputs(
-            self.config, self.attn_implementation, inputs_embeds, cache, attention_mask, position_ids, attention_bias
+            self.config, self.attn_implementation, inputs_embeds, attention_mask, position_ids, attention_bias, cache
         )
-        (B, T), device = inputs_embeds.shape[:2], inputs_embeds.device
+        B, T = inputs_embeds.shape[:2]
+        device = inputs_embeds.device
         all_valid = attention_mask is None and cache is None
         mask = torch.ones(B, T, dtype=torch.bool, device=device) if attention_mask is None else attention_mask.bool()
         past = KVCache.empty(self.config, B, inputs_embeds.dtype, device) if cache is None else cache
@@ -215,14 +216,14 @@ class Decoder(PretrainedDecoder):
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
         pairs: list[tuple[Tensor, Tensor]] = []
         every = self.activation_checkpointing if self.training else 0
-        x = real_tokens.gather(x) if (real_tokens := context.real_tokens) else x
+        real_tokens = context.real_tokens
+        x = real_tokens.gather(x) if real_tokens else x
         for i, block in enumerate(self.layers):
             if "hidden" in request[i]:
                 activations[f"hidden.{i}"] = real_tokens.scatter(x) if real_tokens else x
             past_kv = (past.keys[i], past.values[i]) if past.S else None
-            inputs = (x, past_kv, context, request[i])
-            run = checkpointed if every and i % every == 0 else None
-            x, k, v, captured = run(block, *inputs) if run else cast(BlockOutput, block(*inputs))
+            run = partial(checkpointed, block) if every and i % every == 0 else block
+            x, k, v, captured = cast(BlockOutput, run(x, past_kv, context, request[i]))
             pairs.append((k, v))
             activations |= captured
         x = real_tokens.scatter(x) if real_tokens else x
@@ -233,10 +234,10 @@ def check_forward_inputs(
     config: DecoderConfig,
     backend: str,
     inputs_embeds: Tensor,
-    cache: KVCache | None,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     attention_bias: Tensor | None,
+    cache: KVCache | None = None,
 ) -> None:
     check_inputs_embeds(config, inputs_embeds)
     B, T = inputs_embeds.shape[:2]
@@ -254,7 +255,8 @@ def check_forward_inputs(
             raise ValueError(f"cache is a {type(cache).__name__}; pass None, or the laconic.KVCache of an output")
         cache.check_fits(config, B)
     if attention_bias is not None:
-        shape, full_shape = attention_bias.shape, (B, T, T + (cache.S if cache is not None else 0))
+        shape = attention_bias.shape
+        full_shape = (B, T, T + (0 if cache is None else cache.S))
         if len(shape) != 3 or any(b not in (1, n) for b, n in zip(shape, full_shape, strict=True)):
             raise ValueError(f"attention_bias {list(shape)} does not broadcast to {list(full_shape)}")
     if backend not in ATTENTION_BACKENDS:

@@ -92,7 +92,7 @@ class NestedLanguageModel(nn.Module):
         )
         after = output.cache
         loss, accuracy = masked_cross_entropy(
-            self.decoder.logits, output.hidden_states, inputs.targets, denominator=total["scored"]
+            self.decoder.logits, output.hidden_states, inputs.targets, total["scored"]
         )
         metrics = {"nats": loss.detach(), "accuracy": accuracy.detach()}
         row_tokens = batch.attention_mask[:, : inputs.input_ids.shape[1]].sum(1).float().mean()

@@ -176,7 +176,8 @@ class FastWeightState:
 def check_reader(label: str, state: LayerState) -> None:
     """Raise `UsageError` if a state is that of a layer with other sizes or chunk sizes than those of `label`."""
     if state.readers and label not in state.readers:
-        layer, problem = label.partition(" ")[0], f"it is of {state.readers.strip('; ')}, this is {label.strip('; ')}"
+        layer = label.partition(" ")[0]
+        problem = f"it is of {state.readers.strip('; ')}, this is {label.strip('; ')}"
         raise UsageError(f"{layer}: the state is of another layer: {problem}; leave it out to start with a new one")
 
 
@@ -338,12 +339,6 @@ def join_groups(groups: Sequence[Sequence[int]], trees: Sequence[Tree]) -> Tree:
     """Concatenate the trees of groups of rows, as `concat_rows` does, in the order of the batch."""
     inverse = torch.tensor([row for rows in groups for row in rows]).argsort()
     return trees[0] if len(trees) == 1 else select_rows(concat_rows(*trees), inverse)
-
-
-def states_equal(one: object, other: object) -> bool:
-    """Return whether two trees have the same tensor names and the same bits."""
-    left, right = dict(named_tensors(one)), dict(named_tensors(other))
-    return left.keys() == right.keys() and all(bit_equal(left[name], right[name]) for name in left)
 
 
 def bit_equal(x: Tensor, y: Tensor) -> bool:

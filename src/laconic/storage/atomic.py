@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from laconic.config.config_model import drop_former_options
 from laconic.errors import (
-    BusyError,
     CorruptArtifactError,
     DiskError,
     InputError,
@@ -34,7 +33,7 @@ from laconic.errors import (
 from laconic.storage.file_names import check_is_file
 from laconic.storage.safetensors_header import NotSafetensorsError, SafetensorsHeader, read_safetensors_header
 from laconic.storage.strict_json import parse_json, to_canonical_json
-from laconic.storage.temporary import create_temporary_folder, follow_link, is_device_or_pipe
+from laconic.storage.temporary import check_new_or_empty, create_temporary_folder, follow_link, is_device_or_pipe
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
 FORMAT_VERSION = 1  # format of single-file artifacts
@@ -135,8 +134,7 @@ def write_folder_atomically(target: Path, write: Callable[[Path], None], expecte
 
 def check_new_folder(target: Path, expected_bytes: int = 0) -> None:
     """Check a folder that is to be created, before the work that fills it: it must be new or empty, with free space."""
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise BusyError(f"{target} exists and is not empty; choose another folder, or empty it")
+    check_new_or_empty(target)
     check_free_space(target, expected_bytes)
 
 

@@ -1,10 +1,12 @@
 """Check names of files and tensors: untrusted ones, and those of files that must exist."""
 
+import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from laconic.errors import InputError, UnsafeFileError
 
 MAX_NAME_LENGTH = 1000
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def resolve_inside(root: Path, name: str, *, allow_links: bool = True) -> Path:
@@ -42,6 +44,12 @@ def check_is_file(path: Path) -> None:
         raise InputError(f"{path} is a folder; give a file")
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
+
+
+def check_hub_name(name: str) -> None:
+    """Raise `InputError` for a model's name that cannot be one on the hub, or that is a file."""
+    if Path(name).expanduser().exists() or not HUB_NAME.fullmatch(name):
+        raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
 
 
 def is_printable(name: str) -> bool:

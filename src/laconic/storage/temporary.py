@@ -11,6 +11,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from laconic.errors import BusyError
+
 try:
     import fcntl
 except ImportError:  # Windows: what killed writers leave stays
@@ -27,6 +29,12 @@ def is_device_or_pipe(path: Path) -> bool:
 def follow_link(path: Path) -> Path:
     """Return the target of a symbolic link; any other path, and a link to a device or pipe, is returned as it is."""
     return path.resolve() if path.is_symlink() and not is_device_or_pipe(path) else path
+
+
+def check_new_or_empty(target: Path) -> None:
+    """Raise `BusyError` (73) for what exists, other than an empty folder."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise BusyError(f"{target} exists and is not empty; choose another folder, or empty it")
 
 
 @contextmanager

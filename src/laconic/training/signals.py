@@ -13,8 +13,8 @@ from types import FrameType
 from laconic.console import log_message
 from laconic.errors import PreemptedError
 
-ABORT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-STOP_SIGNALS = (*ABORT_SIGNALS, signal.SIGHUP)
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has neither it nor SIGUSR1
+ABORT_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)]
 
 
 class SignalInterruptError(BaseException):
@@ -77,8 +77,8 @@ def handle_signals() -> Iterator[StopSignal]:
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    numbers = ABORT_SIGNALS if is_nohup else STOP_SIGNALS
+    stops_at_hangup = HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN
+    numbers = [*ABORT_SIGNALS, HANGUP] if stops_at_hangup else ABORT_SIGNALS
     handlers = {number: signal.signal(number, stop.handle) for number in numbers}
     old_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_abort_at_second, args=(reader, stop), daemon=True).start()

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from laconic import Decoder, DecoderConfig, LanguageModel
-from laconic.compression.kv.compress import DocumentCompression, KVCompressionConfig, compress_document
+from laconic.compression.kv.compress import DocumentCompression, compress_document
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.evaluation.memories import contexts, suite

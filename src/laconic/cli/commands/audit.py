@@ -6,6 +6,8 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import Device, OptionalProtocol, OptionalStr, OutputFormat, check_minimum
+from laconic.cli.files import check_model
+from laconic.cli.model_flags import import_with_status
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class AuditCommand:
     def run(self) -> int:
         check_minimum(2, limit=self.limit)
         check_minimum(1, batch_size=self.batch_size)
+        for run in (self.run_path, *self.control):
+            check_model(run)
+        import_with_status(f"loading {self.run_path}", "laconic.evaluation.inspection.audit_suite")
         from laconic.cli.commands.evaluate import print_report
         from laconic.cli.commands.train import select_device
         from laconic.evaluation.checkpoints import resolve_run

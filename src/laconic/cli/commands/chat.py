@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import OptionalStr, check_minimum, check_utf8
-from laconic.cli.files import check_memories, write_file
+from laconic.cli.files import check_memories, check_model, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
-from laconic.cli.model_flags import ModelFlags, SamplingFlags
+from laconic.cli.model_flags import ModelFlags, SamplingFlags, import_with_status
 from laconic.console import log_message, log_note, status
 from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
@@ -62,7 +62,11 @@ class ChatCommand(ModelFlags, SamplingFlags):
 
     def run(self) -> int:
         check_minimum(1, max_tokens=self.max_tokens)
-        self.check_chat_memories()
+        replace(self, sample=False).sampling_config(self.max_tokens)  # refuses numbers out of range
+        check_model(self.model)
+        check_memories(self.memory, self.system)
+        import_with_status(f"loading {self.model}")
+        self.refuse_states()
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
@@ -89,11 +93,10 @@ class ChatCommand(ModelFlags, SamplingFlags):
                 log_message(f"laconic: {error}")
         return exit_code
 
-    def check_chat_memories(self) -> None:
+    def refuse_states(self) -> None:
         """Raise `UsageError` (2) for memories that do not begin a chat, before anything is loaded."""
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
 
-        check_memories(self.memory, self.system)
         state = next(filter(is_state_file, self.memory), None)
         if state is not None:
             raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")

@@ -22,7 +22,16 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_file, check_memories, check_replaceable, check_text_format, print_json
+from laconic.cli.files import (
+    check_file,
+    check_memories,
+    check_model,
+    check_replaceable,
+    check_text_format,
+    print_json,
+)
+from laconic.cli.model_flags import import_with_status
+from laconic.compression.kv.config import DEFAULT_CONFIG, KVCompressionConfig
 from laconic.console import log_message, pluralize, progress, status
 from laconic.errors import BusyError, InputError, UsageError, translate_os_errors
 from laconic.storage.temporary import is_device_or_pipe
@@ -111,19 +120,19 @@ class CompressCommand:
     ] = None
     """dtype of the numbers in the file (default: the model's)"""
     seed: int = 0
-    """random seed of --stop-rule sample and --method random"""
+    """random seed of --stop-rule sample, --method random and --fit"""
     device: Device = "auto"
     format: OutputFormat = "human"
 
     def run(self) -> int:
         self.validate()
+        import_with_status(f"loading {self.model}")
         from laconic.experiment.load_run import is_nested
 
         if is_nested(self.model) or self.learn or self.memory is not None:
             from laconic.cli.nested import compress_text
 
             return compress_text(self)
-        refuse_flags(self, ("inner_lr",), "needs --learn")
         if keeps_kv(self.model):
             from laconic.cli.compress_kv import compress_with_checkpoint
 
@@ -146,6 +155,8 @@ class CompressCommand:
         compressor = model.compressor if isinstance(model, laconic.Reasoner) else model
         assert isinstance(compressor, laconic.TextCompressor)
         job = CompressionJob(compressor.method, length)
+        if job.stop_rule.name != "sample":
+            refuse_flags(self, ("seed",), "only with --stop-rule sample")
         start = time.perf_counter()
         self.check_text_length(compressor, job)
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
@@ -162,7 +173,10 @@ class CompressCommand:
 
     def validate(self) -> None:
         """Raise `UsageError` (2), `InputError` (66) or `BusyError` (73) for invalid flags before loading."""
-        check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
+        check_minimum(1, batch_size=self.batch_size, save_every=self.save_every, fit=self.fit)
+        self.build_kv_config()  # refuses numbers out of range
+        if not self.learn and self.memory is None:
+            refuse_flags(self, ("inner_lr",), "needs --learn")
         if self.source != "-":
             check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
         check_memories([] if self.memory is None else [self.memory])
@@ -175,6 +189,14 @@ class CompressCommand:
             raise BusyError(
                 f"{self.partial_path} holds what an interrupted command has read; --resume continues it, or delete it"
             )
+        check_model(self.model)
+
+    def build_kv_config(self) -> KVCompressionConfig:
+        """Return the options of a plain model."""
+        method = self.method or DEFAULT_CONFIG.method
+        return KVCompressionConfig(
+            method, self.keep, self.slots, self.max_loss, equal_heads=self.equal_heads, seed=self.seed
+        )
 
     @property
     def partial_path(self) -> Path:

@@ -7,16 +7,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum, command_line
 from laconic.cli.commands.evaluate import print_report
+from laconic.cli.demo_progress import DemoProgress
 from laconic.cli.demo_run import TEACHER_ENTRY
 from laconic.cli.files import write_file
-from laconic.console import ProgressFn, log_message, progress, status
+from laconic.console import log_message, progress, status
 from laconic.errors import LaconicError, UsageError
 
 if TYPE_CHECKING:
@@ -91,13 +92,13 @@ FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.max_rows=200")
 class DemoCommand:
     """Train small models on arithmetic with a chain of thought, without one, and with latent thoughts; compare them.
 
-    Runs offline, two processes at a time. Re-run the same command to resume.
+    Runs offline, two processes at a time. Re-run the same command to resume. The time left follows the pace so far.
 
     Example: laconic demo --fast
     """
 
     fast: bool = False
-    """finish in about two minutes: fewer methods, no control runs"""
+    """finish in about two minutes on two idle cores: fewer methods, no control runs"""
     num_seeds: int = 1
     """number of runs of each method; three or more give a mean with its standard deviation"""
     out: OptionalPath = None
@@ -183,10 +184,13 @@ def check_teacher(run: DemoRun) -> str | None:
     )
 
 
-def train_all(runs: Sequence[DemoRun], show: ProgressFn) -> dict[str, str | None]:
+def train_all(
+    runs: Sequence[DemoRun], show: Callable[[Sequence[DemoRun], Collection[str | None]], None]
+) -> dict[str, str | None]:
     """Train and evaluate runs in subprocesses, `NUM_WORKERS` at a time, each after the run that it starts from.
 
-    On an error or an interrupt all subprocesses are stopped.
+    `show` gets the runs that are running, and the names of finished ones. On an error or an interrupt all subprocesses
+    are stopped.
 
     Returns:
         Why each run was left out, by name; None for one that is finished.
@@ -209,8 +213,7 @@ def train_all(runs: Sequence[DemoRun], show: ProgressFn) -> dict[str, str | None
                 else:
                     continue
                 waiting.remove(run)
-            names = " and ".join(run.name for run in processes.values())
-            show(names, len(runs) - len(processes) - len(waiting), len(runs))
+            show(list(processes.values()), problems)
             time.sleep(POLL_SECONDS)
             for process in [process for process in processes if process.poll() is not None]:
                 run = processes.pop(process)
@@ -270,7 +273,7 @@ def run_demo(
     log_message(f"laconic demo: {len(runs)} runs, {NUM_WORKERS} at a time; logs in {out / 'logs'}")
     with progress("training") as show:
         try:
-            problems = train_all(runs, show)
+            problems = train_all(runs, DemoProgress(runs, show, NUM_WORKERS).update)
         except (KeyboardInterrupt, SystemExit):  # the latter on SIGTERM
             log_message("laconic demo: stopped; re-run the same command to resume")
             raise

@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -20,7 +21,8 @@ from laconic.cli.arguments import (
     refuse_flags,
     split_commas,
 )
-from laconic.cli.files import print_json
+from laconic.cli.files import check_file, check_model, print_json
+from laconic.cli.model_flags import import_with_status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ class EvaluateCommand:
         iterations = parse_ints("--jacobi-iterations", self.jacobi_iterations)
         residuals = parse_positive("--jacobi-tolerance", self.jacobi_tolerance)
         shares = parse_positive("--keep", self.keep, 1.0)
+        import_with_status(f"loading {self.runs[0]}", "laconic.evaluation.suites")
         from laconic.cli.commands.train import select_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.evaluation.suites import SUITES, choose_suite
@@ -159,6 +162,13 @@ class EvaluateCommand:
             refuse_flags(self, ("tolerance",), "requires --protocol decimal")
         if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
             raise UsageError(f"--tolerance {self.tolerance:g}: expected 0, or a number such as 0.001")
+        from laconic.config.data import is_row_file
+
+        for run in filter(None, (*self.runs, self.baseline)):
+            check_model(run)
+        for name in filter(None, (*split_commas(self.tasks), self.documents, self.questions)):
+            if is_row_file(name) and ":" not in name:
+                check_file(Path(name), "a file, or a task that laconic tasks list shows")
 
     def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
         """Return a run as it is, and for a model the folder of its results."""

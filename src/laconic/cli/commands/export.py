@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalDtype, OptionalPath, OptionalStr, parse_dtype, refuse_flags
-from laconic.cli.files import check_new_file, write_file
+from laconic.cli.files import check_model, check_new_file, write_file
+from laconic.cli.model_flags import import_with_status
 from laconic.console import log_message, status
 from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.storage.temporary import check_new_or_empty
 
 if TYPE_CHECKING:
     from laconic.experiment.load_run import RunStep
@@ -51,6 +53,14 @@ class ExportCommand:
     """dtype of the weights (default: as stored)"""
 
     def run(self) -> int:
+        if self.push is None:
+            refuse_flags(self, ("private", "license", "dry_run"), "only with --push")
+        if self.to is None or not Path(self.model).is_file():  # a memory is written as a file
+            check_new_or_empty(self.out)
+        check_model(self.model)
+        if self.adapter is not None and not self.adapter.is_dir():
+            raise InputError(f"no folder {self.adapter}; give that of a peft adapter")
+        import_with_status(f"loading {self.model}")
         from laconic.experiment.export import export_model
         from laconic.experiment.from_recipe import build_nested
         from laconic.experiment.load_model import check_is_model
@@ -61,8 +71,6 @@ class ExportCommand:
         from laconic.models.checkpoints.named_models import NAMED_MODELS
         from laconic.storage.atomic import check_new_folder
 
-        if self.push is None:
-            refuse_flags(self, ("private", "license", "dry_run"), "only with --push")
         if (kind := self.read_memory_kind()) is not None:
             refuse_flags(self, ("adapter", "dtype", "push"), f"{self.model} is a memory")
             return self.export_cartridge(kind) if self.to is None else self.export_prompt_embeds(kind)
@@ -127,7 +135,7 @@ class ExportCommand:
         from laconic.storage.atomic import check_new_folder
 
         refuse_flags(self, ("adapter",), f"{self.model} is a run, which is exported as trained")
-        card = self.build_card(run_dir.folder)
+        card = self.build_card(run_dir)
         check_new_folder(self.out)
         with status(f"loading {self.model}"):
             run = load_run(run_dir.folder, torch.device("cpu"), run_dir.step)
@@ -149,15 +157,17 @@ class ExportCommand:
             self.push_folder(card, f"Step {run.step} of {run_dir.folder.name}")
         return 0
 
-    def build_card(self, run: Path) -> str | None:
+    def build_card(self, run: "RunStep") -> str | None:
         """Return the model card for --push, before anything is written."""
         if self.push is None:
             return None
         from laconic.evaluation.model_card import build_model_card
         from laconic.experiment.export import check_repository_name
+        from laconic.experiment.load_run import is_export, latest_step
 
         check_repository_name(self.push)
-        return build_model_card(run, self.push, self.license)
+        step = run.step or (None if is_export(run.folder) else latest_step(run.folder).step)
+        return build_model_card(run.folder, self.push, self.license, step)
 
     def push_folder(self, card: str, message: str) -> None:
         """Add the model card to the exported run, and upload the folder unless this is a dry run."""

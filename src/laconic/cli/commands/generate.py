@@ -17,9 +17,9 @@ from laconic.cli.arguments import (
     check_minimum,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_new_file, check_replaceable, print_json
+from laconic.cli.files import check_file, check_memories, check_model, check_new_file, check_replaceable, print_json
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer, find_done_file, generation_to_json
-from laconic.cli.model_flags import ModelFlags, SamplingFlags
+from laconic.cli.model_flags import ModelFlags, SamplingFlags, import_with_status
 from laconic.console import log_message, pluralize, status
 from laconic.errors import UsageError
 from laconic.storage.temporary import is_device_or_pipe
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["language model", "compressor", "fast weights", "reasoner"]
 DEFAULT_MAX_TOKENS = 128
+STANDARD_INPUT = Path("-")
 REASONING_FLAGS = ("with_cot", "jacobi_tolerance")
 RECIPE_FLAGS = ("allow_missing", "dtype", "revision", "quantize")
 
@@ -103,6 +104,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
 
     def run(self) -> int:
         self.validate()
+        import_with_status(f"loading {self.model}")
         if self.checkpoint != "latest":
             return replace(self, model=str(self.find_step()), checkpoint="latest").run()
         hub_run = self.find_hub_run()
@@ -164,7 +166,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
 
         if Path(self.model).expanduser().exists() or find_run(self.model) is not None:
             return None
-        check_memories(self.memory, self.system)  # before files are downloaded
         check_is_model(self.model)
         folder = find_checkpoint(self.model, self.revision, with_weights=False)
         return find_checkpoint(self.model, self.revision) if is_export(folder) else None
@@ -195,6 +196,8 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         present = [name for name, value in sources.items() if value]
         if len(present) > 1:
             raise UsageError(f"{present[0]} and {present[1]} given; give one of {', '.join(sources)}")
+        if not present:
+            raise UsageError("no prompt given; laconic generate MODEL PROMPT, or - for standard input, or --file PATH")
         if self.system is not None and not (self.chat or self.messages or self.input):
             raise UsageError("--system: needs --chat or --messages, or --input with messages")
         if self.output is not None and self.input is None:
@@ -210,19 +213,36 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         check_minimum(1, batch_size=self.batch_size)
         if self.logprobs and self.format != "json" and self.input is None:
             raise UsageError("--logprobs: needs --format json or --input")
-        replace(self, sample=False).generation_config()  # numbers out of range are refused before the model is loaded
+        replace(self, sample=False).generation_config()  # refuses numbers out of range
+        if not self.learn:
+            refuse_flags(self, ("save_state", "inner_lr"), "needs --learn")
+        if self.save_state is not None:
+            refuse_flags(self, ("input",), "not available with --save-state")
+            check_replaceable("--save-state", self.save_state)
+        check_model(self.model)
+        self.check_inputs()
+
+    def check_inputs(self) -> None:
+        """Raise `InputError` (66) for files that do not exist, and `UsageError` (2) for a memory before --system."""
+        for path in (self.file, self.messages):
+            if path not in (None, STANDARD_INPUT):
+                check_file(path, "an existing file, or - for standard input")
+        if self.input not in (None, STANDARD_INPUT):
+            from laconic.data.reasoning.catalog import refuse_csv
+
+            refuse_csv(self.input)
+            expected = 'a .jsonl whose rows have "prompt", "messages" or "question", or - for standard input'
+            check_file(self.input, expected)
+        check_memories(self.memory, self.system)
 
     def check_flags(self) -> None:
         """Raise `UsageError` (2) for flags that do not fit the kind of model, before it is loaded."""
         if self.kind == "fast weights":
             flags = (*REASONING_FLAGS, "sample", "allow_long_prompt", "quantize", "allow_missing")
             refuse_flags(self, flags, "not available for a model with fast weights")
-        else:
-            refuse_flags(self, ("save_state", "inner_lr"), "needs --learn")
         if len(self.memory) > 1 and self.kind in ("fast weights", "reasoner"):
             reads = "takes one state" if self.kind == "fast weights" else "reads one memory"
             raise UsageError(f"--memory: {len(self.memory)} files; {self.model} {reads}")
-        check_memories(self.memory, self.system)
         if self.kind in ("compressor", "reasoner"):
             flags = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
             refuse_flags(self, flags, "not available for a run of this method")
@@ -231,11 +251,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             refuse_flags(self, REASONING_FLAGS, reason)
         if self.kind != "fast weights" and (self.recipe is not None or self.kind == "compressor"):
             refuse_flags(self, RECIPE_FLAGS, "not available for a run; its recipe fixes it")
-        if self.save_state is not None:
-            refuse_flags(self, ("input",), "not available with --save-state")
-            if not self.learn:
-                raise UsageError(f"--save-state {self.save_state}: requires --learn")
-            check_replaceable("--save-state", self.save_state)
 
     def read_prompts(self) -> "list[PromptRow]":
         """Read the prompts, for a run that answers questions those."""

@@ -10,6 +10,7 @@ from laconic.cli.arguments import OptionalDtype, parse_dtype
 from laconic.cli.files import check_file
 from laconic.console import log_message, progress
 from laconic.errors import UsageError, translate_os_errors
+from laconic.storage.temporary import check_new_or_empty
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,13 @@ class ImportCommand:
     """dtype of the weights (default: as stored; float32 for quantised ones)"""
 
     def run(self) -> int:
+        check_file(self.file, "a .gguf file, or a .bin file of llama2.c")
+        check_new_or_empty(self.out)
         from laconic.experiment.export import export_model
         from laconic.models.decoder import Decoder
         from laconic.models.gguf.convert import convert_gguf
         from laconic.models.gguf.header import MAGIC
 
-        check_file(self.file, "a .gguf file, or a .bin file of llama2.c")
         dtype = parse_dtype(self.dtype)
         suffix = self.file.suffix.lower()
         with translate_os_errors(self.file), self.file.open("rb") as file:

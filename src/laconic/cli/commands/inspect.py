@@ -17,6 +17,7 @@ from laconic.cli.arguments import (
     refuse_flags,
 )
 from laconic.cli.files import check_page_path, print_json
+from laconic.cli.model_flags import import_with_status
 from laconic.console import escape_controls
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -64,20 +65,22 @@ class InspectCommand:
         if not folder.exists():
             raise InputError(f"no {self.model}; give the directory of a run and a question, or a memory file")
         self.validate()
+        import_with_status(f"loading {self.model}", "laconic.cli.inspect_run")
         from laconic.cli.inspect_run import inspect_runs
 
         return inspect_runs(self)
 
     def inspect_file(self) -> int:
         """Describe a memory or state file. Raises `UsageError` (2) for flags of runs, `CorruptArtifactError` (76)."""
+        with translate_os_errors(Path(self.model)), open(self.model, "rb") as file:
+            if self.model.endswith(".part") and file.read(65)[64:] == b"\n":  # after the key of the command
+                raise UsageError(f"{self.model} is of an unfinished laconic generate --output; repeat that command")
+        import_with_status(f"loading {self.model}")
         from laconic.cli.inspect_file import describe_kv_memory_file, describe_memory_file, describe_state_file
         from laconic.compression.kv.memory_file import FILE_KIND
         from laconic.nested.state_file import ARTIFACT_KIND
         from laconic.storage.atomic import read_artifact_kind
 
-        with translate_os_errors(Path(self.model)), open(self.model, "rb") as file:
-            if self.model.endswith(".part") and file.read(65)[64:] == b"\n":  # after the key of the command
-                raise UsageError(f"{self.model} is of an unfinished laconic generate --output; repeat that command")
         kind = read_artifact_kind(Path(self.model))
         if self.question is not None or self.task is not None or self.baseline:
             raise UsageError(

@@ -3,16 +3,18 @@
 import math
 import os
 import re
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import OptionalFloat, OptionalInt, OptionalPath, OptionalStr, refuse_flags
-from laconic.cli.files import check_memories
-from laconic.cli.model_flags import ModelFlags
+from laconic.cli.files import check_memories, check_model
+from laconic.cli.model_flags import ModelFlags, import_with_status
 from laconic.errors import UsageError
+from laconic.serving.listener import bind_socket
 
 if TYPE_CHECKING:
     from laconic.experiment.load_model import LoadedModel
@@ -79,14 +81,17 @@ class ServeCommand(ModelFlags):
     max_sessions: int = 64
     """maximum number of sessions of a model that learns; one more gets status 400"""
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name.startswith("max_")}
+
     def run(self) -> int:
         key = os.environ.get("LACONIC_API_KEY") or None if self.api_key is None else self.api_key
         if key is not None and not key.strip():
             raise UsageError("--api-key is empty; give a key, or remove --api-key")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port {self.port}: must be 0 to 65535")
-        limits = {name: value for name, value in vars(self).items() if name.startswith("max_")}
-        for name, value in limits.items():
+        for name, value in self.limits.items():
             if value is not None and not value > 0:
                 raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
         if not 0 <= self.shutdown_seconds < math.inf:
@@ -100,6 +105,13 @@ class ServeCommand(ModelFlags):
             refuse_flags(self, ("quantize", "jacobi_tolerance", "memory"), "not available with --learn")
         else:
             refuse_flags(self, ("inner_lr",), "needs --learn")
+        check_model(self.model)
+        with bind_socket(self.host, self.port, key) as listener:
+            import_with_status(f"loading {self.model}", "laconic.serving.http.server")
+            self.serve(listener, key, memory_files)
+        return 0
+
+    def serve(self, listener: "socket.socket", api_key: str | None, memory_files: dict[str, Path]) -> None:
         from laconic.serving.http.api_model import choose_model_name
         from laconic.serving.http.limits import ServerOptions
         from laconic.serving.http.server import serve
@@ -113,18 +125,15 @@ class ServeCommand(ModelFlags):
             return loaded if self.jacobi_tolerance is None else set_tolerance(loaded, self.jacobi_tolerance)
 
         options = ServerOptions(
-            host=self.host,
-            port=self.port,
-            api_key=key,
+            api_key=api_key,
             allowed_origins=self.allowed_origin,
             log_requests=self.log_requests,
             shutdown_seconds=self.shutdown_seconds,
             memory_folder=self.memory_dir,
             memory_files=memory_files,
-            **limits,
+            **self.limits,
         )
-        serve(self.served_model_name or choose_model_name(self.model), load, options)
-        return 0
+        serve(self.served_model_name or choose_model_name(self.model), load, options, listener)
 
 
 def set_tolerance(model: "LoadedModel", tolerance: float) -> "LoadedModel":

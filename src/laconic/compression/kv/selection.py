@@ -8,7 +8,7 @@ comparable between heads, so that its slots go to the heads that need them; the 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.compression.kv import scores as kv_scores
+from laconic.compression.kv.config import SHARED_METHODS, KVMethod
 from laconic.compression.kv.memory import KVMemory
 from laconic.models import rope
 from laconic.models.cache import KVCache
@@ -24,8 +25,6 @@ from laconic.models.kv_prefix import KVPrefix, PrefixHead
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from laconic.rng import uniform
 
-KVMethod = Literal["kvzip", "snapkv", "rkv", "h2o", "expected", "knorm", "window", "random"]
-SHARED_METHODS: tuple[KVMethod, ...] = ("kvzip",)  # scores that can be compared between heads and layers
 LayerScores = Float[Tensor, "L B G N"]
 READ_TOKENS = 512  # positions per forward pass
 REPEAT_TOKENS = 2048  # tokens that KVzip has repeated at once

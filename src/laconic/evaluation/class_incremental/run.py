@@ -77,7 +77,9 @@ def build_class_job(request: EvalRequest, run: LoadedRun, task: str) -> EvalJob:
     plan = plan_class_incremental(parts.decoder, parts.tokenizer, task, data_dir, limit, shots)
     stream = plan.streams[0]
     key = {"data": stream.fingerprint}
-    metadata = describe_evaluation(run, "class_incremental", stream.name, limit=limit, shots=shots, key=key)
+    suffix = Path(task).suffix if task.startswith(intent_data.FILE_PREFIX) else ""
+    options: dict[str, Any] = {"limit": limit, "shots": shots, "key": key, "suffix": suffix}
+    metadata = describe_evaluation(run, "class_incremental", stream.name, **options)
 
     def evaluate(units: Sequence[int]) -> list[list[EvalItem]]:
         return [[plan.run_unit(i, lambda text: log_message(f"{metadata.run}: {text}"))] for i in units]

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.kv.loss import build_loss_probes, measure_document_loss
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import DocumentReader

@@ -89,7 +89,8 @@ def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
         raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
     kind = detect_kind(file)
     key = {"data": sha256(file.read_bytes()).hexdigest()}
-    metadata = describe_evaluation(run, "context_qa", file.stem, limit=request.limit, variant={"kind": kind}, key=key)
+    options: dict[str, Any] = {"limit": request.limit, "variant": {"kind": kind}, "key": key, "suffix": file.suffix}
+    metadata = describe_evaluation(run, "context_qa", file.stem, **options)
     build_job = context_qa.build_question_job if kind == "answers" else demonstrations.build_label_job
     return build_job(as_compressor(run), file, metadata)
 

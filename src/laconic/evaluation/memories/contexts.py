@@ -11,9 +11,10 @@ from torch import Tensor
 
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
-from laconic.compression.kv.compress import KVCompressionConfig, compress_document, compute_window_tokens
+from laconic.compression.kv.compress import compress_document, compute_window_tokens
+from laconic.compression.kv.config import KVCompressionConfig, KVMethod
 from laconic.compression.kv.memory import KVMemory
-from laconic.compression.kv.selection import DocumentReader, KVMethod, RepeatPrompt
+from laconic.compression.kv.selection import DocumentReader, RepeatPrompt
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.cartridge import build_requests
 from laconic.experiment.from_recipe.cost import count_cache_bytes

@@ -41,6 +41,7 @@ class QuestionSet:
     max_question_tokens: int
     has_text_answers: bool
     notes: tuple[str, ...] = ()
+    suffix: str = ""  # of its file
 
 
 def load_question_set(
@@ -71,7 +72,8 @@ def load_question_set(
     answer_matching.check_gold(protocol, read.examples, path)
     prompt = read_prompt(run.folder)
     shots = [] if prompt is None else load_shots(prompt, path, data_config, read.examples)
-    return encode_questions(run, set_title(path), read.examples, protocol, data_config, with_chains, shots)
+    questions = encode_questions(run, set_title(path), read.examples, protocol, data_config, with_chains, shots)
+    return replace(questions, suffix=Path(path).suffix if is_row_file(path) else "")
 
 
 def single_question(

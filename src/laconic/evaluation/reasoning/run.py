@@ -157,8 +157,9 @@ def build_question_job(
         answers = match_answers(answer(source.batch(indices, 0, 0)), chosen, protocol)
         return [[EvalItem(x.id, {condition.name: a._asdict()})] for x, a in zip(chosen, answers, strict=True)]
 
+    options: dict[str, Any] = {"limit": limit, "variant": variant, "key": key, "suffix": questions.suffix}
     return EvalJob(
-        describe_evaluation(run, "reasoning", questions.name, limit=limit, variant=variant, key=key),
+        describe_evaluation(run, "reasoning", questions.name, **options),
         num_units=len(examples),
         evaluate=evaluate,
         batch_size=batch_size,

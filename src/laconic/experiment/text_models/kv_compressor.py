@@ -7,7 +7,8 @@ from pathlib import Path
 
 import laconic
 from laconic.compression.kv.cartridge_file import is_cartridge, load_cartridge
-from laconic.compression.kv.compress import DocumentCompression, KVCompressionConfig, compress_document
+from laconic.compression.kv.compress import DocumentCompression, compress_document
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.kv.selection import RepeatPrompt

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from laconic.compression.kv.compress import DEFAULT_CONFIG, KVCompressionConfig
+from laconic.compression.kv.config import DEFAULT_CONFIG, KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer

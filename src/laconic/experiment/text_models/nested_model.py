@@ -390,7 +390,7 @@ class StatePrompts(PreparedPrompts):
         Prompt and answer become a text in the file that each row has read.
         """
         if state is None:
-            state = values.concat_rows(*(cast(Any, generation).state for generation in generations))
+            state = values.concat_rows(*(cast(FastWeightState, cast(Any, g).state) for g in generations))
         documents = spread_documents(self.documents, len(self.prompts))
         answers = [(g.text, len(g.token_ids)) for g in generations] or [("", 0)] * len(self.prompts)
         for row, prompt, ids, (answer, num_tokens) in zip(documents, self.prompts, self.ids, answers, strict=True):

@@ -59,8 +59,7 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
         return folder
     if folder.suffix.lower() == ".gguf":
         return find_or_convert_gguf(folder)
-    if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
-        raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
+    file_names.check_hub_name(name)
     local = find_named_model(name, with_weights=with_weights) if revision is None else None
     return local or download_checkpoint(name, revision, with_weights)
 

@@ -31,7 +31,14 @@ from laconic.nested.cms.level import (
 )
 from laconic.nested.cms.updates import LevelStates, accumulate_errors, store_inputs, update_full_levels
 from laconic.nested.init import register_parameters
-from laconic.nested.recurrence.chunked_scan import build_valid_mask, check_inputs, pack_left, to_ints, unpack
+from laconic.nested.recurrence.chunked_scan import (
+    build_valid_mask,
+    check_inputs,
+    get_weights,
+    pack_left,
+    to_ints,
+    unpack,
+)
 from laconic.nested.state import CMSLevelState, CMSState, LayerState, check_reader, group_rows, join_groups, select_rows
 
 LevelFunction = Callable[[Tensor], Tensor]
@@ -203,7 +210,7 @@ class CMS(nn.Module):
     @property
     def params(self) -> CMSParams:
         """Shape and weights by name, for the functions of this module."""
-        return CMSParams(self.shape, dict(self.named_parameters()))
+        return CMSParams(self.shape, get_weights(self))
 
     def forward(
         self,

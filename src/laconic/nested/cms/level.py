@@ -252,12 +252,9 @@ def linear_errors(
     loss: Tensor, records: LinearRecords, *, create_graph: bool = False, retain_graph: bool = False
 ) -> dict[str, LowRankChange]:
     """Return delta and x of every recorded map, in one backward pass of a loss computed from the recorded pass."""
+    outputs = [record.y for record in records.values()]
     gradients = torch.autograd.grad(
-        loss,
-        [record.y for record in records.values()],
-        create_graph=create_graph,
-        retain_graph=create_graph or retain_graph,
-        materialize_grads=True,
+        loss, outputs, create_graph=create_graph, retain_graph=create_graph or retain_graph, materialize_grads=True
     )
     errors: dict[str, LowRankChange] = {}
     for (name, record), delta in zip(records.items(), gradients, strict=True):

@@ -88,12 +88,9 @@ def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerS
     y = block.submodule("norm1")(x)
     memory = dict(block.named_children()).get("memory")
     if isinstance(memory, SelfTitans | Titans):
+        mode = options.gradient_mode._asdict()
         y, layer = memory(
-            y,
-            layer,
-            attention_mask=options.attention_mask,
-            update_weights=options.update_weights,
-            **options.gradient_mode._asdict(),
+            y, layer, attention_mask=options.attention_mask, update_weights=options.update_weights, **mode
         )
     else:
         y, layer = attend(block, options, y, layer)

@@ -21,13 +21,14 @@ from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
     causal_conv,
     check_inputs,
+    get_weights,
     pack_left,
     scan_chunks,
     scan_in_segments,
     unpack,
 )
 from laconic.nested.recurrence.memory_cells import Vectors, gate_and_project, l2_normalize, zero_state
-from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
+from laconic.nested.state import LayerState, MemoryState, MLPMemoryState, check_reader
 
 
 def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "full") -> SelfModifyingMemories:
@@ -49,7 +50,7 @@ def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
             memory[name] = MLPMemoryState(*(zero_state(batch_size, size, o.momentum, like) for size in shapes))
         else:
             memory[name] = zero_state(batch_size, (shape.num_heads, shape.head_dim, shape.head_dim), o.momentum, like)
-    return LayerState(conv_tails=conv_tails, memory=memory)
+    return LayerState(conv_tails=conv_tails, memory=memory, readers=shape.label)
 
 
 def mix_inputs(
@@ -91,7 +92,7 @@ class SelfTitans(nn.Module):
     @property
     def params(self) -> SelfTitansParams:
         """Shape and weights by name, for the functions of this module."""
-        return SelfTitansParams(self.shape, dict(self.named_parameters()))
+        return SelfTitansParams(self.shape, get_weights(self))
 
     def forward(
         self,
@@ -111,6 +112,7 @@ class SelfTitans(nn.Module):
         params = self.params
         state = initial_state(params, len(x)) if state is None else state
         check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+        check_reader(params.shape.label, state)
         if x.shape[1] > MAX_SCAN_TOKENS:
             scan = partial(self.forward, outer_gradient=outer_gradient, truncate_after=truncate_after)
             return scan_in_segments(partial(scan, update_weights=update_weights), state, x, attention_mask)
@@ -120,9 +122,8 @@ class SelfTitans(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             if update_weights:
                 checkpointing = params.shape.options.activation_checkpointing
-                y, memory = scan_chunks(
-                    memories, state.memory, (heads, q), tokens.lengths, checkpointing, truncate_after
-                )
+                inputs = (heads, q)
+                y, memory = scan_chunks(memories, state.memory, inputs, tokens.lengths, checkpointing, truncate_after)
             else:
                 memory = state.memory
                 y = memories.read(memory, heads, q)
@@ -145,9 +146,13 @@ def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str
             w[f"{name}.W2"] = sample_normal(generator, H, E, E, std=E**-0.5)
         else:
             w[f"{name}.M"] = sample_normal(generator, H, E, E, std=E**-0.5)
+    biases = {"keep": half_life_bias(o.decay_half_life), "step": 0.0}  # that of "step" differs between the groups
+    if o.momentum:
+        biases["momentum"] = logit(INITIAL_MOMENTUM)
     for group in shape.group_chunk_sizes:
         step_size = o.projection_lr_init if group == "projections" else o.memory_lr_init
-        for name, bias in gate_biases(o, step_size).items():
+        biases["step"] = logit(step_size / o.max_lr)
+        for name, bias in biases.items():
             w |= {f"{name}.{group}.weight": torch.zeros(H, E), f"{name}.{group}.bias": torch.full((H,), bias)}
     w["g_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
     w["norm.weight"] = torch.ones(H * E)
@@ -167,8 +172,3 @@ def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[
         key_map = key_map + torch.eye(E)
     query = (key_map @ w["mix_proj.weight"].view(H, E, D)).flatten(0, 1)
     return {"mix_conv.weight": torch.full((H * E, W), W**-0.5), "q_proj.weight": query}
-
-
-def gate_biases(o: SelfModifyingOptions, step_size: float) -> dict[str, float]:
-    biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(step_size / o.max_lr)}
-    return biases | ({"momentum": logit(INITIAL_MOMENTUM)} if o.momentum else {})

@@ -56,6 +56,11 @@ class SelfTitansShape:
     head_dim: int
     options: SelfModifyingOptions
 
+    @property
+    def label(self) -> str:
+        C = self.options.memory_chunk_size
+        return f"hope of width {self.width} and {self.num_heads} heads of {self.head_dim} in chunks of {C}; "
+
     @cached_property
     def adaptive(self) -> tuple[str, ...]:
         """Names of the projections that modify themselves."""
@@ -237,7 +242,8 @@ class SelfModifyingMemories:
         new_states: dict[str, MemoryState] = {}
         for group in self.shape.group_chunk_sizes:
             queries = q if group == self.shape.group_of("memory") else None
-            P, Q = states[group], states.get(f"{group}_own")
+            own = f"{group}_own"
+            P, Q = states[group], states.get(own)
             assert isinstance(P, LinearMemoryState)
             u = self.shared_write_value(v, k, change_for_writes(P, self.rule))
             write_norm = self.shared_write_norm(u, k)
@@ -250,9 +256,7 @@ class SelfModifyingMemories:
             y = y if output is None else y + output @ M.mT
             if isinstance(Q, LinearMemoryState) and self_written is not None:
                 start = torch.zeros_like(M)
-                output, new_states[f"{group}_own"] = self.self_modifying_write(
-                    start, Q, k, self_written, queries, gates
-                )
+                output, new_states[own] = self.self_modifying_write(start, Q, k, self_written, queries, gates)
                 y = y if output is None else y + q + output
         return y, new_states
 

@@ -142,9 +142,8 @@ class Hope(Decoder):
 
     def empty_cache(self, batch_size: int, like: Tensor) -> KVCache:
         """Return a cache of one layer without slots, with the dtype and device of `like` and `batch_size` rows."""
-        keys = like.detach().new_zeros(batch_size, self.config.num_key_value_heads, 0, self.config.head_dim)
-        positions = torch.empty(batch_size, 0, dtype=torch.long, device=like.device)
-        return KVCache((keys,), (keys,), positions, positions.bool())
+        cache = KVCache.empty(self.config, batch_size, like.dtype, like.device)
+        return replace(cache, keys=cache.keys[:1], values=cache.values[:1])
 
     def read_tokens(
         self,
@@ -208,7 +207,7 @@ class Hope(Decoder):
             UsageError: For the state of another model, and for arguments that levels learning from ids do not support.
         """
         check_forward_inputs(
-            self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
+            self.config, self.attn_implementation, inputs_embeds, attention_mask, position_ids, attention_bias
         )
         check_gradient_mode("hope", outer_gradient, truncate_after)
         gradient_mode = GradientMode(outer_gradient, truncate_after)
@@ -228,16 +227,9 @@ class Hope(Decoder):
             return HopeOutput(hidden, cast(Any, state), {})
         if self.has_task_objective:
             state = flush_open_chunk(self, state, ids, attention_mask, gradient_mode)
-        hidden, outputs = forward_pass(
-            self,
-            inputs_embeds,
-            state.layers,
-            ForwardOptions(attention_mask, update_weights, gradient_mode),
-            position_ids,
-            attention_bias,
-        )
-        num_tokens = torch.full_like(state.position, inputs_embeds.shape[1])
-        num_tokens = num_tokens if attention_mask is None else attention_mask.sum(1).cpu()
+        options = ForwardOptions(attention_mask, update_weights, gradient_mode)
+        hidden, outputs = forward_pass(self, inputs_embeds, state.layers, options, position_ids, attention_bias)
+        num_tokens = inputs_embeds.shape[1] if attention_mask is None else attention_mask.sum(1).cpu()
         like = ids if ids is not None else inputs_embeds[..., 0].long()
         open_chunk = empty_open_chunk(outputs.layers, like) if self.has_task_objective else None
         new_state = replace(state, layers=outputs.layers, position=state.position + num_tokens, open_chunk=open_chunk)
@@ -250,10 +242,9 @@ class Hope(Decoder):
             raise UsageError(f"hope: the state has {len(state.layers)} layers, the model {len(self.blocks)}")
         for block, layer in zip(self.blocks, state.layers, strict=True):
             check_reader(cast(CMS, block.get_submodule("mlp")).shape.label, layer)
-        if len(state.position) != B:
-            raise UsageError(
-                f"hope: the batch has {B} rows, the state {len(state.position)}; use select_rows or concat_rows"
-            )
+        rows = len(state.position)
+        if rows != B:
+            raise UsageError(f"hope: the batch has {B} rows, the state {rows}; use select_rows or concat_rows")
 
     def check_finite_state(self, state: FastWeightState, row_names: Sequence[str] = ()) -> None:
         """Raise `NonFiniteError` naming the layer, the level or memory and the row, if a state is not finite."""

@@ -148,13 +148,9 @@ def finish_chunk(
 ) -> AlignedRows:
     """Read the open chunk again from its start and learn from its loss; `next_ids` are the last targets."""
     create_graph = gradient_mode.is_differentiable
+    options = ForwardOptions(double_backward=create_graph)
     _, outputs, errors = read_with_errors(
-        model,
-        rows.layers_at_start,
-        rows.chunk_ids,
-        next_ids,
-        ForwardOptions(double_backward=create_graph),
-        keeps_start_graph=create_graph,
+        model, rows.layers_at_start, rows.chunk_ids, next_ids, options, keeps_start_graph=create_graph
     )
     layers = apply_errors(model, rows.layers, errors, outputs, gradient_mode)
     return AlignedRows(layers, rows.chunk_ids[:, :0], layers)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.config.nested import OuterGradient
@@ -133,14 +133,23 @@ def check_inputs(
         raise UsageError(f"{layer}: expected vectors [B, T, {width}] with B, T >= 1, got {list(x.shape)}")
     if layer != "cms" and not state.memory:
         raise UsageError(f"{layer}: the state is that of another kind of layer; leave it out to start with a new one")
-    if num_rows(state) != B:
-        raise UsageError(
-            f"{layer}: the batch has {B} rows, the state {num_rows(state)}; use select_rows or concat_rows"
-        )
+    rows = num_rows(state)
+    if rows != B:
+        raise UsageError(f"{layer}: the batch has {B} rows, the state {rows}; use select_rows or concat_rows")
     if attention_mask is not None and (attention_mask.shape != x.shape[:2] or attention_mask.is_floating_point()):
         got = f"{attention_mask.dtype} {list(attention_mask.shape)}".removeprefix("torch.")
         raise UsageError(f"{layer}: attention_mask is {got}, expected bool or integers {list(x.shape[:2])}")
     check_gradient_mode(layer, outer_gradient, truncate_after)
+
+
+def get_weights(layer: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a nested layer by name. Raises `UsageError` if one of them has been replaced."""
+    weights: dict[str, Tensor] = dict(layer.named_parameters())
+    for name in weights:  # which the layer reads by name, so the hooks of submodules, by which torch prunes, never run
+        if "parametrizations." in name or name.endswith(("_orig", "_g", "_v")):
+            problem = f"{name} comes from pruning or a parametrization, which this layer does not apply"
+            raise UsageError(f"{type(layer).__name__}: {problem}; call prune.remove or remove_parametrizations first")
+    return weights
 
 
 def check_gradient_mode(layer: str, outer_gradient: OuterGradient, truncate_after: int | None) -> None:

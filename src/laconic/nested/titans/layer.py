@@ -20,6 +20,7 @@ from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
     PackedTokens,
     check_inputs,
+    get_weights,
     pack_left,
     scan_chunks,
     scan_in_segments,
@@ -127,7 +128,7 @@ class Titans(nn.Module):
     @property
     def params(self) -> TitansParams:
         """Shape and weights by name, for the functions of this module."""
-        return TitansParams(self.shape, dict(self.named_parameters()))
+        return TitansParams(self.shape, get_weights(self))
 
     def forward(
         self,

@@ -2,11 +2,9 @@
 
 import asyncio
 import hmac
-import ipaddress
 import re
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +20,7 @@ from laconic.serving.http.api_error import (
 )
 from laconic.serving.http.limits import Deadline, Deadlines, ServerOptions
 from laconic.serving.http.metrics import ServerMetrics
+from laconic.serving.listener import is_local_host
 
 OPEN_ROUTES = ("/health",)
 UNKNOWN_ROUTE = "unknown"
@@ -178,12 +177,3 @@ class LimitedBody:
 
     def too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self.max_bytes:,} bytes; send less", code="body_too_large")
-
-
-def is_local_host(host: str) -> bool:
-    """Return whether a Host header names this machine: localhost or a loopback address, with or without a port."""
-    name = host.rpartition(":")[0] if host.count(":") == 1 or "]:" in host else host
-    name = name.strip("[]").lower()
-    with suppress(ValueError):
-        return ipaddress.ip_address(name).is_loopback
-    return name == "localhost" or name.endswith(".localhost")

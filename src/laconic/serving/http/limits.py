@@ -11,13 +11,11 @@ from laconic.serving.http.api_error import ApiError, build_shutdown_error
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where a server listens, who may send requests, and what these may use, as the flags of `laconic serve` say.
+    """Who may send requests, and what these may use, as the flags of `laconic serve` say.
 
-    `port` 0 chooses a free one, an origin "*" allows all, and memories are lost at the end without a `memory_folder`.
+    An origin "*" allows all, and memories are lost at the end without a `memory_folder`.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
     api_key: str | None = None
     allowed_origins: Sequence[str] = ()
     log_requests: bool = False

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 
-from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.config import KVCompressionConfig
 from laconic.errors import LaconicError, UsageError
 from laconic.experiment.compress import CompressionJob
 from laconic.experiment.text_models.compressor import TextCompressor

@@ -1,7 +1,6 @@
-"""Run the server: bind the address, load the model, serve until a signal, and finish what runs."""
+"""Run the server: load the model, serve until a signal, and finish what runs."""
 
 import asyncio
-import errno
 import math
 import signal
 import socket
@@ -15,23 +14,17 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
 from laconic.console import log_message, pluralize, status
-from laconic.errors import BusyError, LaconicError, UsageError, translate_os_errors
+from laconic.errors import translate_os_errors
 from laconic.experiment.load_model import LoadedModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
-from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import Deadlines, ServerOptions
 from laconic.serving.http.worker import start_thread
+from laconic.serving.listener import format_address
 from laconic.storage.lock import lock_folder
 
 SEND_SECONDS = 5  # time at shutdown to send the answers of the requests that it ends
 KEEP_ALIVE_SECONDS = 75  # longer than clients and proxies keep idle connections
-
-
-class UnprotectedAddressError(LaconicError):
-    """Refused for safety: the address can be reached from other machines, and there is no API key."""
-
-    exit_code = 77
 
 
 class GracefulServer(uvicorn.Server):
@@ -64,18 +57,16 @@ class GracefulServer(uvicorn.Server):
             self.loop.call_soon_threadsafe(self.deadlines.shut_down, 0.0)
 
 
-def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions) -> None:
-    """Serve a model under a name until SIGTERM or SIGINT, then finish what runs; load it once the address is bound.
+def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions, listener: socket.socket) -> None:
+    """Serve a model under a name on a bound address until SIGTERM or SIGINT, then finish what runs.
 
     Raises:
-        UnprotectedAddressError: Without a key, if the host is not loopback.
-        BusyError: If the port is in use, or another server has the memory folder.
+        BusyError: If another server has the memory folder.
         LaconicError: What `load` raises.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # uvicorn raises the signal again at its end
     AppStatus.disable_automatic_graceful_drain()  # streams end when they are complete, or at their deadline
     with ExitStack() as stack:
-        listener = stack.enter_context(bind_socket(options.host, options.port, options.api_key))
         if (memory_folder := options.memory_folder) is not None:
             with translate_os_errors(memory_folder):
                 memory_folder.mkdir(parents=True, exist_ok=True)
@@ -101,28 +92,3 @@ def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions) ->
         )
         log_message(f"laconic: serving {served.name} at {format_address(listener)}; Ctrl-C ends")
         GracefulServer(config, app.state.deadlines, options.shutdown_seconds).run(sockets=[listener])
-
-
-def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
-    """Return a listening socket; the errors are those of `serve`."""
-    if api_key is None and not is_local_host(host):
-        raise UnprotectedAddressError(
-            f"--host {host} can be reached from other machines; give --api-key (or LACONIC_API_KEY), or bind 127.0.0.1"
-        )
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = addresses[0]
-        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, dualstack_ipv6=is_dual)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]  # create_server repeats the address
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--host {host}: not an address of this machine: {reason}") from None
-        raise BusyError(f"--host {host} --port {port}: {reason}; choose another port") from None
-    except UnicodeError:
-        raise UsageError(f"--host {host}: not a host name; give an address of this machine") from None
-
-
-def format_address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
