@@ -26,7 +26,7 @@ STEPS = 12
 
 
 def prefill_cache(decoder: Decoder, rows: list[list[int]]) -> KVCache:
-    return prefill(decoder, build_prompt(decoder, None, None, rows, None, None), None, 512)[1]
+    return prefill(decoder, build_prompt(decoder, input_ids=rows), None, 512)[1]
 
 
 def run_steps(backend: Any, ids: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def test_static_cache_after_a_kv_prefix(name: str, num_rows: int) -> None:
     decoder = decoder_of(name)
     with torch.inference_mode():
         prefixes = KVCache.concat_rows(*(row_cache(LENGTHS[i % 3], NUM_TOKENS[i % 3], i) for i in range(num_rows)))
-        cache = prefill(decoder, build_prompt(decoder, None, None, ROWS[:num_rows], None, None), prefixes, 512)[1]
+        cache = prefill(decoder, build_prompt(decoder, input_ids=ROWS[:num_rows]), prefixes, 512)[1]
         static = build_static(decoder, cache)
         expected = CacheBackend(decoder, cache)
         torch.testing.assert_close(run_steps(static, ids), run_steps(expected, ids))

@@ -27,7 +27,8 @@ class ReasoningExample:
         if isinstance(self.steps, str):  # its characters would be taken for steps
             raise UsageError(f"steps: give a tuple of texts, such as ({self.steps[:80]!r},), not one text")
         for name in ("id", "question", "answer"):
-            if not isinstance(value := getattr(self, name), str):
+            value = getattr(self, name)
+            if not isinstance(value, str):
                 raise UsageError(f"{name}: give text, not {type(value).__name__}")
 
     @property

@@ -77,8 +77,9 @@ def read_window(
                 prompts = [torch.cat([older, z_before[:n]]) for n in range(1, K + 1)]
                 losses = [read_segment(decoder, summaries, prompt, ids, targets)[0] for prompt in prompts]
             loss = loss + (p * torch.stack(losses)).sum()
-        stream, previous, number = "length" if head_only else "nested", None, window.first_segment + i
-        u = draw_uniforms(stream, seed, window.epoch, window.row_index, number, 1)[0, 0]
+        previous = None
+        stream = "length" if head_only else "nested"
+        u = draw_uniforms(stream, seed, window.epoch, window.row_index, window.first_segment + i, 1)[0, 0]
         length = 1 + int(u * K)  # VL23: uniform
         if head_only:
             p = length_distribution(summaries.stop_logits(decoder, z[None], head_only=True)[0])  # VL3

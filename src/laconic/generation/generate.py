@@ -276,8 +276,9 @@ def decode_loop(
     warning = f"position {Pmax:,} exceeds the {Pmax:,} positions that this {decoder.config.family} was trained on"
     if uses_rope and not num_fitting:
         warnings.warn(warning)  # before a long prompt is read
-    chunk_size, on_prefill = config.prefill_chunk_size, config.on_prefill
-    hidden, state_after, prefill_passes = prefill(decoder, prompt, state, chunk_size, on_prefill, first_new_position)
+    hidden, state_after, prefill_passes = prefill(
+        decoder, prompt, state, config.prefill_chunk_size, config.on_prefill, first_new_position
+    )
     logits = decoder.logits(hidden)
     backend = choose_backend(decoder, state_after, config.max_tokens - 1, prompt.update_flags[1])
     finished: dict[int, Generation] = {}

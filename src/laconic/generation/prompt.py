@@ -59,11 +59,11 @@ class Prompt(NamedTuple):
 
 def build_prompt(
     decoder: Decoder,
-    tokenizer: TokenizerLike | None,
-    prompts: Sequence[str] | None,
-    input_ids: InputIds | None,
-    inputs_embeds: Tensor | None,
-    attention_mask: Tensor | None,
+    tokenizer: TokenizerLike | None = None,
+    prompts: Sequence[str] | None = None,
+    input_ids: InputIds | None = None,
+    inputs_embeds: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     state: KVCache | DecodeState | RecurrentState | None = None,
 ) -> Prompt:
     """Validate `prompts`, `input_ids` or `inputs_embeds`, and move it to the model's device.

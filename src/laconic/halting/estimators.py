@@ -31,8 +31,11 @@ def mark_priced_everywhere(num_tokens: Int[Tensor, "B w"]) -> Bool[Tensor, "B w"
 
 def penalty_ramp(step: int, total_steps: int, start_fraction: float, ramp_fraction: float) -> float:
     """Eq. VL8: omega, 0 for the first `start_fraction` of the steps, then linear to 1 over `ramp_fraction`."""
-    start, width = start_fraction * total_steps, ramp_fraction * total_steps
-    return 0.0 if step < start else min((step - start) / width, 1.0) if width else 1.0
+    start = start_fraction * total_steps
+    width = ramp_fraction * total_steps
+    if step < start:
+        return 0.0
+    return min((step - start) / width, 1.0) if width else 1.0
 
 
 def length_penalty(

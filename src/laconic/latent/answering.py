@@ -60,7 +60,8 @@ class AnswerTokenizer:
     """The tokenizer with which `generate` decodes answers: their text has no eos tokens."""
 
     def __init__(self, tokenizer: TokenizerLike, decoding: AnswerDecoding) -> None:
-        self.encode, self.decode = tokenizer.encode, decoding.decode_answer
+        self.encode = tokenizer.encode
+        self.decode = decoding.decode_answer
 
 
 class AnswerPrompt(NamedTuple):
@@ -97,7 +98,7 @@ def decode_answers(
     tokenizer = decoding.tokenizer and AnswerTokenizer(decoding.tokenizer, decoding)
     with eval_no_grad(decoder), torch.inference_mode():
         if prompt.last_hidden is None:
-            read = build_prompt(decoder, None, None, None, inputs, mask, cache)
+            read = build_prompt(decoder, inputs_embeds=inputs, attention_mask=mask, state=cache)
         else:
             read = Prompt(None, inputs, mask, [[]] * len(inputs), last_hidden=prompt.last_hidden)
         generations = generate_from_prompt(decoder, tokenizer, read, cache, config)
@@ -113,12 +114,12 @@ def decode_answers(
         offset = find_answer_offset(decoding.answer_prompt, row) if prompt.writes_chain else 0
         positions.append((min(num_positions + offset, end), end))
     return AnswerBatch(
-        tuple(g.text if tokenizer else decoding.decode_answer(g.token_ids) for g in generations),
-        tuple(tuple(g.token_ids) for g in generations),
-        tuple(passes),
-        tuple(positions),
-        tuple(tuple(g.logprobs) for g in generations),
-        tuple(g.stop_reason for g in generations),
+        texts=tuple(g.text if tokenizer else decoding.decode_answer(g.token_ids) for g in generations),
+        token_ids=tuple(tuple(g.token_ids) for g in generations),
+        passes=tuple(passes),
+        cache_positions=tuple(positions),
+        logprobs=tuple(tuple(g.logprobs) for g in generations),
+        stop_reasons=tuple(g.stop_reason for g in generations),
     )
 
 
@@ -173,7 +174,7 @@ def answer_from_embeddings(
     *,
     prefix_ids: Sequence[int] = (),
 ) -> AnswerBatch:
-    """Generate what follows the embeddings of each question and the ids `prefix_ids` after them."""
+    """Generate what follows the embeddings of each question and the ids `prefix_ids`; for methods of one's own."""
     prompt = prompt_with_embeddings(decoder, inputs_embeds, attention_mask, prefix_ids)
     return decode_answers(decoder, questions, prompt, decoding)
 
@@ -212,11 +213,6 @@ def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
     return ends[-1] if ends else len(ids)
 
 
-def count_expected_eos(decoding: AnswerDecoding) -> int:
-    """Return how many eos tokens end a row whose answer prompt is generated and may hold eos tokens itself."""
-    return 1 + sum(i in decoding.eos_token_ids for i in decoding.answer_prompt)
-
-
 def build_answer_config(
     decoder: Decoder, row_index: Int[Tensor, " B"], decoding: AnswerDecoding, prompt_length: int, writes_chain: bool
 ) -> GenerationConfig:
@@ -224,12 +220,13 @@ def build_answer_config(
     sampling = decoding.sampling
     pad = decoder.config.pad_token_id
     padding = () if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,)
+    prompt_eos = sum(i in decoding.eos_token_ids for i in decoding.answer_prompt)  # generated first, in a chain
     seeds = hash64(decoding.seed, row_index.cpu().numpy())
     return replace(
         sampling,
         max_tokens=decoding.max_tokens,
         eos_token_ids=decoding.eos_token_ids,
-        eos_count=count_expected_eos(decoding) if writes_chain else 1,
+        eos_count=1 + prompt_eos if writes_chain else 1,
         suppress_token_ids=(*sampling.suppress_token_ids, *padding),
         seed=[int(seed) for seed in seeds],
         prefill_chunk_size=max(1, prompt_length),
@@ -275,22 +272,24 @@ class LatentReasoning(PromptedAnswers):
 
         The last pass over the latents also reads eot and the answer prompt, if it is known where these belong.
         """
-        decoder, latents, tolerance = self.decoder, self.latent_thoughts, decoding.jacobi_tolerance
+        decoder, latents = self.decoder, self.latent_thoughts
+        tolerance = decoding.jacobi_tolerance
         M = self.num_answer_latents
-        reads_suffix = can_read_suffix(latents, self.num_answer_latents, tolerance)
+        reads_suffix = can_read_suffix(latents, M, tolerance)
         with eval_no_grad(self):
             embeds = decoder.embed(questions.question_ids)
             suffix = self.embed_suffix(decoding)
             prefix = latents.build_prefix(decoder, state, embeds, questions.question_mask)
             reads = read_latents(latents, prefix.embeds, M, suffix if reads_suffix else suffix[:, :0], tolerance)
             last_hidden, cache, counts = run_reads(decoder, reads, prefix.cache, prefix.attention_mask)
-            passes, num_latents = tuple(row.passes for row in counts), tuple(row.num_latents for row in counts)
+            passes = tuple(row.passes for row in counts)
+            num_latents = tuple(row.num_latents for row in counts)
             if not reads_suffix:
                 cache = keep_first_latents(cache, torch.tensor(num_latents, device=cache.valid.device), M)
                 return self.prompt_after_latents(cache, passes, num_latents, decoding)
         nothing = embeds[:, :0]
         mask = pad_mask(None, nothing)
-        return AnswerPrompt(nothing, mask, cache, passes, num_latents, last_hidden, self.writes_chain)
+        return AnswerPrompt(nothing, mask, cache, passes, num_latents, last_hidden, writes_chain=self.writes_chain)
 
     def prompt_after_latents(
         self, cache: KVCache, passes: tuple[PassCounts, ...], num_latents: tuple[int, ...], decoding: AnswerDecoding

@@ -72,7 +72,8 @@ class Coconut(LatentReasoning):
                 latent_thoughts.num_latents == num_latents
             ),
         }
-        if unmet := [text for text, is_met in required.items() if not is_met]:
+        unmet = [text for text, is_met in required.items() if not is_met]
+        if unmet:
             raise UsageError(f"coconut requires {' and '.join(unmet)}")
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
@@ -84,7 +85,8 @@ class Coconut(LatentReasoning):
 
     def sample_stages(self, batch: ReasoningBatch) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
         """Return k and n of each row; random stages are drawn only in training."""
-        config, device = self.config, batch.chain_ids.device
+        config = self.config
+        device = batch.chain_ids.device
         steps = torch.zeros(batch.B, dtype=torch.long, device=device)
         if batch.chain_ids.shape[1]:
             steps = (batch.chain_step_index + 1).masked_fill(~batch.chain_mask, 0).amax(1)

@@ -75,7 +75,8 @@ class WrittenReasoning(PromptedAnswers):
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a `batch`; `state` is the KV cache of what precedes the questions."""
         remaining = self.drop_removed(batch)
-        ids, masks = [batch.question_ids, batch.answer_ids], [batch.question_mask, batch.answer_mask]
+        ids = [batch.question_ids, batch.answer_ids]
+        masks = [batch.question_mask, batch.answer_mask]
         if self.writes_chain:
             ids.insert(1, remaining.chain_ids)
             masks.insert(1, remaining.chain_mask)

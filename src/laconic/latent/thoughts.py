@@ -101,7 +101,8 @@ class LatentThoughts(ThoughtVectors):
             "num_latents": num_latents, "schedule": schedule, "num_iterations": num_iterations,
             "projection": projection, "projection_width": width, "projection_dropout": dropout,
         }  # fmt: skip
-        self.length_policy, self.seed, self.stop_head = length_policy, seed, None
+        self.length_policy, self.seed = length_policy, seed
+        self.stop_head: StopHead | None = None
         if length_policy == "stop_head":
             self.stop_head = StopHead(D, num_latents, head_lr_multiplier, dtype, device)
             self.settings["head_lr_multiplier"] = head_lr_multiplier

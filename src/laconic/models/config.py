@@ -128,7 +128,8 @@ class DecoderConfig:
         if H % G:
             raise InputError(f"num_key_value_heads={G} does not divide num_attention_heads={H}")
         for name in ("sliding_windows", "attention_scales"):
-            if (length := len(getattr(self, name))) != L:
+            length = len(getattr(self, name))
+            if length != L:
                 raise InputError(f"{name} has {length} entries for {L} layers")
         if self.rope is None:
             return

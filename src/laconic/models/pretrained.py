@@ -1,5 +1,6 @@
 """Load and save a decoder as a checkpoint, enlarge its vocabulary, and identify its weights."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from torch import nn
 
 from laconic.errors import UsageError
 from laconic.models.checkpoints import llama2c, weights
-from laconic.models.checkpoints.checkpoint_files import resolve_tensors, warn_randomly_initialized
+from laconic.models.checkpoints.checkpoint_files import list_names, resolve_tensors
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
 from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
@@ -31,7 +32,8 @@ class PretrainedDecoder(nn.Module):
         self.name_or_path = config.family
         self.source_folder: Path | None = None
         self._cached_fingerprint: tuple[str, ParameterVersion] | None = None
-        self.attn_implementation, self.activation_checkpointing = "sdpa", 0
+        self.attn_implementation = "sdpa"
+        self.activation_checkpointing = 0
         add_parameters(self, config, seed)
 
     @classmethod
@@ -80,10 +82,10 @@ class PretrainedDecoder(nn.Module):
                 raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
             on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
             fingerprint, missing = weights.load_weights(
-                decoder, folder, config, dtype, device, allow_missing, tensors, on_layer
+                decoder, folder, config, dtype, device, allow_missing=allow_missing, tensors=tensors, on_layer=on_layer
             )
             if missing:
-                warn_randomly_initialized(missing)
+                warnings.warn(f"{list_names(missing)}: not in the checkpoint, randomly initialised", stacklevel=2)
                 parameters = {name: decoder.get_parameter(name) for name in missing}
                 init_parameters(parameters, config.initializer_range, seed=0)
             if quantize:
@@ -153,7 +155,8 @@ class PretrainedDecoder(nn.Module):
         parameters = dict(self.named_parameters())
         for name, p in resized.named_parameters():
             rows = parameters[name].detach()
-            if num_new := len(p) - len(rows):
+            num_new = len(p) - len(rows)
+            if num_new:
                 noise = torch.randn((num_new, rows.shape[1]), generator=generator, device="cpu").to(rows)
                 new = rows.mean(0) + noise * rows.std(0) * 1e-2
                 parameters[name] = nn.Parameter(torch.cat([rows, new]), parameters[name].requires_grad)

@@ -20,8 +20,6 @@ from laconic.nested.recurrence.memory_cells import Start, materialize
 from laconic.nested.state import (
     FastWeightState,
     LayerState,
-    LinearMemoryState,
-    MemoryState,
     MLPMemoryState,
     select_rows,
 )
@@ -106,11 +104,6 @@ def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
     return {name: torch.stack(xs).mean() for name, xs in values.items()}
 
 
-def linear_parts(state: MemoryState) -> tuple[LinearMemoryState, ...]:
-    """Return the states of a memory's matrices."""
-    return (state.W1, state.W2) if isinstance(state, MLPMemoryState) else (state,)
-
-
 def matrix_starts(memory: Memory, name: str) -> tuple[Start, ...]:
     """Return what a state's matrices are relative to: trained weights, the identity for P (None), or 0 for Q."""
     w = memory.params.weights
@@ -135,7 +128,8 @@ def memory_norms(memory: Memory, layer: LayerState) -> Metrics:
     """Return ‖state‖ / √E of every memory, averaged over rows and heads; of an MLP the rms of its two layers."""
     norms: Metrics = {}
     for name, state in layer.memory.items():
-        pairs = zip(matrix_starts(memory, name), linear_parts(state), strict=True)
+        parts = (state.W1, state.W2) if isinstance(state, MLPMemoryState) else (state,)
+        pairs = zip(matrix_starts(memory, name), parts, strict=True)
         matrices = [materialize(start, part.change) for start, part in pairs]
         squared = [matrix.square().sum((-2, -1)) / matrix.shape[-1] for matrix in matrices]
         norms[f"{name}_norm"] = torch.stack(squared).mean(0).sqrt().mean()

@@ -52,7 +52,8 @@ def find_nonfinite(tree: object, row_names: Sequence[str] = ()) -> str:
 
 def check_state_finite(tree: object, row_names: Sequence[str] = ()) -> None:
     """Raise `NonFiniteError` with the first non-finite part of a state, if there is one."""
-    if location := find_nonfinite(tree, row_names):
+    location = find_nonfinite(tree, row_names)
+    if location:
         raise NonFiniteError(f"state: not finite in {location}; {ADVICE}")
 
 

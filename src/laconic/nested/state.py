@@ -162,7 +162,7 @@ class FastWeightState:
 
     def detach(self) -> "FastWeightState":
         """Return a copy outside the graph, whose tensors own their memory."""
-        return map_tensors(self, detached_copy)
+        return map_tensors(self, lambda x: x.detach().clone(memory_format=torch.contiguous_format))
 
     def to(self, device: torch.device | str) -> "FastWeightState":
         """Move to a device; token counts stay on the CPU."""
@@ -179,11 +179,6 @@ def check_reader(label: str, state: LayerState) -> None:
         layer = label.partition(" ")[0]
         problem = f"it is of {state.readers.strip('; ')}, this is {label.strip('; ')}"
         raise UsageError(f"{layer}: the state is of another layer: {problem}; leave it out to start with a new one")
-
-
-def detached_copy(x: Tensor) -> Tensor:
-    """Return a contiguous copy outside the graph."""
-    return x.detach().clone(memory_format=torch.contiguous_format)
 
 
 def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:

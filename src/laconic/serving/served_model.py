@@ -81,7 +81,7 @@ class ServedModel:
         config, state = request.config, request.state
         if isinstance(model, NestedTextModel) and not model.update_weights:
             config = replace(config, update_on_prompt=False, update_on_output=False)
-        prompt = build_prompt(decoder, None, None, [list(request.token_ids)], None, None, state)
+        prompt = build_prompt(decoder, input_ids=[list(request.token_ids)], state=state)
         if request.first_position is not None:
             prompt = prompt._replace(first_positions=torch.tensor([request.first_position], device=self.device))
         if isinstance(model, NestedTextModel) and isinstance(state, FastWeightState):

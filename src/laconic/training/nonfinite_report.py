@@ -86,8 +86,9 @@ def locate_with_method(updater: Updater, batches: list[Batch]) -> str:
         return ""
     for batch, state in zip(batches, updater.incoming_states(len(batches)), strict=True):
         with updater.autocast():
-            if location := method.locate_nonfinite(batch.to(updater.device), state):
-                return location
+            location = method.locate_nonfinite(batch.to(updater.device), state)
+        if location:
+            return location
     return ""
 
 

@@ -195,7 +195,8 @@ class TrainingRun:
 
     def handle_nonfinite(self, result: UpdateResult, random_state: checkpoint.Tensors) -> None:
         """Skip an update that was not finite if the recipe allows it, else save, write a report and raise."""
-        step, progress = self.progress.step, self.progress
+        progress = self.progress
+        step = progress.step
         recent = [n for n in progress.skipped_steps if n > step - SKIP_WINDOW]
         if self.config.on_nonfinite == "skip" and len(recent) < MAX_SKIPS:
             progress.skipped_steps = [*progress.skipped_steps, step]

@@ -25,7 +25,8 @@ class StopSignal:
     """Whether a signal has requested a stop, which one, and whether it interrupted work."""
 
     def __init__(self) -> None:
-        self.signal, self.was_interrupted, self.is_interruptible = 0, False, False
+        self.signal = 0
+        self.was_interrupted = self.is_interruptible = False
 
     @property
     def signal_name(self) -> str:

@@ -124,11 +124,11 @@ def compress_document(
         # Windows are joined at consecutive positions, so that their heads keep as many.
         Ranking(
             config.method,
-            config.num_sinks,
-            config.equal_heads or len(windows) > 1,
-            config.seed,
-            repeat_prompt,
-            0 if index else min(prefix_tokens, window.shape[1] - 1),
+            num_sinks=config.num_sinks,
+            equal_heads=config.equal_heads or len(windows) > 1,
+            seed=config.seed,
+            repeat_prompt=repeat_prompt,
+            prefix_tokens=0 if index else min(prefix_tokens, window.shape[1] - 1),
         )
         for index, window in enumerate(windows)
     ]

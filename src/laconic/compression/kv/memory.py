@@ -249,13 +249,13 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
             return torch.cat([x[:0], *(parts[i * self.B + row] for i in range(len(sizes)) for row in rows)])
 
         return KVMemory(
-            tuple(select(k, layer[None]) for k, layer in zip(self.keys, sizes, strict=True)),
-            tuple(select(v, layer[None]) for v, layer in zip(self.values, sizes, strict=True)),
-            select(self.positions, sizes),
-            select(self.ranks, sizes),
-            self.slots[:, rows],
-            self.num_tokens[rows],
-            None if self.metadata is None else self.metadata.select_rows(rows),
+            keys=tuple(select(k, layer[None]) for k, layer in zip(self.keys, sizes, strict=True)),
+            values=tuple(select(v, layer[None]) for v, layer in zip(self.values, sizes, strict=True)),
+            positions=select(self.positions, sizes),
+            ranks=select(self.ranks, sizes),
+            slots=self.slots[:, rows],
+            num_tokens=self.num_tokens[rows],
+            metadata=None if self.metadata is None else self.metadata.select_rows(rows),
         )
 
     @staticmethod
@@ -269,13 +269,13 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         KVMemory.check_joinable("concat_rows", memories, equal_rows=False)
         known = [memory.metadata for memory in memories if memory.metadata is not None]
         return KVMemory(
-            tuple(torch.cat(layer) for layer in zip(*(m.keys for m in memories), strict=True)),
-            tuple(torch.cat(layer) for layer in zip(*(m.values for m in memories), strict=True)),
-            concat_parts([m.split_layers(m.positions) for m in memories]),
-            concat_parts([m.split_layers(m.ranks) for m in memories]),
-            torch.cat([m.slots for m in memories], 1),
-            torch.cat([m.num_tokens for m in memories]),
-            replace(KVMemoryMetadata.concat_rows(known), measured={}) if known else None,
+            keys=tuple(torch.cat(layer) for layer in zip(*(m.keys for m in memories), strict=True)),
+            values=tuple(torch.cat(layer) for layer in zip(*(m.values for m in memories), strict=True)),
+            positions=concat_parts([m.split_layers(m.positions) for m in memories]),
+            ranks=concat_parts([m.split_layers(m.ranks) for m in memories]),
+            slots=torch.cat([m.slots for m in memories], 1),
+            num_tokens=torch.cat([m.num_tokens for m in memories]),
+            metadata=replace(KVMemoryMetadata.concat_rows(known), measured={}) if known else None,
         )
 
     @staticmethod
@@ -305,13 +305,13 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         slots = torch.stack([m.slots for m in moved]).sum(0)
         layers = to_ints(slots.sum((1, 2)))
         return KVMemory(
-            torch.split(keys, layers),
-            torch.split(values, layers),
-            concat_parts([m.split_heads(m.positions) for m in moved]),
-            concat_parts([m.split_heads(x) for m, x in zip(moved, ranks, strict=True)]),
-            slots,
-            start,
-            KVMemoryMetadata.concat_documents(known) if known else None,
+            keys=torch.split(keys, layers),
+            values=torch.split(values, layers),
+            positions=concat_parts([m.split_heads(m.positions) for m in moved]),
+            ranks=concat_parts([m.split_heads(x) for m, x in zip(moved, ranks, strict=True)]),
+            slots=slots,
+            num_tokens=start,
+            metadata=KVMemoryMetadata.concat_documents(known) if known else None,
         )
 
     def renumber_slots(self, config: DecoderConfig) -> "KVMemory":

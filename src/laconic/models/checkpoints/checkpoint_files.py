@@ -74,7 +74,8 @@ def match_tensors(
         name: tuple(tensor.shape)[::-1] if name in transposed else tuple(tensor.shape)
         for name, tensor in module.state_dict().items()
     }
-    if unknown := [name for name in allow_missing if name not in shapes]:
+    unknown = [name for name in allow_missing if name not in shapes]
+    if unknown:
         raise InputError(f"allow_missing: the model has no tensor {unknown[0]}")
     extra = [name for name, x in stored.items() if name not in shapes and not is_redundant(name, x, config)]
     matched = {name: tensor for name, tensor in stored.items() if name in shapes}
@@ -108,10 +109,6 @@ def match_tensors(
 
 def list_names(names: Sequence[str]) -> str:
     return ", ".join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
-
-
-def warn_randomly_initialized(names: Sequence[str]) -> None:
-    warnings.warn(f"{list_names(names)}: not in the checkpoint, randomly initialised", stacklevel=4)
 
 
 def index_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -242,7 +239,8 @@ def plan_shards(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, l
     total = 0
     for name, size in sizes.items():
         if files[-1] and total + size > max_shard_bytes:
-            files, total = [*files, []], 0
+            files.append([])
+            total = 0
         files[-1].append(name)
         total += size
     if len(files) == 1:

@@ -125,7 +125,8 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
 
 
 def unsupported_family(source: JsonObject) -> InputError:
-    family, inner = source.get("model_type"), source.get("text_config")
+    family = source.get("model_type")
+    inner = source.get("text_config")
     lacks = next((feature for feature, families in MISSING_FEATURES.items() if family in families), None)
     if any(source.get(key) for key in EXPERT_KEYS):
         lacks = "mixture-of-experts layers"
@@ -195,8 +196,8 @@ def special_token_ids(file: TokenIds, generation: JsonObject) -> dict[str, Any]:
             warnings.warn(f"{error}; that of config.json is used", stacklevel=2)
         else:
             value = value if getattr(preferred, key) is None else getattr(preferred, key)
-        listed = value if isinstance(value, list) else [] if value is None else [value]
-        ids[key] = tuple(i for i in listed if i >= 0)
+        listed = value if isinstance(value, list) else [value]
+        ids[key] = tuple(i for i in listed if i is not None and i >= 0)
     bos, pad = (next(iter(ids[key]), None) for key in ("bos_token_id", "pad_token_id"))
     return {"bos_token_id": bos, "eos_token_ids": ids["eos_token_id"], "pad_token_id": pad}
 

@@ -25,7 +25,8 @@ class WeightMemory:
     """
 
     def __init__(self, block_bytes: int, huge_pages: bool = False) -> None:
-        self.block_bytes, self.huge_pages, self.used = block_bytes, huge_pages, 0
+        self.block_bytes, self.huge_pages = block_bytes, huge_pages
+        self.used = 0  # bytes of the block
         self.block = np.empty(0, np.uint8)
 
     @classmethod

@@ -54,7 +54,8 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
         check_config(folder)
         if (folder / "recipe.toml").is_file() and not (folder / "config.json").exists():
             raise InputError(f"{folder} is a run of laconic train; open it with laconic.load, or export it first")
-        if with_weights and not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
+        files = sorted(folder.glob("*.gguf"))
+        if with_weights and files and not (folder / "config.json").exists():
             raise InputError(f"{folder} has no config.json, but a GGUF file; pass that file: {files[0]}")
         return folder
     if folder.suffix.lower() == ".gguf":

@@ -86,7 +86,8 @@ def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
 
 
 def rope_sizes(header: GGUFHeader, family: str, rope_factors: Tensor | None) -> dict[str, Any]:
-    D, H = header.require(f"{family}.embedding_length", int), header.require(f"{family}.attention.head_count", int)
+    D = header.require(f"{family}.embedding_length", int)
+    H = header.require(f"{family}.attention.head_count", int)
     if min(D, H) < 1:
         raise InputError(f"{header.path.name}: width {D} with {H} heads")
     E = header.get(f"{family}.attention.key_length", int) or D // H

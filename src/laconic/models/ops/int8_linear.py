@@ -96,7 +96,8 @@ class Int8Linear(nn.Module):
         Each row of activations becomes two rows of int8: its leading digits, and their remainders as second digits,
         with an error below 2^-15 of the row's largest value. Most of the time goes into reading the weights.
         """
-        x, B = x.float(), len(x)
+        B = len(x)
+        x = x.float()
         step = (x.abs().amax(-1, keepdim=True) / 127).clamp_min_(torch.finfo(torch.float32).tiny)
         digits = x / step
         leading = digits.round()

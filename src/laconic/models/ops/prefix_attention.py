@@ -24,8 +24,8 @@ def extend_mask(mask: AttentionMask, num_keys: int, valid: Bool[Tensor, "B n"] |
     if valid is None:
         visible = F.pad(visible, (num_keys, 0), value=True)
     else:
-        B, T, _ = (len(valid), *visible.shape[1:])
-        visible = torch.cat([valid[:, None].expand(-1, T, -1), visible.expand(B, -1, -1)], -1)
+        T = visible.shape[1]
+        visible = torch.cat([valid[:, None].expand(-1, T, -1), visible.expand(len(valid), -1, -1)], -1)
     if mask.bias is None or mask.mask is None:
         return AttentionMask(False, visible[:, None], visible, None)
     bias = F.pad(mask.bias.expand(-1, -1, mask.visible.shape[2]), (num_keys, 0))

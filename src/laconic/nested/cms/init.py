@@ -15,7 +15,8 @@ def init_weights(shape: CMSShape, generator: torch.Generator | None, std: float 
 
     `std` is the standard deviation of the linear maps, by default their inputs^-1/2.
     """
-    o, D, w = shape.options, shape.width, dict[str, Tensor]()
+    o, D = shape.options, shape.width
+    w: dict[str, Tensor] = {}
     for l in range(len(shape.chunk_sizes)):
         for name in shape.projections:
             outputs, inputs = shape.projection_shape(name)

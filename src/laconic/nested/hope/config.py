@@ -120,11 +120,11 @@ class HopeConfig:
         decoder = attention_free_decoder("llama", vocab_size, hidden_size, num_layers, 2 * hidden_size)
         return cls(
             replace(decoder, tie_word_embeddings=True),
-            (tuple(chunk_sizes),) * num_layers,
-            cms or CMSOptions(),
-            memory or SelfModifyingOptions(),
-            num_heads,
-            head_dim,
+            chunk_sizes=(tuple(chunk_sizes),) * num_layers,
+            cms=cms or CMSOptions(),
+            memory=memory or SelfModifyingOptions(),
+            num_heads=num_heads,
+            head_dim=head_dim,
         )
 
     @property
@@ -143,14 +143,14 @@ class HopeConfig:
         """Return the sizes of the CMS in a layer, whose index is `layer`."""
         d = self.decoder
         return CMSShape(
-            d.hidden_size,
-            d.intermediate_size,
-            self.chunk_sizes[layer],
-            self.cms,
-            d.activation,
-            self.mlp_projections,
-            d.mlp_bias,
-            d.norm_eps,
+            width=d.hidden_size,
+            intermediate_size=d.intermediate_size,
+            chunk_sizes=self.chunk_sizes[layer],
+            options=self.cms,
+            activation=d.activation,
+            projections=self.mlp_projections,
+            has_bias=d.mlp_bias,
+            eps=d.norm_eps,
         )
 
     def to_config_json(self) -> dict[str, Any]:

@@ -39,16 +39,18 @@ def place_levels(
     level 0 and adds slower levels with a zero down-projection. "chain" follows the paper: the MLPs of as many layers as
     there are levels follow one another in every layer, so that the result is no longer the donor.
     """
-    if error := find_chunk_error(chunk_sizes):
+    error = find_chunk_error(chunk_sizes)
+    if error:
         raise UsageError(f"cms: {error}")
     check_choices(donor_layout=(donor_layout, DonorLayout))
-    K, layers, sizes = len(chunk_sizes), range(num_layers), tuple(chunk_sizes)
+    K = len(chunk_sizes)
+    sizes = tuple(chunk_sizes)
     if donor_layout == "grow":
-        return [LayerPlacement(sizes, (n, *[None] * (K - 1))) for n in layers]
+        return [LayerPlacement(sizes, (n, *[None] * (K - 1))) for n in range(num_layers)]
     if donor_layout == "depth":
-        return [LayerPlacement((sizes[n * K // num_layers],), (n,)) for n in layers]
+        return [LayerPlacement((sizes[n * K // num_layers],), (n,)) for n in range(num_layers)]
     donors = tuple(round(l * (num_layers - 1) / max(K - 1, 1)) for l in range(K))
-    return [LayerPlacement(sizes, donors) for _ in layers]
+    return [LayerPlacement(sizes, donors) for _ in range(num_layers)]
 
 
 def replace_sublayers(block: Block, config: HopeConfig, layer: int, seed: int) -> None:

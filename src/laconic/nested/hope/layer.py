@@ -39,7 +39,8 @@ def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "fu
 
 def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
     """Return the state of a layer that has read nothing."""
-    (shape, w), o = params, params.shape.options
+    shape, w = params
+    o = shape.options
     like = w["o_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     conv_tails = {"x": like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)}
@@ -57,12 +58,13 @@ def mix_inputs(
     params: SelfTitansParams, state: LayerState, x: Float[Tensor, "B T D"], lengths: tuple[int, ...] | None
 ) -> tuple[Vectors, Vectors, dict[str, Tensor]]:
     """Return the input of every head, its static query, and the tail of the convolution."""
-    (shape, w), o = params, params.shape.options
-    dtype, conv_tails = accumulation_dtype(x.dtype), dict(state.conv_tails)
+    shape, w = params
+    dtype = accumulation_dtype(x.dtype)
+    conv_tails = dict(state.conv_tails)
     y = F.linear(x, w["mix_proj.weight"]).to(dtype)
     y, conv_tails["x"] = causal_conv(y, state.conv_tails["x"], w["mix_conv.weight"], lengths)
     heads = split_heads(F.silu(y), shape.num_heads)
-    if o.adaptive_query:
+    if shape.options.adaptive_query:
         return heads, heads, conv_tails
     q = split_heads(F.linear(x, w["q_proj.weight"]).to(dtype), shape.num_heads)
     return heads, l2_normalize(q), conv_tails

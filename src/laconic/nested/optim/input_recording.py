@@ -36,8 +36,10 @@ class InputStatistics:
     def __init__(
         self, name: str, kind: ParameterKind, weight: Tensor, bias: Tensor | None = None, padding_idx: int | None = None
     ) -> None:
-        self.name, self.kind, self.weight, self.bias, self.padding_idx = name, kind, weight, bias, padding_idx
-        self.store_pairs, self.normalize_inputs, self.bias_in_input = False, True, False
+        self.name, self.kind = name, kind
+        self.weight, self.bias, self.padding_idx = weight, bias, padding_idx
+        self.store_pairs = self.bias_in_input = False
+        self.normalize_inputs = True
         self.clear()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -104,7 +104,8 @@ def algorithm1(
     The paper adds the sum of a period's gradients to M2 at its end. O2 is the only reader of M2, so each gradient can
     be added at once. `n` counts the gradients with this one; W and the memories change in place.
     """
-    (b1, b2, b3), (M1, M2, O2, V) = hyperparameters.betas, memories
+    b1, b2, b3 = hyperparameters.betas
+    M1, M2, O2, V = memories
     foreach._foreach_add_(M1, g, alpha=b1)
     foreach._foreach_addcmul_(V, g, g, value=b2)
     foreach._foreach_add_(M2, g, alpha=b3)
@@ -131,8 +132,9 @@ def algorithm1_ema(
     M1 = b1 M1 + (1 - b1) g; every f gradients M2 = b3 M2 + (1 - b3) mean g, from the next step on; a hat corrects the
     bias. W and the memories change in place, as in `algorithm1`; V and b2 are not used.
     """
-    (b1, _, b3), (M1, M2, O2, _), alpha = hyperparameters.betas, memories, hyperparameters.alpha
-    f = hyperparameters.slow_every
+    b1, _, b3 = hyperparameters.betas
+    M1, M2, O2, _ = memories
+    alpha, f = hyperparameters.alpha, hyperparameters.slow_every
     foreach._foreach_lerp_(M1, g, 1 - b1)
     if (n - 1) % f == 0:
         foreach._foreach_mul_(M2, b3)

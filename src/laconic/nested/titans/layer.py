@@ -93,11 +93,12 @@ def compute_gates(params: TitansParams, tokens: PackedTokens) -> tuple[Tensor, .
     return (decay_gate(decay), step_size.sigmoid(), *map(decay_gate, momentum))
 
 
-def build_memory(params: TitansParams, outer_gradient: OuterGradient, max_norm: float) -> TitansMemory:
-    """Return the memory of the layer; a `max_norm` of 0 sets no bound."""
+def build_memory(params: TitansParams, outer_gradient: OuterGradient) -> TitansMemory:
+    """Return the memory of the layer; a `max_memory_norm` of 0 sets no bound."""
     shape, o = params.shape, params.shape.options
     rule = UpdateRule("zero", o.read_at, outer_gradient)
-    return TitansMemory(shape.chunk_size, memory_start(params.weights), rule, o.loss_factor, max_norm or None)
+    start = memory_start(params.weights)
+    return TitansMemory(shape.chunk_size, start, rule, factor=o.loss_factor, max_norm=o.max_memory_norm or None)
 
 
 class Titans(nn.Module):
@@ -160,15 +161,14 @@ class Titans(nn.Module):
         qkv = project_qkv(tokens.x, w, state.conv_tails, shape.num_heads, tokens.lengths)
         conv_tails = {**state.conv_tails, **qkv.conv_tails}
         with torch.autocast(x.device.type, enabled=False):
+            chunked = build_memory(params, outer_gradient)
             if update_weights:
-                chunked = build_memory(params, outer_gradient, shape.options.max_memory_norm)
                 inputs = (*qkv[:3], *compute_gates(params, tokens))
                 checkpointing = shape.options.activation_checkpointing
                 y, memory = scan_chunks(chunked, state.memory, inputs, tokens.lengths, checkpointing, truncate_after)
             else:
                 memory = state.memory
-                rule = UpdateRule("zero", shape.options.read_at, outer_gradient)
-                y = read_memory(memory_start(w), memory[MEMORY], qkv.q, rule)
+                y = read_memory(chunked.start, memory[MEMORY], qkv.q, chunked.rule)
         y = unpack(gate_and_project(y, tokens.x, w), tokens.order, attention_mask)
         return y[:, y.shape[1] - T :], replace(state, conv_tails=conv_tails, memory=memory)
 
