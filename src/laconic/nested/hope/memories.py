@@ -242,8 +242,8 @@ class SelfModifyingMemories:
         new_states: dict[str, MemoryState] = {}
         for group in self.shape.group_chunk_sizes:
             queries = q if group == self.shape.group_of("memory") else None
-            own = f"{group}_own"
-            P, Q = states[group], states.get(own)
+            own_key = f"{group}_own"
+            P, Q = states[group], states.get(own_key)
             assert isinstance(P, LinearMemoryState)
             u = self.shared_write_value(v, k, change_for_writes(P, self.rule))
             write_norm = self.shared_write_norm(u, k)
@@ -256,7 +256,7 @@ class SelfModifyingMemories:
             y = y if output is None else y + output @ M.mT
             if isinstance(Q, LinearMemoryState) and self_written is not None:
                 start = torch.zeros_like(M)
-                output, new_states[own] = self.self_modifying_write(start, Q, k, self_written, queries, gates)
+                output, new_states[own_key] = self.self_modifying_write(start, Q, k, self_written, queries, gates)
                 y = y if output is None else y + q + output
         return y, new_states
 
