@@ -50,7 +50,14 @@ ACTIVATIONS = {
     "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
     "relu": lambda x: max(x, 0.0),
     "relu2": lambda x: max(x, 0.0) ** 2,
+    "relu6": lambda x: min(max(x, 0.0), 6.0),
+    "leaky_relu": lambda x: x if x > 0 else 0.01 * x,
+    "hardswish": lambda x: x * min(max(x + 3, 0.0), 6.0) / 6,
+    "mish": lambda x: x * math.tanh(math.log1p(math.exp(x))),
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "tanh": math.tanh,
+    "linear": lambda x: x,
+    "gelu_10": lambda x: min(max(0.5 * x * (1 + math.erf(x / math.sqrt(2))), -10.0), 10.0),
 }
 
 
