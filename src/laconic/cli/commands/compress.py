@@ -177,6 +177,7 @@ class CompressCommand:
         self.build_kv_config()  # refuses numbers out of range
         if not self.learn and self.memory is None:
             refuse_flags(self, ("inner_lr",), "needs --learn")
+        check_model(self.model)
         if self.source != "-":
             check_file(Path(self.source), "a text, a .jsonl, or - for standard input")
         check_memories([] if self.memory is None else [self.memory])
@@ -189,7 +190,6 @@ class CompressCommand:
             raise BusyError(
                 f"{self.partial_path} holds what an interrupted command has read; --resume continues it, or delete it"
             )
-        check_model(self.model)
 
     def build_kv_config(self) -> KVCompressionConfig:
         """Return the options of a plain model."""

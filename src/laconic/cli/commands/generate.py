@@ -214,12 +214,12 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         if self.logprobs and self.format != "json" and self.input is None:
             raise UsageError("--logprobs: needs --format json or --input")
         replace(self, sample=False).generation_config()  # refuses numbers out of range
+        check_model(self.model)
         if not self.learn:
             refuse_flags(self, ("save_state", "inner_lr"), "needs --learn")
         if self.save_state is not None:
             refuse_flags(self, ("input",), "not available with --save-state")
             check_replaceable("--save-state", self.save_state)
-        check_model(self.model)
         self.check_inputs()
 
     def check_inputs(self) -> None:
