@@ -19,7 +19,7 @@ export LACONIC_MODELS
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; 5 to 15 minutes after the first download of packages"
+	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; 5 to 15 minutes, after the set-up"
 	@echo "make test      the quick tests: under five minutes on two cores, no network"
 	@echo "make test-medium  tests of over a second, such as whole trainings and servers; CI runs them too"
 	@echo "make test-all  all of these, and the slow tests"

@@ -12,6 +12,8 @@ from laconic.errors import BusyError, DiskError, InputError, LaconicError, Usage
 from laconic.storage.file_names import check_hub_name
 from laconic.storage.temporary import follow_link, is_device_or_pipe
 
+STANDARD_INPUT = "-"  # as the path of an input
+
 
 def check_file(path: Path, expected: str) -> None:
     """Raise `InputError` (66) if a path is neither a file nor a pipe; `expected` says in the message what to give."""

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from laconic.cli.files import STANDARD_INPUT
 from laconic.console import log_message, pluralize
 from laconic.data.messages import check_messages, parse_messages
 from laconic.data.reasoning.chat import parse_tools
 from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 from laconic.errors import InputError, UsageError, translate_os_errors
 from laconic.experiment.text_models.prompts import PromptRow
-
-STANDARD_INPUT = "-"
 
 
 def read_bytes(path: Path) -> bytes:

@@ -17,7 +17,15 @@ from laconic.cli.arguments import (
     check_minimum,
     refuse_flags,
 )
-from laconic.cli.files import check_file, check_memories, check_model, check_new_file, check_replaceable, print_json
+from laconic.cli.files import (
+    STANDARD_INPUT,
+    check_file,
+    check_memories,
+    check_model,
+    check_new_file,
+    check_replaceable,
+    print_json,
+)
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer, find_done_file, generation_to_json
 from laconic.cli.model_flags import ModelFlags, SamplingFlags, import_with_status
 from laconic.console import log_message, pluralize, status
@@ -31,7 +39,6 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["language model", "compressor", "fast weights", "reasoner"]
 DEFAULT_MAX_TOKENS = 128
-STANDARD_INPUT = Path("-")
 REASONING_FLAGS = ("with_cot", "jacobi_tolerance")
 RECIPE_FLAGS = ("allow_missing", "dtype", "revision", "quantize")
 
@@ -225,14 +232,14 @@ class GenerateCommand(ModelFlags, SamplingFlags):
     def check_inputs(self) -> None:
         """Raise `InputError` (66) for files that do not exist, and `UsageError` (2) for a memory before --system."""
         for path in (self.file, self.messages):
-            if path not in (None, STANDARD_INPUT):
+            if path is not None and str(path) != STANDARD_INPUT:
                 check_file(path, "an existing file, or - for standard input")
-        if self.input not in (None, STANDARD_INPUT):
+        if self.input is not None and str(self.input) != STANDARD_INPUT:
             from laconic.data.reasoning.catalog import refuse_csv
 
             refuse_csv(self.input)
-            expected = 'a .jsonl whose rows have "prompt", "messages" or "question", or - for standard input'
-            check_file(self.input, expected)
+            rows = 'a .jsonl whose rows have "prompt", "messages" or "question"'
+            check_file(self.input, f"{rows}, or - for standard input")
         check_memories(self.memory, self.system)
 
     def check_flags(self) -> None:
