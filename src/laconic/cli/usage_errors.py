@@ -5,7 +5,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests options whose help has the same words
-HINTS = {"compress": "several texts are rows of a .jsonl; ", "evaluate": "the values of --tasks are separated by commas; "}
+HINTS = {"compress": "several texts are rows of a .jsonl; ", "evaluate": "the values of --tasks need commas; "}
 
 
 def summarise_usage_error(text: str, command: str) -> str:

@@ -223,8 +223,7 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
         read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None)
         selected = [document for document in read if document.part in (part, None)]
     if not selected:
-        num_texts = len({document.sections for members in parts.values() for document in members})
-        texts = pluralize(num_texts, "different text")
+        texts = pluralize(len({document.sections for rows in parts.values() for document in rows}), "different text")
         source = f"{texts} with data.text.held_out_fraction = {config.text.held_out_fraction}"
         raise InputError(f"data.{part}: {name or source} leaves no document; give more, or data.{part} = FILE")
     return selected
