@@ -201,10 +201,10 @@ class DGD(RuleOptimizer):
     def _update_parameter(self, statistics: InputStatistics, eta: float, momentum: float) -> None:
         """Update a weight, and the bias that is part of its input."""
         all_reduce_statistics(statistics)
-        if statistics.num_positions is None and not float(eta):
-            return self._init_momentum(statistics, momentum)
         if statistics.num_positions is None:
-            raise UsageError(f"DGD: {statistics.name} has a gradient but no inputs; step once after each backward")
+            if float(eta) and local_shard(cast(Tensor, statistics.weight.grad)).any():
+                raise UsageError(f"DGD: {statistics.name} has a gradient but no inputs; step once after each backward")
+            return self._init_momentum(statistics, momentum)
         bias = statistics.bias if statistics.has_bias_column else None
         W = concat_bias(statistics.weight, bias)
         G = concat_bias(cast(Tensor, statistics.weight.grad), None if bias is None else bias.grad)
