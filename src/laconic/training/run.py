@@ -374,4 +374,5 @@ def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder 
 
 def format_metrics(metrics: Mapping[str, float], most: int | None = MAX_PROGRESS_METRICS) -> list[str]:
     """Return the name and value of the first metrics, loss first."""
-    return [f"{name} {value:.4g}" for name, value in islice(metrics.items(), most)]
+    formats = {name: ",.0f" if value % 1 == 0 and abs(value) < 1e12 else ".4g" for name, value in metrics.items()}
+    return [f"{name} {metrics[name]:{form}}" for name, form in islice(formats.items(), most)]
