@@ -114,7 +114,8 @@ def test_openai_client_chats_completes_and_streams(server: ServerProcess) -> Non
     chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, **options))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == reply.choices[0].message.content
-    assert chunks[-1].usage == reply.usage
+    assert chunks[-1].usage.total_tokens == reply.usage.total_tokens
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == reply.usage.prompt_tokens - 1
     whole = client.completions.create(model="tiny", prompt="Once", max_tokens=5, temperature=0, logprobs=1)
     pieces = client.completions.create(model="tiny", prompt="Once", max_tokens=5, temperature=0, stream=True)
     assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text

@@ -47,15 +47,22 @@ class Engine:
     Rows do not depend on one another: each request gets the tokens that it would get alone.
 
     The model's weights are never written, so other threads may read texts with it. A step reads at most
-    `prefill_chunk_size` prompt positions, and no more than the running requests can wait for.
+    `prefill_chunk_size` prompt positions, and no more than the running requests can wait for. Prompts that begin as an
+    earlier sequence take its keys and values from a cache of at most `prefix_cache_bytes`.
     """
 
     def __init__(
-        self, model: ServableModel, *, max_batch_size: int = 16, max_queue: int = 64, prefill_chunk_size: int = 512
+        self,
+        model: ServableModel,
+        *,
+        max_batch_size: int = 16,
+        max_queue: int = 64,
+        prefill_chunk_size: int = 512,
+        prefix_cache_bytes: int = 0,
     ) -> None:
         self.max_batch_size = max_batch_size
         self.max_queue = max_queue
-        self.served = ServedModel(model)
+        self.served = ServedModel(model, prefix_cache_bytes)
         self.chunk_sizer = ChunkSizer(prefill_chunk_size)
         self.changed = threading.Condition()  # guards what follows
         self.waiting = deque[RunningSequence]()
@@ -142,13 +149,29 @@ class Engine:
         self.cancelled.clear()
         self.waiting = deque(s for s in self.waiting if not s.has_ended)
         self.drop_ended()
-        num_free = self.max_batch_size - len(self.running)
-        arrivals = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
+        arrivals = self.choose_arrivals()
+        ids = {s.id for s in arrivals}
+        self.waiting = deque(s for s in self.waiting if s.id not in ids)
         self.running += arrivals
+        return arrivals
+
+    def choose_arrivals(self) -> list[RunningSequence]:
+        """Return the waiting sequences that begin to run; one whose prompt is being read waits for the prefix cache."""
+        arrivals = list[RunningSequence]()
+        reading = {s.shared_ids for s in self.running if s.next_id is None}
+        for sequence in self.waiting:
+            if len(self.running) + len(arrivals) == self.max_batch_size:
+                break
+            if not self.served.prefix_cache.can_hold(sequence.shared_ids) or sequence.shared_ids not in reading:
+                arrivals.append(sequence)
+                reading.add(sequence.shared_ids)
         return arrivals
 
     def drop_ended(self) -> None:
         """Remove the sequences that have ended, and wake those who wait for a change."""
+        for sequence in self.running:
+            if sequence.has_ended:
+                self.served.keep_prefix(sequence)
         with self.changed:
             self.running = [s for s in self.running if not s.has_ended]
             self.changed.notify_all()
@@ -196,5 +219,6 @@ class Engine:
                 if sequence.num_unread_prompt:
                     return None
                 sequence.end_prompt()
+                self.served.keep_prefix(sequence)
             return sequence, hidden[-1:]
         return None

@@ -59,6 +59,13 @@ class CacheRow:
             new[:, :, : self.num_filled] = self.buffer[:, :, : self.num_filled]
             self.buffer = new
 
+    def copy_slots(self, buffer: Float[Tensor, "2L G S E"], num_slots: int) -> None:
+        """Begin an empty row with the first slots of another row's buffer, whose positions are their indices."""
+        self.reserve(num_slots)
+        self.buffer[:, :, :num_slots] = buffer[:, :, :num_slots]
+        self.num_filled = self.next_position = num_slots
+        self.last_position = num_slots - 1
+
     def take_positions(self, num_tokens: int) -> list[int]:
         """Return the positions of the next ids and count them."""
         first = self.next_position

@@ -40,9 +40,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class PromptEvent:
-    """The prompt has been read. `logprobs` has one entry per prompt id if they were requested, else none."""
+    """The prompt has been read. `logprobs` has one entry per prompt id if they were requested, else none.
+
+    The keys and values of the first `num_cached` ids were those of an earlier request.
+    """
 
     logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True)

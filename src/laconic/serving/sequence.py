@@ -31,6 +31,7 @@ class RunningSequence:
     is_read_at_once: bool = False  # in one step, since the length at a step's end changes the keys of the prompt
     row: CacheRow | StateRow | None = None  # state in the model, once the sequence runs
     num_read: int = 0
+    num_cached: int = 0  # of these, positions that an earlier sequence has read
     num_tokens: int = 0
     next_id: int | None = None  # chosen last, and read by the next step; None while the prompt is read
     thinking: RolloutReads | None = None  # the reads of a question and its latents, until the last one is done
@@ -46,6 +47,18 @@ class RunningSequence:
     @property
     def num_unread_prompt(self) -> int:
         return 0 if self.prompt is None else len(self.prompt) - self.num_read
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether nothing precedes the ids of the prompt, so that they alone determine its keys and values."""
+        request = self.request
+        return request.question is None and request.state is None and request.first_position is None
+
+    @property
+    def shared_ids(self) -> tuple[int, ...]:
+        """The ids whose keys and values may be those of an earlier sequence: all but the last, or none."""
+        is_shared = self.is_shareable and not (self.request.with_prompt_logprobs or self.is_read_at_once)
+        return self.request.token_ids[:-1] if is_shared else ()
 
     def take_prompt(self, num_tokens: int) -> Tensor:
         assert self.prompt is not None
@@ -115,7 +128,7 @@ class RunningSequence:
         """Go on from reading the prompt to generating."""
         assert self.row is not None
         self.row.end_prompt()
-        self.send(PromptEvent(tuple(self.prompt_logprobs)))
+        self.send(PromptEvent(tuple(self.prompt_logprobs), self.num_cached))
 
     def finish(self, reason: StopReason) -> None:
         """Send the last event."""

@@ -30,6 +30,7 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import has_fixed_frequencies
 from laconic.nested.state import FastWeightState
+from laconic.serving.prefix_cache import PrefixCache
 from laconic.serving.ragged import MIN_FREE_SLOTS, CacheRow, RaggedDecoder
 from laconic.serving.requests import PromptEvent
 from laconic.serving.row_by_row import RowByRowModel, StateRow
@@ -41,13 +42,14 @@ ServableModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
 class ServedModel:
     """A loaded model as the engine runs it."""
 
-    def __init__(self, model: ServableModel) -> None:
+    def __init__(self, model: ServableModel, prefix_cache_bytes: int = 0) -> None:
         self.model = model
         self.tokenizer = model.tokenizer
         self.decoder = build_reading_decoder(model)
         is_ragged = not isinstance(self.decoder, StatefulLM) and is_stock_decoder(self.decoder)
         with torch.inference_mode():
             self.executor = RaggedDecoder(self.decoder) if is_ragged else RowByRowModel(self.decoder)
+        self.prefix_cache = PrefixCache(prefix_cache_bytes if is_ragged else 0)
 
     @property
     def device(self) -> torch.device:
@@ -71,9 +73,21 @@ class ServedModel:
             # with room for new tokens, since the copy of a long prompt's keys delays the rows that decode
             num_tokens = length + min(sequence.output.config.max_tokens, max(length, MIN_FREE_SLOTS))
             sequence.row = CacheRow(self.decoder, state, first_position, num_tokens)
+            buffer, sequence.num_cached = self.prefix_cache.find(sequence.shared_ids)
+            if buffer is not None:
+                sequence.row.copy_slots(buffer, sequence.num_cached)
+                sequence.num_read = sequence.num_cached
         if sequence.hidden_states is not None:  # the prompt has been read
             sequence.end_prompt()
             sequence.choose_next(self.executor.logits(sequence.hidden_states))
+
+    def keep_prefix(self, sequence: RunningSequence) -> None:
+        """Keep what a sequence has read for later ones that begin with it."""
+        row, rope = sequence.row, self.decoder.config.rope
+        if not isinstance(row, CacheRow) or not sequence.is_shareable:
+            return
+        if has_fixed_frequencies(rope, row.next_position):
+            self.prefix_cache.add((*sequence.request.token_ids, *sequence.output.token_ids), row)
 
     def start_text(self, sequence: RunningSequence) -> tuple[KVCache | RecurrentState | None, tuple[bool, bool]]:
         """Set what is read and decoded; return the state before it, and whether prompt and output update weights."""

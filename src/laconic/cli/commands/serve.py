@@ -76,6 +76,9 @@ class ServeCommand(ModelFlags):
     """maximum bytes of a JSON body; a larger one gets status 413"""
     max_memory_bytes: int = 512 * 2**20
     """maximum bytes of an uploaded memory or state; a larger one gets status 413"""
+    prefix_cache_bytes: int = 2**30
+    """bytes of keys and values of earlier prompts and answers, from which prompts that begin in the same way continue
+    without reading that part again; 0 turns it off"""
     max_memories: int = 256
     """maximum number of stored memories; one more gets status 400"""
     max_sessions: int = 64
@@ -94,6 +97,8 @@ class ServeCommand(ModelFlags):
         for name, value in self.limits.items():
             if value is not None and not value > 0:
                 raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
+        if self.prefix_cache_bytes < 0:
+            raise UsageError(f"--prefix-cache-bytes {self.prefix_cache_bytes}: give 0 or more")
         if not 0 <= self.shutdown_seconds < math.inf:
             raise UsageError(f"--shutdown-seconds {self.shutdown_seconds:g}: give 0 or more")
         for origin in self.allowed_origin:
@@ -131,6 +136,7 @@ class ServeCommand(ModelFlags):
             shutdown_seconds=self.shutdown_seconds,
             memory_folder=self.memory_dir,
             memory_files=memory_files,
+            prefix_cache_bytes=self.prefix_cache_bytes,
             **self.limits,
         )
         serve(self.served_model_name or choose_model_name(self.model), load, options, listener)

@@ -68,7 +68,12 @@ def build_app(served: ApiModel) -> FastAPI:
     """Build the application, whose engine runs between start-up and shutdown; the errors are those of `MemoryStore`."""
     _ = served.published_sampling  # read now: an error in it is not the client's, and its message has a path
     options = served.options
-    engine = Engine(served.model, max_batch_size=options.max_batch_size, max_queue=options.max_queue)
+    engine = Engine(
+        served.model,
+        max_batch_size=options.max_batch_size,
+        max_queue=options.max_queue,
+        prefix_cache_bytes=options.prefix_cache_bytes,
+    )
     metrics = ServerMetrics(engine.stats)
     worker = Worker()
     folder = options.memory_folder

@@ -116,6 +116,9 @@ class ApiAnswer(ABC, Generic[Body]):
         prompt = sum(request.num_prompt_tokens for request in group.requests[:: self.n])
         completion = sum(whole.num_tokens for whole in group.answers)
         usage: Json = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        cached = sum(whole.prompt.num_cached for whole in group.answers[:: self.n] if whole.prompt is not None)
+        if cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
         finishes = [whole.finish for whole in group.answers if whole.finish is not None]
         passes = sum(finish.latent_passes for finish in finishes)
         positions = sum(finish.latent_positions for finish in finishes)

@@ -29,6 +29,7 @@ class ServerOptions:
     max_batch_size: int = 16  # sequences that are decoded together
     max_queue: int = 64  # sequences that wait, and those of one request
     max_seconds: float = 600.0
+    prefix_cache_bytes: int = 2**30  # of earlier prompts, for later ones that begin with them
     max_memories: int = 256
     max_sessions: int = 64
 

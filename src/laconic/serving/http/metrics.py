@@ -19,6 +19,9 @@ class ServerMetrics:
             "laconic_requests", "HTTP requests by route and status", ("route", "status"), registry=registry
         )
         self.prompt_tokens = Counter("laconic_prompt_tokens", "Prompt tokens of finished sequences", registry=registry)
+        self.cached_tokens = Counter(
+            "laconic_cached_prompt_tokens", "Prompt tokens taken from the prefix cache", registry=registry
+        )
         self.generated_tokens = Counter("laconic_generated_tokens", "Generated tokens", registry=registry)
         self.latent_passes = Counter("laconic_latent_passes", "Decoder passes that compute latents", registry=registry)
         self.time_to_first_token = Histogram(

@@ -135,6 +135,8 @@ class SequenceGroup:
                 self.metrics.inter_token.observe(now - answer.last_token_time)
             answer.last_token_time = now
             self.metrics.generated_tokens.inc()
+        elif isinstance(event, PromptEvent):
+            self.metrics.cached_tokens.inc(event.num_cached)
         elif isinstance(event, FinishEvent):
             self.metrics.prompt_tokens.inc(self.requests[index].num_prompt_tokens)
             self.metrics.latent_passes.inc(event.latent_passes)
