@@ -46,7 +46,7 @@ def count_prompt_positions(decoder: CountingDecoder, **inputs: Any) -> tuple[lis
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("llama", {}), ("gpt2", {}), ("mistral", {"sliding_window": 8})],
+    [("llama", {}), ("gpt2", {}), ("llama", {"sliding_windows": (8, None)})],
 )
 @pytest.mark.parametrize("chunk_size", [512, 9])
 def test_shared_prompt_is_read_once_and_changes_nothing(family: str, options: dict[str, Any], chunk_size: int) -> None:

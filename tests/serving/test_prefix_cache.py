@@ -58,7 +58,7 @@ def generate_alone(model: LanguageModel, ids: Sequence[int]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("llama", {}), ("gpt2", {}), ("qwen3", {}), ("mistral", {"sliding_window": 8})],
+    [("llama", {}), ("gpt2", {}), ("qwen3", {}), ("llama", {"sliding_windows": (8, None)})],
 )
 def test_prompt_that_continues_an_earlier_sequence_gets_the_same_tokens(family: str, options: dict[str, Any]) -> None:
     model = build_model(family, **options)
@@ -84,6 +84,7 @@ def test_sequences_with_the_same_prompt_read_it_once() -> None:
     assert [num_cached(receiver) for receiver in receivers] == [0, 39, 39]
     assert engine.num_positions == 40 + 2 + 3 * (CONFIG.max_tokens - 1)
     assert {tuple(receiver.token_ids) for receiver in receivers} == {tuple(generate_alone(model, IDS[:40]))}
+    assert receivers[1].steps == receivers[2].steps  # both begin once the first has read the prompt
 
 
 def test_sequence_whose_twin_is_cancelled_goes_on_with_what_was_read() -> None:
@@ -98,6 +99,33 @@ def test_sequence_whose_twin_is_cancelled_goes_on_with_what_was_read() -> None:
     assert first.finish.reason == "cancelled"
     assert num_cached(second) == 20
     assert second.token_ids == generate_alone(model, IDS)
+
+
+def test_failed_step_frees_the_keys_and_the_next_request_reads_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model()
+    engine = CountingEngine(model)
+    run(engine, IDS[:30])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.served.executor, "forward", raise_out_of_memory)
+        failed, _ = run(engine, IDS)
+    assert isinstance(failed.events[-1], RuntimeError)
+    assert not engine.served.prefix_cache.entries
+    receiver, _ = run(engine, IDS)
+    assert num_cached(receiver) == 0
+    assert receiver.token_ids == generate_alone(model, IDS)
+
+
+def raise_out_of_memory(*_: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_sequence_that_cannot_be_added_to_the_cache_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model()
+    engine = CountingEngine(model)
+    monkeypatch.setattr(PrefixCache, "add", raise_out_of_memory)
+    receiver, _ = run(engine, IDS)
+    assert receiver.finish.reason == "length"
+    assert receiver.token_ids == generate_alone(model, IDS)
 
 
 def test_requests_that_need_all_positions_or_continue_a_state_share_nothing() -> None:
@@ -151,7 +179,7 @@ def test_prefix_cache_keeps_the_entries_used_last_within_its_bytes() -> None:
     cache.add(third, fill_row(model, 40))
     assert [cache.find(ids)[1] for ids in (first, second, third)] == [40, 0, 40]
     cache.add([4] * 90, fill_row(model, 90))  # larger than the cache
-    assert cache.num_bytes <= cache.max_bytes
+    assert [cache.find(ids)[1] for ids in (first, third, [4] * 90)] == [40, 40, 0]
 
 
 def test_prefix_cache_replaces_an_entry_by_its_continuation() -> None:

@@ -238,9 +238,14 @@ def prefill(
 
 
 def count_shared_inputs(prompt: Prompt) -> int:
-    """Return the number of first ids or embeddings that all rows share, but for the last one; 0 if padding is right."""
+    """Return the number of first ids or embeddings that all rows share, but for the last one.
+
+    0 if padding is right, and without comparing anything if the rows are too few or too short.
+    """
     mask = prompt.attention_mask
-    T = mask.shape[1]
+    B, T = mask.shape
+    if (B - 1) * T < MIN_SHARED_POSITIONS:
+        return 0
     lengths = mask.sum(1)
     columns = torch.arange(T, device=mask.device)
     if prompt.first_positions is not None or not torch.equal(mask, columns >= T - lengths[:, None]):

@@ -158,13 +158,18 @@ class Engine:
     def choose_arrivals(self) -> list[RunningSequence]:
         """Return the waiting sequences that begin to run; one whose prompt is being read waits for the prefix cache."""
         arrivals = list[RunningSequence]()
-        reading = {s.shared_ids for s in self.running if s.next_id is None}
+        cache = self.served.prefix_cache
+        reading = {s.prompt_hash for s in self.running if s.next_id is None and s.is_shareable}
         for sequence in self.waiting:
             if len(self.running) + len(arrivals) == self.max_batch_size:
                 break
-            if not self.served.prefix_cache.can_hold(sequence.shared_ids) or sequence.shared_ids not in reading:
-                arrivals.append(sequence)
-                reading.add(sequence.shared_ids)
+            ids = sequence.shared_ids
+            if cache.can_hold(ids):
+                if sequence.prompt_hash in reading:
+                    continue
+                if cache.find(ids)[1] < len(ids):
+                    reading.add(sequence.prompt_hash)
+            arrivals.append(sequence)
         return arrivals
 
     def drop_ended(self) -> None:
@@ -203,6 +208,7 @@ class Engine:
             rows: list[Any] = [(s.row, inputs) for s, inputs in step_inputs]
             return self.served.executor.forward(rows)
         except Exception as error:  # out of memory, for example: the engine goes on with other requests
+            self.served.prefix_cache.entries.clear()
             return [error] * len(step_inputs)
 
     def take_output(self, step_input: StepInput, hidden: Tensor | Exception) -> tuple[RunningSequence, Tensor] | None:

@@ -51,13 +51,15 @@ class PrefixCache:
         """Add the ids that a row has read, in place of entries that are their beginning."""
         n = row.num_filled
         ids = np.asarray(token_ids[:n], dtype=np.int64)
-        if not self.can_hold(ids):
+        shared = [count_shared(entry.token_ids, ids) for entry in self.entries]
+        if not self.can_hold(ids) or n in shared:
             return
-        if any(count_shared(entry.token_ids, ids) == n for entry in self.entries):
-            return
-        self.entries = [x for x in self.entries if count_shared(x.token_ids, ids) < len(x.token_ids)]
-        is_half_empty = row.buffer.shape[2] > 2 * n
-        self.entries.append(CachedPrefix(ids, row.buffer[:, :, :n].clone() if is_half_empty else row.buffer))
+        capacity = row.buffer.shape[2]
+        buffer = row.buffer[:, :, : n if 2 * n < capacity else capacity]
+        if buffer.nbytes > self.max_bytes:
+            return  # rather than in place of everything else
+        self.entries = [x for x, s in zip(self.entries, shared, strict=True) if s < len(x.token_ids)]
+        self.entries.append(CachedPrefix(ids, buffer.contiguous()))  # a copy if the row's buffer is half empty
         while len(self.entries) > MAX_ENTRIES or self.num_bytes > self.max_bytes:
             self.entries.pop(0)
 

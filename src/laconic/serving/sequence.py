@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -59,6 +60,11 @@ class RunningSequence:
         """The ids whose keys and values may be those of an earlier sequence: all but the last, or none."""
         is_shared = self.is_shareable and not (self.request.with_prompt_logprobs or self.is_read_at_once)
         return self.request.token_ids[:-1] if is_shared else ()
+
+    @cached_property
+    def prompt_hash(self) -> int:
+        """Hash of the prompt's ids; every step looks for sequences with the same ones."""
+        return hash(self.request.token_ids)
 
     def take_prompt(self, num_tokens: int) -> Tensor:
         assert self.prompt is not None
@@ -136,7 +142,7 @@ class RunningSequence:
         self.send(FinishEvent(reason, self.latent_passes, self.latent_positions))
 
     def fail(self, error: Exception) -> None:
-        self.has_ended = True
+        self.has_ended, self.row = True, None  # memory may be short
         self.send(error)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Models as the engine runs them: prepare a loaded model of each kind, and start sequences of texts or questions."""
 
 import copy
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +87,8 @@ class ServedModel:
         if not isinstance(row, CacheRow) or not sequence.is_shareable:
             return
         if has_fixed_frequencies(rope, row.next_position):
-            self.prefix_cache.add((*sequence.request.token_ids, *sequence.output.token_ids), row)
+            with suppress(RuntimeError):  # no memory for a copy
+                self.prefix_cache.add((*sequence.request.token_ids, *sequence.output.token_ids), row)
 
     def start_text(self, sequence: RunningSequence) -> tuple[KVCache | RecurrentState | None, tuple[bool, bool]]:
         """Set what is read and decoded; return the state before it, and whether prompt and output update weights."""
