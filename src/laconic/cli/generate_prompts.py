@@ -63,11 +63,11 @@ def read_prompt_rows(
         nonlocal num_generated
         fields = [name for name in ("prompt", "messages") if name in row] or [question_column]
         if len(fields) > 1 or fields[0] not in row:
-            raise RowError("fields", f'expected one of "prompt", "messages" and "{question_column}"')
+            raise RowError("missing fields", f'expected one of "prompt", "messages" and "{question_column}"')
         num_generated += row.pop("generation", None) is not None
         value = row[fields[0]]
         if fields[0] != "messages" and not isinstance(value, str):
-            raise RowError("fields", "is not text", field=fields[0])
+            raise RowError("wrong types", "is not text", field=fields[0])
         try:
             messages = check_messages(value, "messages") if fields[0] == "messages" else ()
             tools = parse_tools(row.get("tools")) if messages else ()
