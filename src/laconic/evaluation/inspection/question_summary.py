@@ -73,7 +73,8 @@ def format_inspection(summary: QuestionSummary) -> str:
     if summary.teacher_output is not None:
         lines.append(f"the teacher writes: {join_words(summary.teacher_output)}")
     for run in summary.runs:
-        lines += ["", f"{run.name} ({run.method}) answers {join_words(run.answer)}{correctness_suffix(run.answer, summary)}"]
+        correctness = correctness_suffix(run.answer, summary)
+        lines += ["", f"{run.name} ({run.method}) answers {join_words(run.answer)}{correctness}"]
         for name, row in zip(name_passes(run), run.lens.passes, strict=True):
             lines.append(f"  {name:<13}" + " ".join(slot[0].token.strip() or "␣" for slot in row))
         if summary.chain:
