@@ -110,6 +110,20 @@ def test_generate_prints_texts_in_row_order_as_they_finish(capsys: pytest.Captur
     assert capsys.readouterr().out == f"one:{short.text}\n\ntwo:{long.text}\n"
 
 
+def test_generate_ends_the_line_of_an_interrupted_text(
+    run_cli: RunCli, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(printer: GenerationPrinter, *_: object) -> None:
+        if printer.num_tokens:
+            raise KeyboardInterrupt
+        print_token(printer, 0, 0, "there", 0.0)
+
+    print_token = GenerationPrinter.print_token
+    monkeypatch.setattr(GenerationPrinter, "print_token", interrupt)
+    result = run_cli("generate", chat_model, "Once", "--max-tokens", 4)
+    assert (result.code, result.out) == (130, "Oncethere\n")
+
+
 @pytest.mark.medium
 def test_generate_rows_equal_single_prompts(
     run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

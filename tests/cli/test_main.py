@@ -114,7 +114,11 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         (("generate", "x", "y", "--max-tokens", "q"), 2, "--max-tokens: q is not an integer; see"),
         (("generate", "x", "y", "--top-p", "q"), 2, "--top-p: q is not a number; see"),
         (("compress", "x", "y", "--out"), 2, "--out: missing value; see"),
-        (("compress", "x", "y", "z", "--out", "w"), 2, "z: compress takes fewer arguments; see"),
+        (
+            ("compress", "x", "y", "z", "--out", "w"),
+            2,
+            "fewer arguments; several texts are rows of a .jsonl; see",
+        ),
         (("evaluate", "x", "--tasks", "a", "b"), 2, "b: evaluate takes fewer arguments; the values of --tasks"),
         (("generate", "x", "y", "--stop", "."), 2, "has no option --stop; did you mean --stop-string?"),
         (("data", "lists"), 2, "no command data lists; did you mean list?"),

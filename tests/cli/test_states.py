@@ -404,7 +404,7 @@ def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: 
     Path("second.txt").write_text(second)
     code, out, err = run("compress", "donor", "first.txt", "--learn", "--out", "first.safetensors")
     assert code == 0, err
-    assert "level      chunk 64 in 2 layers: 1 updates, norm of the change " in out
+    assert "level      chunk 64 in 2 layers: 1 update, norm of the change " in out
     assert " nats per token while reading" in out
     assert run("compress", "donor", "second.txt", "--memory", "first.safetensors", "--out", "both.safetensors")[0] == 0
     assert "; checkpoint " in run("inspect", "both.safetensors")[1]

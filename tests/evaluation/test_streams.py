@@ -274,3 +274,8 @@ def test_build_stream_table() -> None:
     assert table.rows[0][2:5] == ["learn", "all", "50.0 %"]
     assert "3, 1" in table.rows[0]
     assert any("0.5000 ± 0.5000" in cells for cells in table.rows)
+
+
+def test_build_stream_table_gives_no_interval_for_one_item() -> None:
+    table = build_stream_table([RunResult("run", "ppl", (0,), [[row("a", 2, False)]])])
+    assert table.rows[0][5] == "–"

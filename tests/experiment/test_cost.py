@@ -40,6 +40,8 @@ def test_cost_without_savings_or_vectors() -> None:
     assert describe_cost(build_memory([3], [4], 48), config, torch.float32, 7)[0]["break_even_uses"] is None
     assert "never pays" in describe_cost(build_memory([3], [3], 48), config, torch.float32, 6)[1][3]
     empty = describe_cost(build_memory([3], [0], 48), config, torch.float32, 3)[0]
+    dropped = describe_cost(build_memory([3, 3, 3], [0, 0, 4], 48), config, torch.float32, 13)[1][1]
+    assert dropped == "vectors    4: 1.33 per segment, 0 to 4, 2.2 tokens per vector; 2 segments left none"
     names = ("tokens_per_vector", "min_vectors", "max_vectors", "break_even_uses")
     assert tuple(empty[name] for name in names) == (None, 0, 0, 2)
     assert [format_bytes(n) for n in (0, 1023, 1024, 3 * 2**30)] == ["0 bytes", "1,023 bytes", "1.0 KiB", "3.0 GiB"]

@@ -133,6 +133,18 @@ def test_dgd_joint_allows_any_change_of_gradients() -> None:
         step_after(lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.02), batch="mean")
 
 
+def test_dgd_leaves_maps_that_a_step_does_not_use() -> None:
+    """Their gradients are zeros after `zero_grad(set_to_none=False)`, as in a model with several heads."""
+    model = record_inputs(nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]))
+    optimizer = DGD(model.parameters(), 0.1)
+    for used in (0, 1, 0):
+        unused = model[1 - used].weight.detach().clone()
+        optimizer.zero_grad(set_to_none=False)
+        model[used](torch.randn(5, 4)).square().mean().backward()
+        optimizer.step()
+        assert torch.equal(model[1 - used].weight, unused)
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_dgd_trains_the_bias_of_a_frozen_weight(set_to_none: bool) -> None:
     """Frozen before the optimizer is built, or after a step; under a schedule that halves the learning rate."""

@@ -345,6 +345,15 @@ def test_m3_refuses_complex_matrices() -> None:
         M3([nn.Parameter(torch.zeros(2, 2, dtype=torch.cfloat))])
 
 
+@pytest.mark.parametrize(("optimizer_class", "rule"), [(M3, "m3"), (M3, "adamw"), (DGD, "adamw")])
+def test_m3_and_dgd_refuse_sparse_gradients(optimizer_class: Any, rule: str) -> None:
+    embedding = nn.Embedding(5, 3, sparse=True)
+    optimizer = optimizer_class([{"params": embedding.parameters(), "rule": rule}])
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(UsageError, match="sparse=False"):
+        optimizer.step()
+
+
 def test_m3_refuses_vectors() -> None:
     with pytest.raises(UsageError, match=r"\[5\]"):
         newton_schulz(torch.ones(5))

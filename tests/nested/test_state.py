@@ -10,6 +10,7 @@ import laconic
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.models.cache import KVCache
 from laconic.nested import state
+from laconic.nested.cms.layer import CMS
 from laconic.nested.hope.model import HopeAttention
 from laconic.nested.language_model import carry_state
 from laconic.nested.state import (
@@ -24,6 +25,7 @@ from laconic.nested.state import (
     reset_rows,
 )
 from laconic.nested.state_file import ARTIFACT_KIND, load_state, save_state
+from laconic.nested.titans.layer import Titans
 from laconic.storage import atomic
 from laconic.storage.tensor_tree import named_tensors
 from tests.models.fixtures import fresh
@@ -107,6 +109,20 @@ def test_state_num_bytes_counts_a_shared_tensor_once() -> None:
 def test_state_repr_is_one_short_line() -> None:
     text = repr(state.FastWeightState((), torch.tensor([3, 5])))
     assert text == "FastWeightState([3, 5] tokens, 0 layers, 0.0 MiB)"
+    assert repr(full_state().layers[0]).startswith("LayerState(3 rows, ")
+
+
+@pytest.mark.parametrize("layer", [CMS(8, 16, (2, 4)), Titans(8, 2, 2)], ids=["cms", "titans"])
+def test_layer_state_is_carried_after_detach(layer: CMS | Titans) -> None:
+    x = torch.randn(2, 5, 8)
+    _, whole = layer(x)
+    detached = whole.detach().to("cpu")
+    assert not any(t.requires_grad for _, t in named_tensors(detached))
+    for _ in range(2):  # each backward pass ends at the detached state
+        y, after = layer(x, detached)
+        y.sum().backward()
+        detached = after.detach()
+    assert states_equal(whole.select_rows([1, 0]).select_rows([1, 0]), whole)
 
 
 def test_state_concat_rows_pads_ranks_and_caches() -> None:

@@ -1,6 +1,7 @@
 """/v1/memories: write, upload, list, name in requests, delete; what survives a restart; memories of other models."""
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from laconic.generation.config import GenerationConfig
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memories import read_chunks
+from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.prompts import prepare_text
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer
@@ -337,6 +339,37 @@ def test_memory_store_has_a_limit_and_refuses_damage(
     assert server.put("/v1/memories/a.b", content=b"x").status_code == 400
     assert server.delete(f"/v1/memories/{memory['id']}").status_code == 200
     create(server, keep=0.5)
+
+
+def test_simultaneous_uploads_stay_within_the_limit(
+    chat_model: LanguageModel, start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one thread adds a memory, another one that has passed the first check cannot add a second."""
+    server = start_server(chat_model, memory_folder=tmp_path, max_memories=1)
+    store = cast(Any, server.app).state.services.memories
+    for name in ("one", "two"):
+        compress(chat_model).save(tmp_path / name)
+    errors = list[ApiError]()
+
+    def add_second() -> None:
+        try:
+            store.add(tmp_path / "two", "two")
+        except ApiError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=add_second)
+
+    def check_space(id: str | None = None) -> None:
+        MemoryStore.check_space(store, id)
+        if id == "one":
+            thread.start()
+            thread.join(0.2)
+
+    monkeypatch.setattr(store, "check_space", check_space)
+    store.add(tmp_path / "one", "one")
+    thread.join()
+    assert [card.id for card in store.list()] == ["one"]
+    assert [error.code for error in errors] == ["too_many_memories"]
 
 
 def test_deleted_memory_leaves_nothing_behind(

@@ -134,6 +134,8 @@ def test_safetensors_header_refuses(tmp_path: Path, header: object, size: int, m
     [
         (b"", InputError, "header of 0 bytes"),
         (b"# Title\nA text.", InputError, r"begins with the text '# Title\n', not with"),
+        ("Grüße aus".encode(), InputError, "begins with the text 'Grüße ', not with"),
+        ("東京".encode(), InputError, "begins with the text '東京', not with"),
         (b"\xff" * 8, InputError, "18,446,744,073,709,551,615"),
         (b"PK\3\4" + b"\0" * 60, UnsafeFileError, "can run code"),
         (b"\x80\4\x95" + b"\0" * 7 + b"x", UnsafeFileError, "save_pretrained"),

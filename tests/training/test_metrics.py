@@ -1,6 +1,7 @@
 """metrics.jsonl: values of a line, the start of a resumed run, and the tracker's copy."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from laconic.training.metrics import MetricsWriter
+from laconic.training.run import format_metrics
 
 
 def test_metrics_writer_lines(tmp_path: Path) -> None:
@@ -72,3 +74,8 @@ def test_metrics_writer_copies_to_the_tracker(tmp_path: Path) -> None:
     metrics.write({"step": 1, "loss": 0.5, "note": "x", "bad": float("nan"), "validation": {"a": 1.0}})
     metrics.close()
     assert tracker.calls == [(1, {"loss": 0.5, "validation/a": 1.0}), "finish"]
+
+
+def test_format_metrics_does_not_round_whole_numbers() -> None:
+    metrics = {"loss": 5.53528, "state_bytes": 58168.0, "nan": math.nan, "large": 1e30, "cut": 1.0}
+    assert format_metrics(metrics, 4) == ["loss 5.535", "state_bytes 58,168", "nan nan", "large 1e+30"]

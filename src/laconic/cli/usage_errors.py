@@ -5,6 +5,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests options whose help has the same words
+HINTS = {"compress": "several texts are rows of a .jsonl; ", "evaluate": "the values of --tasks need commas; "}
 
 
 def summarise_usage_error(text: str, command: str) -> str:
@@ -29,8 +30,7 @@ def describe_unknown(words: list[str], suggestions: list[str], command: str) -> 
     option = next((word for word in words if word.startswith("-")), None)
     name = command.removeprefix("laconic ")
     if option is None:
-        hint = "the values of --tasks are separated by commas; " if name == "evaluate" else ""
-        return f"{words[0]}: {name} takes fewer arguments; {hint}see {command} --help"
+        return f"{words[0]}: {name} takes fewer arguments; {HINTS.get(name, '')}see {command} --help"
     close = [
         s for s in suggestions if s.startswith(option) or SequenceMatcher(None, option, s).ratio() >= MIN_SIMILARITY
     ]

@@ -63,7 +63,8 @@ def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> l
     means = f" (means over {len(state.position):,} rows)" if len(state.position) > 1 else ""
     lines = [
         f"level      chunk {r['chunk_size']:,} in {pluralize(r['num_layers'], 'layer')}: "
-        f"{r['updates_per_layer']:,.0f} updates, norm of the change {format_norm(r['update_norm'])}{means}"
+        f"{pluralize(round(r['updates_per_layer']), 'update')}, "
+        f"norm of the change {format_norm(r['update_norm'])}{means}"
         for r in level_reports(state, chunks)
     ]
     return lines + [

@@ -59,7 +59,7 @@ class KVCache(CacheSlots):
 
     def __repr__(self) -> str:
         dtype = str(self.keys[0].dtype).removeprefix("torch.") if self.keys else "empty"
-        return f"KVCache({len(self.keys)} layers, B={self.B}, S={self.S}, {dtype})"
+        return f"KVCache({len(self.keys)} layers, B={self.B}, S={self.S}{'+prefix' if self.prefix else ''}, {dtype})"
 
     @property
     def next_position(self) -> Int[Tensor, " B"]:

@@ -91,8 +91,27 @@ class CMSState:
     levels: tuple[CMSLevelState, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class LayerState:
+class BatchState:
+    """State of the rows of a batch, as a tree of tensors."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({num_rows(self)} rows, {num_bytes(self) / 2**20:,.1f} MiB)"
+
+    def select_rows(self: Tree, rows: RowIndex) -> Tree:
+        """Return the given rows, in that order, or those where a mask is True; a row may be repeated."""
+        return select_rows(self, rows)
+
+    def detach(self: Tree) -> Tree:
+        """Return a copy outside the graph, whose tensors own their memory."""
+        return map_tensors(self, lambda x: x.detach().clone(memory_format=torch.contiguous_format))
+
+    def to(self: Tree, device: torch.device | str) -> Tree:
+        """Move to a device; token counts stay on the CPU."""
+        return to(self, device)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerState(BatchState):
     """State of one layer; `conv_tails` are the last inputs of each causal convolution, by name.
 
     `readers` names the layers that have read, with their sizes and chunk sizes; empty where they are unknown.
@@ -121,7 +140,7 @@ class OpenChunk:
 
 
 @dataclass(frozen=True, eq=False)
-class FastWeightState:
+class FastWeightState(BatchState):
     """What a model has learned from the text that it read: the changes of the weights of every layer.
 
     Immutable: reading returns a new state. `NestedTextModel.compress` returns one, and its `load_memory` reads one
@@ -155,18 +174,6 @@ class FastWeightState:
     def attention_cache(self) -> KVCache | None:
         """KV cache of the first layer with attention; None for a model without attention."""
         return next((layer.cache for layer in self.layers if layer.cache is not None), None)
-
-    def select_rows(self, rows: RowIndex) -> "FastWeightState":
-        """Return the given rows, in that order, or those where a mask is True; a row may be repeated."""
-        return select_rows(self, rows)
-
-    def detach(self) -> "FastWeightState":
-        """Return a copy outside the graph, whose tensors own their memory."""
-        return map_tensors(self, lambda x: x.detach().clone(memory_format=torch.contiguous_format))
-
-    def to(self, device: torch.device | str) -> "FastWeightState":
-        """Move to a device; token counts stay on the CPU."""
-        return to(self, device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by name, each one once."""

@@ -43,7 +43,7 @@ def check_is_file(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file")
     if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
+        raise InputError(f"no {path.name} in {'the current folder' if path.parent == Path() else path.parent}")
 
 
 def check_hub_name(name: str) -> None:

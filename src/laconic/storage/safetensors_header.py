@@ -52,8 +52,8 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         n = int.from_bytes(start, "little")
         if n > min(size - 8, MAX_HEADER_BYTES):
             check_not_pickle(path.name, start)
-            if len(start) == 8 and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start):
-                text = start.decode()
+            text = start.decode(errors="ignore")  # the last character may be cut off
+            if len(text.encode()) >= 5 and all(char.isprintable() or char in "\t\r\n" for char in text):
                 raise NotSafetensorsError(f"{path.name}: begins with the text {text!r}, not with a safetensors header")
             limit = f"the file has {size:,}" if n > size - 8 else f"the limit is {MAX_HEADER_BYTES:,}"
             raise InputError(f"{path.name}: header of {n:,} bytes, but {limit}; download it again")

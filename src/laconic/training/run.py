@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -374,4 +373,5 @@ def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder 
 
 def format_metrics(metrics: Mapping[str, float], most: int | None = MAX_PROGRESS_METRICS) -> list[str]:
     """Return the name and value of the first metrics, loss first."""
-    return [f"{name} {value:.4g}" for name, value in islice(metrics.items(), most)]
+    formats = {name: ",.0f" if value % 1 == 0 and abs(value) < 1e12 else ".4g" for name, value in metrics.items()}
+    return [f"{name} {metrics[name]:{form}}" for name, form in list(formats.items())[:most]]

@@ -321,8 +321,10 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         else:
             labels = [p.title + (p.text or "" if p.should_echo and not self.no_echo else "") for p in prompts.prompts]
             printer = GenerationPrinter(labels, timer, is_silent=self.format == "json")
-            generations += prompts.generate(range(len(labels)), printer.attach(config))
-            printer.finish(generations, config.max_tokens)
+            try:
+                generations += prompts.generate(range(len(labels)), printer.attach(config))
+            finally:  # ends the line of a text that Ctrl-C cut off
+                printer.finish(generations, config.max_tokens)
         if self.format == "json":
             results = [
                 prompt.to_json() | generation_to_json(generation, self.logprobs)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.config.data import ROW_FILE_SUFFIXES, DataConfig, SplitName, TextConfig, is_row_file
+from laconic.console import pluralize
 from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES, parse_hub_name
@@ -222,9 +223,9 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
         read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None)
         selected = [document for document in read if document.part in (part, None)]
     if not selected:
-        num_texts = len({document.sections for members in parts.values() for document in members})
-        source = f"{num_texts:,} different texts with data.text.held_out_fraction = {config.text.held_out_fraction}"
-        raise InputError(f"data.{part}: {name or source} leaves no document; name a file of documents")
+        texts = pluralize(len({document.sections for rows in parts.values() for document in rows}), "different text")
+        source = f"{texts} with data.text.held_out_fraction = {config.text.held_out_fraction}"
+        raise InputError(f"data.{part}: {name or source} leaves no document; give more, or data.{part} = FILE")
     return selected
 
 

@@ -54,7 +54,7 @@ PAGE_COLUMNS = (
     Column("condition", lambda row: row.condition, is_text=True),
     Column("metric", lambda row: row.metric, is_text=True),
     Column("score", lambda row: (tables.format_mean if is_nll(row.result) else tables.format_accuracy)(row.estimate)),
-    Column("95 %", format_interval),
+    Column("95 %", lambda row: "–" if row.estimate.num_items == row.estimate.num_seeds == 1 else format_interval(row)),
     Column("items", lambda row: f"{row.estimate.num_items:,}"),
     Column("updates", lambda row: ", ".join(f"{n:.4g}" for n in updates_per_level(row.result, row.condition)) or "–"),
     Column("state", lambda row: f"{mean_state_bytes(row.result, row.condition):,}"),

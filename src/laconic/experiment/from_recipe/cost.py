@@ -44,11 +44,12 @@ def describe_cost(
     uses = data["break_even_uses"]
     pays = "never pays" if uses is None else f"pays after {pluralize(uses, 'use')}"
     ratio = f", {tokens / vectors:.1f} tokens per vector" if vectors else ""
+    dropped = f"; {pluralize(num_empty, 'segment')} left none" if (num_empty := int((per_segment == 0).sum())) else ""
     return data, [
         f"read       {tokens:,} tokens in {pluralize(segments, 'segment')}"
         + (f" of {memory.B:,} texts" if memory.B > 1 else ""),
         f"vectors    {vectors:,}: {data['mean_vectors']:.2f} per segment, {data['min_vectors']} to "
-        f"{data['max_vectors']}{ratio}",
+        f"{data['max_vectors']}{ratio}{dropped}",
         f"bytes      {format_bytes(memory.num_bytes)} of vectors; cache {format_bytes(data['vector_cache_bytes'])} in "
         f"place of {format_bytes(data['text_cache_bytes'])}",
         f"positions  {positions_spent:,} read to compress; a prompt reads {saved:,} fewer; {pays}",

@@ -201,12 +201,14 @@ class DGD(RuleOptimizer):
     def _update_parameter(self, statistics: InputStatistics, eta: float, momentum: float) -> None:
         """Update a weight, and the bias that is part of its input."""
         all_reduce_statistics(statistics)
-        if statistics.num_positions is None and not float(eta):
-            return self._init_momentum(statistics, momentum)
-        if statistics.num_positions is None:
-            raise UsageError(f"DGD: {statistics.name} has a gradient but no inputs; step once after each backward")
         bias = statistics.bias if statistics.has_bias_column else None
         W = concat_bias(statistics.weight, bias)
+        if statistics.num_positions is None:
+            if float(eta) and local_shard(cast(Tensor, statistics.weight.grad)).any():
+                raise UsageError(f"DGD: {statistics.name} has a gradient but no inputs; step once after each backward")
+            if momentum:  # torch.distributed.checkpoint takes a step with learning rate 0 before it loads a state
+                self.state[statistics.weight].setdefault("m", torch.zeros_like(W))
+            return
         G = concat_bias(cast(Tensor, statistics.weight.grad), None if bias is None else bias.grad)
         offset = W if self.value == "target" else torch.zeros_like(W)  # the erasure acts on W - offset
         change = self._dgd_update(W - offset, self._mean_gradient(G, statistics), statistics, eta) - (W - offset)
@@ -218,12 +220,6 @@ class DGD(RuleOptimizer):
         local_shard(statistics.weight).copy_((W + change)[:, : statistics.weight.shape[1]])
         if bias is not None:
             local_shard(bias).copy_((W + change)[:, -1])
-
-    def _init_momentum(self, statistics: InputStatistics, momentum: float) -> None:
-        """Create the state: torch.distributed.checkpoint takes a step with learning rate 0 before it loads one."""
-        if momentum:
-            bias = statistics.bias if statistics.has_bias_column else None
-            self.state[statistics.weight].setdefault("m", torch.zeros_like(concat_bias(statistics.weight, bias)))
 
     def _dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
         """Return V' by 57b, 57c or 57d, and rows of an embedding by 57v."""

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal, cast
 
@@ -165,10 +166,7 @@ class M3(RuleOptimizer):
         gradients = [cast(Tensor, p.grad) for p in matrices]
         memories = M3Memories(*([s[name] for s in states if name in s] for name in M3Memories._fields))
         hyperparameters = M3Hyperparameters(tuple(group["betas"]), group["alpha"], group["slow_every"], group["eps"])
-
-        def NS(m: Tensor, divisor: float) -> Tensor:
-            return orthogonalize(m, divisor, group["ns_steps"])
-
+        NS = partial(orthogonalize, steps=group["ns_steps"])
         if self.mode == "literal":
             algorithm1(matrices, gradients, memories, n, group["lr"], hyperparameters, NS)
         else:
@@ -180,12 +178,6 @@ class M3(RuleOptimizer):
 def newton_schulz_dtype(p: Tensor) -> torch.dtype:
     """Return the type of Newton-Schulz's result for a matrix, and of O2."""
     return torch.float64 if p.dtype == torch.float64 else torch.bfloat16
-
-
-def product_dtype(m: Tensor) -> torch.dtype:
-    """Return the type of Newton-Schulz's products: that of its result, or float32 on CPUs that are slow at bfloat16."""
-    dtype = newton_schulz_dtype(m)
-    return torch.float32 if dtype == torch.bfloat16 and not has_fast_bfloat16(m.device) else dtype
 
 
 def orthogonalize(m: Tensor, divisor: float, steps: int) -> Tensor:
@@ -205,10 +197,12 @@ def fused_newton_schulz(m: Tensor, divisor: float, steps: int) -> Tensor:
     """Apply Newton-Schulz (Eq. 44) to m / divisor, with each addition part of a product."""
     a, b, c = QUINTIC
     norm = cast(Tensor, cast(Any, torch.linalg).vector_norm(m, dtype=accumulation_dtype(m.dtype)))
-    x = m.to(product_dtype(m)) / (norm + divisor * 1e-7)
+    dtype = newton_schulz_dtype(m)
+    is_slow = dtype == torch.bfloat16 and not has_fast_bfloat16(m.device)
+    x = m.to(torch.float32 if is_slow else dtype) / (norm + divisor * 1e-7)
     is_tall = x.shape[0] > x.shape[1]
     x = x.mT if is_tall else x
     for _ in range(steps):
         xx = x @ x.mT
         x = torch.addmm(x, torch.addmm(xx, xx, xx, beta=b, alpha=c), x, beta=a)
-    return (x.mT if is_tall else x).to(newton_schulz_dtype(m))
+    return (x.mT if is_tall else x).to(dtype)

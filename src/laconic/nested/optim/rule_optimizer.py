@@ -134,6 +134,8 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
+                raise UsageError(f"{type(self).__name__}: a gradient is sparse; use nn.Embedding(sparse=False)")
             if group["rule"] == "adamw":
                 step_adamw(self.state, group)
             else:

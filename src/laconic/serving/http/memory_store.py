@@ -59,7 +59,7 @@ class MemoryStore:
         self.served = served
         self.decoder = decoder
         self.folder = folder
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.entries = dict[str, StoredMemory]()
         self.prefixes = OrderedDict[tuple[str, ...], ChatPrefix]()
         remove_temporary(folder)
@@ -165,10 +165,10 @@ class MemoryStore:
 
     def add(self, source: Path, id: str | None = None) -> MemoryCard:
         """Move a checked file into the store, under its id or a new one, replacing a memory of that id."""
-        self.check_space(id)
-        id = f"mem_{secrets.token_hex(12)}" if id is None else id
-        path = self.folder / f"{id}{SUFFIX}"
         with self.lock:
+            self.check_space(id)  # again, since another memory may have been added while this one arrived
+            id = f"mem_{secrets.token_hex(12)}" if id is None else id
+            path = self.folder / f"{id}{SUFFIX}"
             write_file_atomically(path, lambda new: os.replace(source, new))
             self.forget(id)
             entry = self.entries[id] = self.describe(id, path)
@@ -176,10 +176,9 @@ class MemoryStore:
 
     def delete(self, id: str) -> None:
         """Delete a memory and its file. Raises ApiError (409) if it was given on the command line."""
-        self.check_space(id)
         with self.lock:
-            entry = self.forget(id)
-            if entry is not None:
+            self.check_space(id)
+            if (entry := self.forget(id)) is not None:
                 entry.path.unlink(missing_ok=True)
 
     def forget(self, id: str) -> StoredMemory | None:
