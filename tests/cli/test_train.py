@@ -485,7 +485,42 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     )
     assert not Path("empty.out.part").exists()
     Path("chat.jsonl").write_text('{"prompt": "1 + 1 ="}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
-    check_refused(run("generate", "runs/a", "--input", "chat.jsonl"), 2, "chat.jsonl:2 has messages; give a question")
+    check_refused(
+        run("generate", "runs/a", "--input", "chat.jsonl"), 2, "chat.jsonl:2 has messages, and the run was trained"
+    )
+
+
+@pytest.mark.medium
+def test_generate_answers_the_conversations_that_a_run_was_trained_on(run: RunCli, chat_model: Path) -> None:
+    """Rows of `messages` as in training, whose last one is the answer, or that end with the question."""
+    history = [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "3"}]
+    question = {"role": "user", "content": "And twice that?"}
+    answer = {"role": "assistant", "content": "<think>3+3=6</think>6"}
+    rows = [{"messages": [*history, question, answer]}, {"messages": [question, answer]}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = f'''method = "nocot"
+[model]
+name = "{chat_model}"
+[data]
+path = "rows.jsonl"
+format = "chat"
+[train]
+steps = 1
+batch_size = 2
+'''
+    Path("chat.toml").write_text(recipe)
+    assert run("train", "chat.toml", "--out", "runs/a")[0] == 0
+    Path("new.jsonl").write_text(json.dumps({"messages": [*history, question]}) + "\n")
+    Path("one.json").write_text(json.dumps([*history, question]))
+    flags = ("--max-tokens", 6)
+    outputs = [run("generate", "runs/a", "--input", name, *flags)[1] for name in ("rows.jsonl", "new.jsonl")]
+    generations = [json.loads(line)["generation"] for output in outputs for line in output.splitlines()]
+    assert generations[0] == generations[2]
+    assert generations[0]["prompt_tokens"] > generations[1]["prompt_tokens"], "the history is read"
+    single = json.loads(run("generate", "runs/a", "--messages", "one.json", *flags, "--format", "json")[1])
+    assert single["generations"][0]["text"] == generations[0]["text"]
+    Path("none.jsonl").write_text('{"messages": [{"role": "assistant", "content": "6"}]}\n')
+    check_refused(run("generate", "runs/a", "--input", "none.jsonl"), 2, "none.jsonl:1 has no question")
 
 
 def test_generate_refuses_an_empty_question_before_the_run_is_loaded(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import re
 import subprocess
 import sys
 import tomllib
@@ -133,6 +134,15 @@ def test_find_recipe_file_suggests_names() -> None:
         load_recipe("demo-kawa")
     with pytest.raises(InputError, match=r"^no recipe a/b\.toml; give a path, or a name"):
         load_recipe("a/b.toml")
+
+
+def test_find_recipe_file_suggests_the_recipe_of_a_run_and_the_file(kava: Path) -> None:
+    run = kava.parent / "run"
+    run.mkdir()
+    (run / "recipe.toml").write_text("")
+    for path, meant in ((run, run / "recipe.toml"), (kava.with_suffix(""), kava)):
+        with pytest.raises(InputError, match=f"did you mean {re.escape(str(meant))}"):
+            load_recipe(path)
 
 
 def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:

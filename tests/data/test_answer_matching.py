@@ -145,7 +145,8 @@ def test_check_format_refuses_other_formats() -> None:
         check_format(COCONUT, "pccot", "runs/x")
     for format in ("pccot", "codi", "coconut", "icot", "chat", "digits"):
         check_format(CODI, format, "x")
-        check_format(default_protocol(format, text_answers=False), format, "x")
+        for text_answers in (False, True):
+            check_format(default_protocol(format, text_answers), format, "x")
 
 
 def test_max_answer_tokens_are_the_papers() -> None:

@@ -79,7 +79,7 @@ def test_read_examples_renamed_columns_and_numbers(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "rows.jsonl:1: no question and no answer; the fields are prompt, output, reasoning: "
         '{"prompt": "1 and 2?", "output": 3, "reasoning": "1+2"}; '
-        'rename them, or set data.columns = { question = "FIELD", answer = "FIELD" }'
+        'rename them, or set data.columns = { question = "FIELD", answer = "FIELD", cot = "FIELD" }'
     )
     config = DataConfig(path="x", columns={"question": "prompt", "answer": "output", "cot": "reasoning"})
     read = [(e.question, e.steps, e.answer) for e in read_examples(path, config).examples]

@@ -215,7 +215,7 @@ def test_reasoning_dataset_too_long_is_an_error_by_default() -> None:
         ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2", max_tokens=long - 1))
     message = str(caught.value)
     assert message.startswith("row row-0: 9 + 7 + 6 tokens")
-    assert f"1 more than data.max_tokens = {long - 1}; set data.on_too_long" in message
+    assert f"1 more than data.max_tokens = {long - 1}; raise it, or set data.on_too_long" in message
 
 
 def test_reasoning_dataset_positions_hold_latents_or_chain() -> None:

@@ -60,7 +60,7 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         "7",
         words,
         comparison,
-        effects=(ChangedAnswer("zero", "vectors", "8"), ChangedAnswer("swap", "vectors", "9", "9")),
+        effects=(ChangedAnswer("zero", "vectors", "8\n9"), ChangedAnswer("swap", "vectors", "9", "9")),
     )
 
 
@@ -135,6 +135,7 @@ def test_render_inspection_page_text_and_json_agree(
     text = page.words
     if isinstance(result, QuestionSummary):
         data, both = question_summary.question_to_json(result), question_summary.format_inspection(result)
+        assert "zero in vectors: 8 9\n" in both
     else:
         data, both = dataset.dataset_to_json(result), str(dataset.dataset_tables(result))
     assert json.loads(json.dumps(data, allow_nan=False))["notes"][-1] == "a note"

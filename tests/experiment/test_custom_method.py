@@ -260,7 +260,7 @@ def test_custom_method_selects_kv(place: Path, run_cli: RunCli, monkeypatch: pyt
     ("overrides", "message"),
     [
         (("method_options.num_pauses=two",), 'method_options.num_pauses: "two": Input should be a valid integer'),
-        (("method_options.depth=2",), f"not permitted; the keyword-only parameters of {NAME} are num_pauses, std"),
+        (("method_options.depth=2",), f"no such key; the keyword-only parameters of {NAME} are num_pauses, std"),
         (("method=pause_tokens:Pauses",), "pause_tokens has no class Pauses that is a torch.nn.Module"),
         (("method=no_such_module:Method",), "no module no_such_module in "),
         (("method=kavaa",), '"kavaa" is not a method; did you mean kava?'),

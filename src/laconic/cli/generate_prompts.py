@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from laconic.cli.files import STANDARD_INPUT
+from laconic.config.data import DataConfig
 from laconic.console import log_message, pluralize
 from laconic.data.messages import check_messages, parse_messages
 from laconic.data.reasoning.chat import parse_tools
@@ -63,11 +65,11 @@ def read_prompt_rows(
         nonlocal num_generated
         fields = [name for name in ("prompt", "messages") if name in row] or [question_column]
         if len(fields) > 1 or fields[0] not in row:
-            raise RowError("fields", f'expected one of "prompt", "messages" and "{question_column}"')
+            raise RowError("missing fields", f'expected one of "prompt", "messages" and "{question_column}"')
         num_generated += row.pop("generation", None) is not None
         value = row[fields[0]]
         if fields[0] != "messages" and not isinstance(value, str):
-            raise RowError("fields", "is not text", field=fields[0])
+            raise RowError("wrong types", "is not text", field=fields[0])
         try:
             messages = check_messages(value, "messages") if fields[0] == "messages" else ()
             tools = parse_tools(row.get("tools")) if messages else ()
@@ -88,13 +90,24 @@ def read_prompt_rows(
     return rows
 
 
-def check_questions(rows: Sequence[PromptRow], document_column: str | None) -> None:
-    """Raise `UsageError` (2) for a row that is no question, or has a document, which would be left out."""
+def to_questions(rows: Sequence[PromptRow], data: DataConfig, reads_documents: bool) -> list[PromptRow]:
+    """Return rows as the questions of a run; of messages as in a training row, the answer at the end is left out.
+
+    Raises `UsageError` (2) for a row that is no question, or has a document, which would be left out.
+    """
+    document = data.columns.get("document", "document")
+    questions = list[PromptRow]()
     for number, row in enumerate(rows, 1):
-        if not row.text:
-            raise UsageError(f"{row.name} {'is empty' if row.text == '' else 'has messages'}; give a question")
-        if document_column is not None and document_column in row.source:
+        if row.messages and data.format != "chat":
+            problem = f'has messages, and the run was trained on single questions (data.format = "{data.format}")'
+            raise UsageError(f"{row.name} {problem}; give a question")
+        messages = row.messages[:-1] if row.messages and row.messages[-1]["role"] == "assistant" else row.messages
+        if not (row.text or messages):
+            raise UsageError(f"{row.name} {'is empty' if row.text == '' else 'has no question'}; give a question")
+        if reads_documents and document in row.source:
             raise UsageError(
-                f'--input: row {number} has a "{document_column}", which laconic evaluate --tasks FILE reads; here, '
+                f'--input: row {number} has a "{document}", which laconic evaluate --tasks FILE reads; here, '
                 "compress it with laconic compress, and give --memory"
             )
+        questions.append(replace(row, messages=messages))
+    return questions

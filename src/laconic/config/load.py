@@ -110,7 +110,8 @@ def find_recipe_file(path_or_name: str | Path) -> Path:
     if path.parent == Path() and shipped.is_file():
         return shipped
     names = [file.stem for file in SHIPPED_RECIPES.glob("*.toml")]
-    close = difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8)
+    close = [str(file) for file in (path / "recipe.toml", Path(f"{path}.toml")) if file.is_file()]
+    close += difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8)
     hint = f"did you mean {close[0]}?" if close else "give a path, or a name that laconic recipes lists"
     raise InputError(f"no recipe {path_or_name}; {hint}")
 

@@ -184,7 +184,7 @@ class Recipe(ConfigModel):
     deviations: Mapping[str, str] = {}
     """keys that differ from the paper's row, each with a reason"""
     model: ModelConfig
-    """the decoder"""
+    """the decoder: its name, such as "smollm2", or family and sizes of a new one"""
     latents: LatentConfig | None = None
     """latent thoughts"""
     distillation: DistillationConfig | None = None

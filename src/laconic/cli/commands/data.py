@@ -89,7 +89,7 @@ class DataCheckCommand:
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
     """file of rows (.jsonl, .parquet, iCoT's .txt), or a data set by name such as gsm8k-aug:valid"""
-    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
+    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")] = ()
     """keys of the recipe's table [data], such as data.format=chat"""
     tokenizer: OptionalStr = None
     """tokenizer to count tokens with: folder or hub name"""

@@ -39,7 +39,7 @@ class EvaluateCommand:
     Example: laconic evaluate runs/kava --tasks gsm8k,svamp --protocol codi --data-dir ../shared/data
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
     """run of laconic train, directory of runs seed-0, seed-1, …, which are averaged, exported run, or model (folder,
     .gguf, name)"""
     tasks: Annotated[str, arg(aliases=("--task",))] = "test"

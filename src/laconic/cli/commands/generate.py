@@ -73,8 +73,8 @@ class GenerateCommand(ModelFlags, SamplingFlags):
     messages: OptionalPath = None
     """JSON file with a list of chat messages (role, content) to reply to; - reads standard input"""
     input: OptionalPath = None
-    """JSONL file whose rows have a prompt, question or messages (for a run: no messages); each is written with a field
-    generation, which replaces one of this name; - reads standard input"""
+    """JSONL file whose rows have a prompt, question or messages (for a run: only with data.format = "chat"); each is
+    written with a field generation, which replaces one of this name; - reads standard input"""
     output: OptionalPath = None
     """with --input: JSONL file to write; an interrupted command continues when repeated, and does nothing once OUTPUT
     is complete, as OUTPUT.done records (default: standard output)"""
@@ -251,8 +251,10 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             reads = "takes one state" if self.kind == "fast weights" else "reads one memory"
             raise UsageError(f"--memory: {len(self.memory)} files; {self.model} {reads}")
         if self.kind in ("compressor", "reasoner"):
-            flags = ("chat", "system", "messages", "sample", "allow_long_prompt", "quantize")
+            flags = ("chat", "system", "sample", "allow_long_prompt", "quantize")
             refuse_flags(self, flags, "not available for a run of this method")
+        if self.kind == "compressor":
+            refuse_flags(self, ("messages",), "not available for a run of this method")
         if self.kind in ("compressor", "language model"):
             reason = f"{self.model} is not a run {'that answers questions' if self.recipe else 'of laconic train'}"
             refuse_flags(self, REASONING_FLAGS, reason)
@@ -261,7 +263,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
 
     def read_prompts(self) -> "list[PromptRow]":
         """Read the prompts, for a run that answers questions those."""
-        from laconic.cli.generate_prompts import check_questions, read_message_file, read_prompt_rows, read_texts
+        from laconic.cli.generate_prompts import read_message_file, read_prompt_rows, read_texts, to_questions
 
         columns = {} if self.recipe is None or self.kind != "reasoner" else self.recipe.data.columns
         if self.input is not None:
@@ -272,8 +274,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             rows = read_texts(self.prompts, self.file)
             rows = [row.to_chat(self.system) for row in rows] if self.chat else rows
         if self.kind == "reasoner" and self.recipe is not None:
-            reads_documents = self.recipe.reads_documents and not self.memory
-            check_questions(rows, columns.get("document", "document") if reads_documents else None)
+            rows = to_questions(rows, self.recipe.data, self.recipe.reads_documents and not self.memory)
         return rows
 
     def load(self) -> "TextModel":

@@ -90,7 +90,7 @@ class RecipesKeysCommand:
     Example: laconic recipes keys latents.
     """
 
-    text: Annotated[Positional[OptionalStr], arg(metavar="TEXT")] = None
+    text: Annotated[Positional[OptionalStr], arg(metavar="[TEXT]")] = None
     """print only the keys whose name or meaning contains this"""
     format: OutputFormat = "human"
 

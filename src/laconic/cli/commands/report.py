@@ -19,7 +19,7 @@ class ReportCommand:
     Example: laconic report smollm2 --out memories.html
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
     """run of laconic train, directory of runs seed-0, seed-1, …, exported run, or model (folder, .gguf, name); evaluate
     them with laconic evaluate first"""
     out: Path = Path("report.html")

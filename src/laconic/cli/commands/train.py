@@ -52,7 +52,7 @@ class TrainCommand:
 
     recipe: Annotated[Positional[str | None], arg(metavar="RECIPE", help_behavior_hint="")] = None
     """TOML file, or name of a recipe that comes with laconic (see laconic recipes)"""
-    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
+    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")] = ()
     """recipe keys to override; KEY= removes a key, so that its default applies"""
     out: OptionalPath = None
     """run directory (default: runs/NAME of the recipe's file)"""

@@ -186,7 +186,7 @@ TEXT = AnswerProtocol(
     is_correct=lambda prediction, gold: prediction == gold.strip(),
     is_valid_gold=lambda answer: extract_last_line(answer) == answer.strip(),
     expected_answer="a text without : and line ends",
-    formats=("pccot", "codi", "digits"),
+    formats=("pccot", "codi", "chat", "digits"),
 )
 DIGIT = AnswerProtocol(
     name="last digit",

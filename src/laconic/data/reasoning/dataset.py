@@ -192,11 +192,11 @@ class ReasoningDataset:
             return replace(row, question_ids=prefix + question[excess:])
         parts = f"{len(row.question_ids)} + {len(row.chain_ids)} + {len(row.answer_ids)}"
         hint = 'set data.on_too_long = "drop" or "truncate_question"'
+        hint = f"raise it, or {hint}" if limit.startswith("data.") else hint
         hint = hint if self.config.on_too_long == "error" else "chains and answers are not truncated"
-        message = (
+        raise InputError(
             f"row {example.label}: {parts} tokens of question, chain and answer are {excess} more than {limit}; {hint}"
         )
-        raise InputError(message)
 
     def _find_excess(self, row: EncodedExample) -> tuple[int, str]:
         """Return by how many tokens a row is too long, and the limit that it exceeds."""

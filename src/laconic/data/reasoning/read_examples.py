@@ -261,7 +261,7 @@ def check_columns(row: dict[str, Any]) -> None:
     """Raise `RowError` for a first row that is no question and answer."""
     missing = [field for field in ("question", "answer") if field not in row]
     if missing:
-        names = ", ".join(f'{field} = "FIELD"' for field in missing)
+        names = ", ".join(f'{field} = "FIELD"' for field in (*missing, "cot"))
         problem = f"no {' and no '.join(missing)}; the fields are {make_excerpt(', '.join(row)) or 'none'}"
         raise RowError(UNKNOWN_COLUMNS, problem, f"rename them, or set data.columns = {{ {names} }}")
 

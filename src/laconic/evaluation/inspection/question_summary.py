@@ -73,10 +73,8 @@ def format_inspection(summary: QuestionSummary) -> str:
     if summary.teacher_output is not None:
         lines.append(f"the teacher writes: {join_words(summary.teacher_output)}")
     for run in summary.runs:
-        lines += [
-            "",
-            f"{run.name} ({run.method}) answers {run.answer.strip()}{correctness_suffix(run.answer, summary)}",
-        ]
+        correctness = correctness_suffix(run.answer, summary)
+        lines += ["", f"{run.name} ({run.method}) answers {join_words(run.answer)}{correctness}"]
         for name, row in zip(name_passes(run), run.lens.passes, strict=True):
             lines.append(f"  {name:<13}" + " ".join(slot[0].token.strip() or "␣" for slot in row))
         if summary.chain:
@@ -92,8 +90,8 @@ def format_inspection(summary: QuestionSummary) -> str:
         if run.chain.maps:
             lines.append(f"  {SIMILARITY_TERMS}")
         lines += [
-            f"  {effect.intervention} in {effect.target}: {effect.answer.strip()}"
-            + (f" (the donor's answer is {effect.donor_answer.strip()})" if effect.donor_answer else "")
+            f"  {effect.intervention} in {effect.target}: {join_words(effect.answer)}"
+            + (f" (the donor's answer is {join_words(effect.donor_answer)})" if effect.donor_answer else "")
             for effect in run.effects
         ]
     return "\n".join([*lines, "", *summary.notes])

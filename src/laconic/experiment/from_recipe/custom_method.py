@@ -71,8 +71,9 @@ def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str,
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, ("method_options", *first["loc"])))
+        problem = "no such key" if first["type"] == "extra_forbidden" else first["msg"]
         known = f"the keyword-only parameters of {recipe.method} are {', '.join(fields) or 'none'}"
-        raise UsageError(f"{key}: {abbreviate(first['input'])}: {first['msg']}; {known}") from None
+        raise UsageError(f"{key}: {abbreviate(first['input'])}: {problem}; {known}") from None
     values = {name: getattr(options, name) for name in fields}
     for function, expected in SIGNATURES.items():
         implementation = getattr(method_class, function)

@@ -186,7 +186,7 @@ def format_plan(plan: Mapping[str, Any]) -> str:
         lines += [
             f"memory       {format_bytes(memory['bytes'])} at the peak, micro-batches of "
             f"{memory['micro_batch_size']} rows",
-            f"fits         micro-batches of up to {places}",
+            f"fits         micro-batches of up to {places} (at most train.batch_size)",
             f"time         {format_duration(seconds['run'])}, {seconds['step']:.3g} s per update, from "
             f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {pluralize(plan['threads'], 'thread')}",
         ]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -149,8 +149,13 @@ def build_questions_batch(tokenizer: Tokenizer, data: DataConfig, questions: Seq
     return collate(encode_questions(tokenizer, data, questions), range(len(questions)))
 
 
-def encode_questions(tokenizer: Tokenizer, data: DataConfig, questions: Sequence[Question]) -> list[EncodedExample]:
-    """Encode questions in the format of rows. Raises `InputError` for one that has no tokens."""
+def encode_questions(
+    tokenizer: Tokenizer, data: DataConfig, questions: Sequence[Question], tools: Sequence[Sequence[Any]] = ()
+) -> list[EncodedExample]:
+    """Encode questions in the format of rows; `tools` are the JSON schemas of each conversation.
+
+    Raises `InputError` for a question that has no tokens.
+    """
     encoder = ReasoningEncoder(tokenizer, data)
     rows: list[EncodedExample] = []
     for number, question in enumerate(questions, 1):
@@ -158,7 +163,7 @@ def encode_questions(tokenizer: Tokenizer, data: DataConfig, questions: Sequence
             text, metadata = question, {}
         else:
             text = question[-1]["content"]
-            metadata = {"messages": question}
+            metadata = {"messages": question, "tools": list(tools[number - 1]) if tools else []}
         placeholder = ReasoningExample(f"question {number}", text, steps=(), answer="0", metadata=metadata)
         rows.append(encoder.encode_example(placeholder))
     return rows

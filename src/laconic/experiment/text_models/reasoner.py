@@ -207,7 +207,8 @@ class Reasoner:
 
     def prepare(self, prompts: Sequence[PromptRow], memory: Memory | str | Path | None = None) -> "QuestionPrompts":
         """Encode questions (`prompts`), which are not echoed, after a `memory`; the errors are those of `generate`."""
-        examples = encode_questions(self.tokenizer, self.recipe.data, [prompt.text or "" for prompt in prompts])
+        questions = [prompt.messages if prompt.text is None else prompt.text for prompt in prompts]
+        examples = encode_questions(self.tokenizer, self.recipe.data, questions, [prompt.tools for prompt in prompts])
         state = None if memory is None else self.read_memory(memory, len(examples))
         prompts = [replace(prompt, should_echo=False) for prompt in prompts]
         return QuestionPrompts(prompts, [row.question_ids for row in examples], self, examples, state)
