@@ -238,10 +238,7 @@ def prefill(
 
 
 def count_shared_inputs(prompt: Prompt) -> int:
-    """Return the number of first ids or embeddings that all rows share, but for the last one.
-
-    0 if padding is right, and without comparing anything if the rows are too few or too short.
-    """
+    """Return how many first ids or embeddings all rows share, but for the last one; 0 if too few or padded right."""
     mask = prompt.attention_mask
     B, T = mask.shape
     if (B - 1) * T < MIN_SHARED_POSITIONS:
