@@ -196,8 +196,8 @@ def prefill(
 
     Returns the hidden state of each row's last token, the new state, and the number of forward passes.
 
-    What all rows begin with, such as examples before each question, is read once. That counts as a part of the pass
-    after it, so that the number of passes does not depend on the other rows.
+    What all rows begin with, such as examples before each question, is read once. Its last pass and the first one
+    after it count as one, as for a row that is read alone in one pass.
 
     A first pass on an empty cache reads more, unless `on_prefill` is to follow the progress. If RoPE's frequencies
     change before `first_new_position`, that of the longest row, one pass reads all: the keys of a pass are rotated for
@@ -238,7 +238,7 @@ def prefill(
 
 
 def count_shared_inputs(prompt: Prompt) -> int:
-    """Return how many first ids or embeddings all rows share, but for the last one; 0 if too few or padded right."""
+    """Return how many first ids or embeddings all rows share, without each row's last; 0 unless padded left."""
     mask = prompt.attention_mask
     B, T = mask.shape
     if (B - 1) * T < MIN_SHARED_POSITIONS:

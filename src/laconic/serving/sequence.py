@@ -142,7 +142,8 @@ class RunningSequence:
         self.send(FinishEvent(reason, self.latent_passes, self.latent_positions))
 
     def fail(self, error: Exception) -> None:
-        self.has_ended, self.row = True, None  # memory may be short
+        self.has_ended = True
+        self.row = None  # freed at once, since memory may be short
         self.send(error)
 
     @contextmanager
