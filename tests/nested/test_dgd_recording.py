@@ -18,7 +18,6 @@ from tests.models.fixtures import fresh, noise
 from tests.tolerances import FLOAT32, ORACLE, largest
 
 X, Y = noise(1, 12, 4), noise(2, 12, 3)
-BATCHES = ("joint", "mean", "sequential")
 
 
 def build_model(seed: int = 0) -> nn.Sequential:
@@ -59,28 +58,26 @@ def multiply_gradients(model: nn.Module, factor: float) -> None:
         p.grad *= factor
 
 
-@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("loss", ["mean", "sum"])
-def test_dgd_follows_unscaling_and_clipping_of_gradients(batch: Any, loss: Any) -> None:
-    plain = step_after(lambda model: None, batch=batch, loss=loss)
+def test_dgd_follows_unscaling_and_clipping_of_gradients(loss: Any) -> None:
+    plain = step_after(lambda model: None, loss=loss)
     for scale in (2.0**16, 1e-3):
-        unscaled = step_after(partial(multiply_gradients, factor=1 / scale), scale, batch=batch, loss=loss)
+        unscaled = step_after(partial(multiply_gradients, factor=1 / scale), scale, loss=loss)
         assert largest(unscaled, plain) <= ORACLE
-    half = step_after(lambda model: None, 0.5, batch=batch, loss=loss)
+    half = step_after(lambda model: None, 0.5, loss=loss)
     assert largest(half, plain) > 1e-4
-    clipped = step_after(partial(multiply_gradients, factor=0.5), batch=batch, loss=loss)
+    clipped = step_after(partial(multiply_gradients, factor=0.5), loss=loss)
     assert largest(clipped, half) <= ORACLE
-    erased = step_after(partial(multiply_gradients, factor=0.0), batch=batch, loss=loss)
+    erased = step_after(partial(multiply_gradients, factor=0.0), loss=loss)
     assert erased.isfinite().all()
 
 
-@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dgd_update_does_not_depend_on_the_loss_scale(batch: Any, dtype: torch.dtype) -> None:
+def test_dgd_update_does_not_depend_on_the_loss_scale(dtype: torch.dtype) -> None:
     results = []
     for is_enabled in (False, True):
         model = record_inputs(build_model().float())
-        optimizer = DGD(model.parameters(), 0.1, batch=batch)
+        optimizer = DGD(model.parameters(), 0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=is_enabled)
         for _ in range(3):
             optimizer.zero_grad()
@@ -95,42 +92,15 @@ def test_dgd_update_does_not_depend_on_the_loss_scale(batch: Any, dtype: torch.d
     assert largest(*results) <= (FLOAT32 if dtype == torch.float32 else 1e-2)
 
 
-def add_input_gradient(model: nn.Module) -> None:
-    """Compute gradients of inputs only, as for a saliency map."""
-    x = (5 * noise(3, 9, 4) + 3).requires_grad_()
-    torch.autograd.grad(model(x).sum(), x)
-
-
-def skip_step(model: nn.Module) -> None:
-    """Run another backward pass, and clear the gradients of the model only."""
-    model(10 * X).square().mean().backward()
-    model.zero_grad()
-
-
-@pytest.mark.parametrize("batch", ["mean", "sequential"])
-@pytest.mark.parametrize("disturb", [add_input_gradient, skip_step])
-def test_dgd_refuses_recorded_gradients_that_did_not_reach_grad(batch: Any, disturb: Any) -> None:
-    model = record_inputs(build_model())
-    optimizer = DGD(model.named_parameters(), 0.3, batch=batch)
-    disturb(model)
-    compute_loss(model).backward()
-    with pytest.raises(UsageError, match=r"0\.weight is no multiple.*optimizer\.zero_grad\(\)"):
-        optimizer.step()
-    disturb(model)
-    assert largest(train(model, optimizer), train(*build_pair(batch=batch))) <= ORACLE
-
-
 def build_pair(**settings: Any) -> tuple[nn.Module, DGD]:
     model = record_inputs(build_model())
     return model, DGD(model.named_parameters(), 0.3, **settings)
 
 
-def test_dgd_joint_allows_any_change_of_gradients() -> None:
+def test_dgd_follows_any_change_of_gradients() -> None:
     """Here by the value, which no factor gives."""
     clipped = step_after(lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.02))
     assert largest(clipped, step_after(lambda model: None)) > 1e-4
-    with pytest.raises(UsageError, match="batch='joint'"):
-        step_after(lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.02), batch="mean")
 
 
 def test_dgd_leaves_maps_that_a_step_does_not_use() -> None:
@@ -209,9 +179,8 @@ def copy_reversed(pair: tuple[nn.Module, DGD]) -> tuple[nn.Module, DGD]:
 
 
 @pytest.mark.parametrize("copy_pair", [copy.deepcopy, copy_reversed, pickle_copy])
-@pytest.mark.parametrize("batch", ["joint", "mean"])
-def test_dgd_copied_with_its_model_trains_like_the_original(copy_pair: Any, batch: Any) -> None:
-    model, optimizer = build_pair(batch=batch, inputs="raw", erase=0.5, momentum=0.5)
+def test_dgd_copied_with_its_model_trains_like_the_original(copy_pair: Any) -> None:
+    model, optimizer = build_pair(inputs="raw", erase=0.5, momentum=0.5)
     train(model, optimizer)
     compute_loss(model).backward()  # is not copied, as gradients are not
     other, copied = copy_pair((model, optimizer))
@@ -258,7 +227,7 @@ def test_record_inputs_leaves_a_weight_that_another_model_shares_between_two_map
 @pytest.mark.parametrize(
     "settings",
     [
-        {"batch": "all"}, {"inputs": "short"}, {"value": "y"}, {"loss": "max"}, {"lr": -0.1}, {"lr": math.inf},
+        {"inputs": "short"}, {"value": "y"}, {"loss": "max"}, {"lr": -0.1}, {"lr": math.inf},
         {"lr": "0.1"}, {"lr": None}, {"erase": -1.0}, {"momentum": 1.0}, {"erase": math.nan}, {"erase": math.inf},
         {"adam_lr": -1.0},
         {"adam_weight_decay": -1.0}, {"adam_betas": (1.5, 2.0)}, {"adam_betas": (0.9,)}, {"momentum": math.nan},

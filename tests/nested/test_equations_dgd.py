@@ -71,26 +71,6 @@ def test_dgd_joint(valid: Tensor) -> None:
     assert gradcheck(lambda *a: by_gram(*a, valid), free(*arguments, ETA))
 
 
-@pytest.mark.equation("nested-learning", "57c")
-def test_dgd_mean() -> None:
-    def run(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
-        return dgd_equations.dgd_mean(W, X, D, eta, valid=valid)
-
-    arguments = normal(o, i), normal(N, i), normal(N, o)
-    agree(run, ORACLE["57c"], MISREAD["57c"], *arguments, 0.7, VALID)
-    assert gradcheck(lambda *a: run(*a, VALID), free(*arguments, ETA))
-
-
-@pytest.mark.equation("nested-learning", "57d")
-def test_dgd_sequential() -> None:
-    def run(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
-        return dgd_equations.dgd_sequential(W, X, D, eta, valid=valid)
-
-    arguments = normal(o, i), normal(N, i), normal(N, o)
-    agree(run, ORACLE["57d"], MISREAD["57d"], *arguments, 0.7, VALID)
-    assert gradcheck(lambda *a: run(*a, VALID), free(*arguments, ETA))
-
-
 @pytest.mark.equation("nested-learning", "57v")
 def test_vector_forms() -> None:
     def run(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> object:

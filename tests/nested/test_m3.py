@@ -429,10 +429,8 @@ def test_m3_gathers_shards_for_newton_schulz(tmp_path: Path) -> None:
             assert largest(torch.tensor(weights[name], dtype=torch.float64), p.flatten()) <= 100 * ORACLE
 
 
-def test_m3_takes_the_groups_of_a_scheduled_optimizer_but_not_one_tensor() -> None:
+def test_m3_takes_the_groups_of_a_scheduled_optimizer() -> None:
     model = nn.Linear(3, 2)
     optimizer = laconic.M3(model.parameters(), lr=0.1)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1] * len(optimizer.param_groups), total_steps=10)
     assert len(laconic.M3(optimizer.param_groups).param_groups) == len(optimizer.param_groups)
-    with pytest.raises(UsageError, match="not one tensor"):
-        laconic.M3(model.weight)  # type: ignore[arg-type]

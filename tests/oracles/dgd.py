@@ -91,15 +91,6 @@ def sequential(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor, order
     return W
 
 
-def fresh_errors(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
-    """Use the errors of a regression at every new W."""
-    first = W
-    for n in range(len(X)):
-        if valid[n]:
-            W = dgd(W, X[n], D[n] + map_output(W, X[n]) - map_output(first, X[n]), eta / sum(valid.tolist()))
-    return W
-
-
 def along_the_mean(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
     rows = [n for n in range(len(X)) if valid[n]]
     x = sum(X[n] for n in rows) / len(rows)
@@ -171,8 +162,6 @@ ORACLE = {
     "56": objective,
     "57": dgd,
     "57b": normal,
-    "57c": mean,
-    "57d": sequential,
     "57v": vectors,
     "59,60": ggd,
 }
@@ -201,19 +190,6 @@ MISREAD = {
         "the mean of single steps": mean,
         "one after another": sequential,
         "sums for means": lambda W, X, D, eta, valid: normal(W, X, D, eta, valid, N=1.0),
-    },
-    "57c": {
-        "erasing along the mean input": along_the_mean,
-        "the last sample only": last_only,
-        "padded rows erase": pads_erase(mean),
-        "the joint minimiser": normal,
-    },
-    "57d": {
-        "errors recomputed": fresh_errors,
-        "the whole of eta each time": lambda W, X, D, eta, valid: sequential(W, X, D, eta, valid, mean=False),
-        "backwards": lambda W, X, D, eta, valid: sequential(W, X, D, eta, valid, order=-1),
-        "padded rows erase": pads_erase(sequential),
-        "the joint minimiser": normal,
     },
     "57v": {
         "the whole row by 1 - |x|^2": whole_row,

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from laconic.nested.optim.dgd_equations import Reduction, Scalar, dgd, effective_step, mask_and_count
+from laconic.nested.optim.dgd_equations import Reduction, Scalar, dgd, mask_and_count
 
 Value = Literal["minus_delta", "target"] | Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -33,7 +33,7 @@ def dgd_short(W: Tensor, x: Tensor, delta: Tensor, eta: Scalar) -> Tensor:
 
 def dgd_row(w: Tensor, x: Tensor, delta: Tensor, eta: Scalar) -> Tensor:
     """Eq. 57v: one row, w' = w - eta' (w . x + delta) x."""
-    step = effective_step(x, eta) * ((w * x).sum(-1) + delta)
+    step = eta / (1 + eta * x.square().sum(-1)) * ((w * x).sum(-1) + delta)
     return w - step[..., None] * x
 
 

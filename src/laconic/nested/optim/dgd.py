@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from laconic.errors import UsageError
 from laconic.generation.config import check_choices
 from laconic.models.attention import accumulation_dtype
-from laconic.nested.optim.dgd_equations import dgd_embedding, dgd_gram, dgd_mean, dgd_sequential, solve_ridge
+from laconic.nested.optim.dgd_equations import dgd_embedding, dgd_gram, solve_ridge
 from laconic.nested.optim.input_recording import InputStatistics, get_statistics
 from laconic.nested.optim.rule_optimizer import (
     RULE_SETTINGS,
@@ -23,11 +23,9 @@ from laconic.nested.optim.rule_optimizer import (
     step_adamw,
 )
 
-BatchMode = Literal["joint", "mean", "sequential"]
 InputScale = Literal["unit", "raw"]
 StoredValue = Literal["minus_delta", "target"]
 LossReduction = Literal["mean", "sum"]
-TOLERANCE = 0.1  # of the gradient, for sums of many micro-batches in bfloat16
 
 
 class DGD(RuleOptimizer):
@@ -43,9 +41,6 @@ class DGD(RuleOptimizer):
     Args:
         params: Parameters, best with their names (`model.named_parameters()`), or groups.
         lr: eta. Each step minimises Eq. 56 and is bounded for any eta and inputs.
-        batch: "joint" uses all positions since the last step at once; "mean" and "sequential" store every input and
-            its output gradient. Those are multiplied by what `.grad` has been multiplied by since the backward pass,
-            so `GradScaler.unscale_` and clipping by the norm act; "joint" allows any other change of `.grad` too.
         inputs: "unit" scales inputs to length 1 and their gradients so that the gradient of the weight stays; "raw"
             uses them as they are.
         erase: Weight of the erasure; 0 is plain gradient descent.
@@ -60,7 +55,6 @@ class DGD(RuleOptimizer):
 
     Raises:
         UsageError: For a matrix that was not recorded, for invalid settings, and for a group with an unknown option.
-            From `step`, for "mean" and "sequential", if `.grad` is no multiple of the recorded gradient.
 
     Examples:
         >>> import torch, laconic
@@ -72,7 +66,7 @@ class DGD(RuleOptimizer):
     """
 
     rule = "dgd"
-    settings = ("batch", "inputs", "erase", "value", "loss")
+    settings = ("inputs", "erase", "value", "loss")
     state_settings = ("inputs", "value")
     state_name = "m"
 
@@ -81,7 +75,6 @@ class DGD(RuleOptimizer):
         params: ParamsT,
         lr: float = 1e-2,
         *,
-        batch: BatchMode = "joint",
         inputs: InputScale = "unit",
         erase: float = 1.0,
         value: StoredValue = "minus_delta",
@@ -91,15 +84,10 @@ class DGD(RuleOptimizer):
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_weight_decay: float = 0.0,
     ) -> None:
-        check_choices(
-            batch=(batch, BatchMode),
-            inputs=(inputs, InputScale),
-            value=(value, StoredValue),
-            loss=(loss, LossReduction),
-        )
+        check_choices(inputs=(inputs, InputScale), value=(value, StoredValue), loss=(loss, LossReduction))
         for name, number in (("erase", erase), ("adam_lr", adam_lr), ("adam_weight_decay", adam_weight_decay)):
             check_number("DGD", name, number)
-        self.batch, self.inputs, self.erase, self.value, self.loss = batch, inputs, erase, value, loss
+        self.inputs, self.erase, self.value, self.loss = inputs, erase, value, loss
         self.adamw_settings = {"lr": adam_lr, "weight_decay": adam_weight_decay}
         super().__init__(params, {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0})
 
@@ -144,7 +132,6 @@ class DGD(RuleOptimizer):
             if not is_recorded(p):
                 raise UsageError(f"DGD: {describe_parameter(p)} has no recorded inputs; set rule='adamw' for its group")
             statistics = cast(InputStatistics, get_statistics(p))
-            statistics.store_pairs = self.batch != "joint"
             statistics.normalize_inputs = self.inputs == "unit"
             statistics.bias_in_input = {id(statistics.weight), id(statistics.bias)} <= members
             statistics.clear()
@@ -222,7 +209,7 @@ class DGD(RuleOptimizer):
             local_shard(bias).copy_((W + change)[:, -1])
 
     def _dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
-        """Return V' by 57b, 57c or 57d, and rows of an embedding by 57v."""
+        """Return V' by 57b, and rows of an embedding by 57v."""
         N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
         if statistics.kind == "embedding":
             counts = local_shard(shard_like(statistics.compute_gram(), statistics.weight))
@@ -230,31 +217,7 @@ class DGD(RuleOptimizer):
         if statistics.gram is not None:
             return dgd_gram(V, G, statistics.gram / N, eta, erase=self.erase)
         X = torch.cat(statistics.inputs).to(V.dtype)
-        if self.batch == "joint":
-            return solve_ridge(V - eta * G, X, self.erase * eta / N)
-        D = torch.cat(statistics.output_gradients).to(V.dtype) * (N if self.loss == "mean" else 1)
-        scale = self._gradient_scale(G, X, D / N, statistics.name)
-        form = dgd_mean if self.batch == "mean" else dgd_sequential
-        return form(V, X, scale * D, eta, valid=(D != 0).any(-1), erase=self.erase)
-
-    def _gradient_scale(self, G: Tensor, X: Tensor, D: Tensor, name: str) -> Tensor:
-        """Return the number s for which G = s D'X, from unscaling or clipping; 0 if D'X is 0.
-
-        Raises `UsageError` if there is none, so that D is not what G comes from.
-        """
-        tiny = torch.finfo(D.dtype).tiny
-        R = D.mT @ X
-        rounding = (D.square().sum(-1) * X.square().sum(-1)).sum().sqrt()
-        length = R.square().sum().sqrt().clamp(min=tiny)
-        scale = (G * (R / length)).sum() / length
-        error = (G - scale * R).square().sum().sqrt()
-        size = G.square().sum().sqrt()
-        if size.isfinite() and not error <= TOLERANCE * (size + scale.abs() * rounding):
-            raise UsageError(
-                f"DGD: the .grad of {name} is no multiple of the recorded gradient, which batch={self.batch!r} needs: "
-                "call optimizer.zero_grad() before the backward pass, and clip by the norm; or use batch='joint'"
-            )
-        return scale
+        return solve_ridge(V - eta * G, X, self.erase * eta / N)
 
 
 def is_recorded(p: Tensor) -> bool:
@@ -291,11 +254,9 @@ def shard_like(tensor: Tensor, weight: Tensor) -> Tensor:
 
 
 def all_reduce_statistics(statistics: InputStatistics) -> None:
-    """Sum the statistics over all ranks. Raises `UsageError` for stored rows, which cannot be summed."""
+    """Sum the statistics over all ranks."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
-    if statistics.store_pairs:
-        raise UsageError(f"DGD: {statistics.name}: several ranks need batch='joint', which sums X'X")
     weight = statistics.weight
     size = [len(weight)] if statistics.kind == "embedding" else [weight.shape[1] + statistics.has_bias_column] * 2
     if statistics.num_positions is None:

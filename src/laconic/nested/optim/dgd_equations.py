@@ -1,7 +1,7 @@
 """Delta gradient descent (DGD): gradient steps of a linear map that also erase its response to the current input.
 
 Nested Learning arXiv:2512.24695, section 4.5. A step minimises Eq. 56; Eq. 57 is its solution for one input, and the
-ledger's 57b, 57c, 57d and 57v are its extensions to several inputs and to embeddings.
+ledger's 57b and 57v are its extensions to several inputs and to embeddings.
 
 Symbols: W weight [o, i]; x input [i] and delta the gradient of the loss at y = W x [o]; X, D their rows over N
 positions; G = D'X/N and A = X'X/N, ' for transposed; eta the step size. Leading dimensions are independent memories.
@@ -41,11 +41,6 @@ def mask_and_count(X: Tensor, D: Tensor, valid: Tensor | None, reduction: Reduct
     return x, d, valid.sum(-1).clamp(min=1).to(x.dtype)[..., None, None]
 
 
-def effective_step(x: Float[Tensor, "*rows i"], eta: Scalar, erase: float = 1.0) -> Float[Tensor, "*rows"]:
-    """Return eta' = eta / (1 + erase eta |x|^2)."""
-    return eta / (1 + erase * eta * x.square().sum(-1))
-
-
 def dgd(
     W: Weight, x: Float[Tensor, "*B i"], delta: Float[Tensor, "*B o"], eta: Scalar, *, erase: float = 1.0
 ) -> Weight:
@@ -56,7 +51,7 @@ def dgd(
     w, x, delta = to_accumulation_dtype(W, x, delta)
     with torch.autocast(W.device.type, enabled=False):
         error = erase * (w @ x[..., None])[..., 0] + delta
-        step = effective_step(x, eta, erase)[..., None] * error
+        step = (eta / (1 + erase * eta * x.square().sum(-1)))[..., None] * error
         return (w - step[..., None] * x[..., None, :]).to(W.dtype)
 
 
@@ -100,44 +95,6 @@ def dgd_gram(W: Weight, G: Weight, A: Float[Tensor, "*B i i"], eta: Scalar, *, e
     w, g, a = to_accumulation_dtype(W, G, A)
     with torch.autocast(W.device.type, enabled=False):
         return right_divide(w - eta * g, erase * eta * a).to(W.dtype)
-
-
-def dgd_mean(
-    W: Weight,
-    X: Float[Tensor, "*B N i"],
-    D: Float[Tensor, "*B N o"],
-    eta: Scalar,
-    *,
-    valid: ValidMask | None = None,
-    erase: float = 1.0,
-) -> Weight:
-    """Eq. 57c: W' = W - 1/N sum over n of eta'_n (W x_n + delta_n) x_n', the mean of each position's step."""
-    x, d, N = mask_and_count(X, D, valid, "mean")
-    with torch.autocast(W.device.type, enabled=False):
-        w = W.to(x.dtype)
-        steps = effective_step(x, eta, erase)[..., None] * (erase * (x @ w.mT) + d)
-        return (w - steps.mT @ x / N).to(W.dtype)
-
-
-def dgd_sequential(
-    W: Weight,
-    X: Float[Tensor, "*B N i"],
-    D: Float[Tensor, "*B N o"],
-    eta: Scalar,
-    *,
-    valid: ValidMask | None = None,
-    erase: float = 1.0,
-) -> Weight:
-    """Eq. 57d: Eq. 57 for each position in order, with step size eta / N and all delta_n taken at W.
-
-    The step equals those of Eq. 57b and 57c to first order in eta.
-    """
-    x, d, N = mask_and_count(X, D, valid, "mean")
-    w = W.to(x.dtype)
-    position_eta = (eta / N).reshape(N.shape[:-2])
-    for x_n, delta_n in zip(x.unbind(-2), d.unbind(-2), strict=True):
-        w = dgd(w, x_n, delta_n, position_eta, erase=erase)
-    return w.to(W.dtype)
 
 
 def dgd_embedding(

@@ -28,8 +28,7 @@ class InputStatistics:
     of the map, if it belongs to this weight alone.
 
     Attributes:
-        store_pairs: Whether to store all rows of X and D. The optimizer sets this and the next two.
-        normalize_inputs: Whether to divide each row of X by its length, and multiply D by it.
+        normalize_inputs: Whether to divide each row of X by its length. The optimizer sets this and the next.
         bias_in_input: Whether the bias is the weight of an input 1.
     """
 
@@ -38,13 +37,12 @@ class InputStatistics:
     ) -> None:
         self.name, self.kind = name, kind
         self.weight, self.bias, self.padding_idx = weight, bias, padding_idx
-        self.store_pairs = self.bias_in_input = False
-        self.normalize_inputs = True
+        self.normalize_inputs, self.bias_in_input = True, False
         self.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but what was recorded: copies of parameters have no gradients either."""
-        recorded = ("gram", "num_positions", "inputs", "output_gradients")
+        recorded = ("gram", "num_positions", "inputs")
         return {name: value for name, value in vars(self).items() if name not in recorded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -69,28 +67,23 @@ class InputStatistics:
         self.gram: Tensor | None = None
         self.num_positions: Tensor | None = None
         self.inputs: list[Tensor] = []
-        self.output_gradients: list[Tensor] = []
 
     def add(self, x: Tensor, d: Tensor) -> None:
-        """Add the inputs and output gradients of one call, as `.grad` accumulates."""
-        d = d.detach().reshape(-1, d.shape[-1]).to(accumulation_dtype(d.dtype))
-        valid = (d != 0).any(-1)
+        """Add the inputs of one call where the gradients of its outputs are not 0."""
+        valid = (d.detach().reshape(-1, d.shape[-1]) != 0).any(-1)
         if self.kind == "embedding":
             self.count_ids(x.reshape(-1), valid)
             return
-        x = x.detach().reshape(-1, x.shape[-1]).to(d.dtype)
+        x = x.detach().reshape(-1, x.shape[-1]).to(accumulation_dtype(d.dtype))
         x = (F.pad(x, (0, 1), value=1.0) if self.has_bias_column else x) * valid[:, None]
         if self.normalize_inputs:
-            norm = x.square().sum(-1, keepdim=True).sqrt()
-            x, d = x / norm.clamp(min=torch.finfo(x.dtype).tiny), d * norm
+            x = x / x.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
         self.add_positions(valid)
-        if self.store_pairs:
-            self.output_gradients.append(d)
         if self.gram is not None:
             self.gram += x.mT @ x
             return
         self.inputs.append(x)
-        if not self.store_pairs and sum(map(len, self.inputs)) >= x.shape[1]:
+        if sum(map(len, self.inputs)) >= x.shape[1]:
             self.compute_gram()
 
     def add_positions(self, valid: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, cast
 
@@ -36,14 +36,7 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
     adamw_settings: ParamGroup
 
     def __init__(self, params: ParamsT, defaults: ParamGroup) -> None:
-        values = cast(Any, params)
-        if isinstance(values, Tensor) or not isinstance(values, Iterable):
-            kind = "one tensor" if isinstance(values, Tensor) else type(values).__name__
-            raise UsageError(f"optimizer: give several parameters, such as model.parameters(), not {kind}")
-        entries = list(cast("list[Any]", values))
-        if not entries:
-            raise UsageError("optimizer: no parameters given; pass model.parameters()")
-        super().__init__(entries, {**defaults, "rule": self.rule})
+        super().__init__(params, {**defaults, "rule": self.rule})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs."""
