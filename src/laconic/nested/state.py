@@ -11,6 +11,7 @@ The functions of this module work on any tree of frozen dataclasses, tuples, map
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -190,22 +191,29 @@ def check_reader(label: str, state: LayerState) -> None:
 
 def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
     """Apply a function to every tensor of a tree; a tensor that occurs twice is mapped once."""
-    return _map_node(tree, function, {})
+    return _combine(lambda x: function(x) if isinstance(x, Tensor) else None, (tree,), {})
 
 
-def _map_node(tree: Tree, function: Callable[[Tensor], Tensor], results: dict[int, Tensor]) -> Tree:
-    node: Any = tree
-    if isinstance(node, Tensor):
-        if id(node) not in results:
-            results[id(node)] = function(node)
-        node = results[id(node)]
-    elif is_dataclass(node) and not isinstance(node, type):
-        node = replace(node, **{f.name: _map_node(getattr(node, f.name), function, results) for f in fields(node)})
-    elif isinstance(node, Mapping):
-        node = {name: _map_node(item, function, results) for name, item in cast(Mapping[str, Any], node).items()}
-    elif isinstance(node, tuple):
-        node = tuple(_map_node(item, function, results) for item in cast(tuple[Any, ...], node))
-    return cast(Tree, node)
+def _combine(function: Callable[..., Any], trees: tuple[Any, ...], results: dict[tuple[int, ...], Any]) -> Any:
+    """Apply a function to the nodes at the same place of trees, and to their children where it returns None.
+
+    Nodes that occur twice in all trees are combined once; `results` has them by their ids.
+    """
+    key = tuple(map(id, trees))
+    if key in results:
+        return results[key][1]
+    first = trees[0]
+    node = function(*trees)
+    if node is None and is_dataclass(first) and not isinstance(first, type):
+        parts = {f.name: tuple(getattr(tree, f.name) for tree in trees) for f in fields(first)}
+        node = replace(first, **{name: _combine(function, part, results) for name, part in parts.items()})
+    elif node is None and isinstance(first, Mapping):
+        names = cast(Mapping[str, Any], first)
+        node = {name: _combine(function, tuple(tree[name] for tree in trees), results) for name in names}
+    elif node is None and isinstance(first, tuple):
+        node = tuple(_combine(function, parts, results) for parts in zip(*trees, strict=True))
+    results[key] = trees, first if node is None else node  # the trees too, so that no other object gets their ids
+    return results[key][1]
 
 
 def is_counter(tensor: Tensor) -> bool:
@@ -230,10 +238,10 @@ def expand_rows(rows: Bool[Tensor, " B"], x: Tensor) -> Tensor:
 
 def where_rows(rows: Bool[Tensor, " B"], new: Tree, old: Tree) -> Tree:
     """Return `new` in the rows of the mask and `old` in the others, for trees of the same structure."""
-    return new if bool(rows.all()) else _where_node(rows, new, old)
+    return new if bool(rows.all()) else _combine(partial(_where, rows), (new, old), {})
 
 
-def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
+def _where(rows: Tensor, new: Any, old: Any) -> LowRankChange | Tensor | None:
     if isinstance(new, LowRankChange) and isinstance(old, LowRankChange):
         # the products of both, where each is zero in the rows of the other
         mask = expand_rows(rows, new.left)
@@ -243,14 +251,7 @@ def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
         x = new.dense if isinstance(new, LowRankChange) else new
         y = old.dense if isinstance(old, LowRankChange) else old
         return torch.where(expand_rows(rows, x), x, y)
-    if is_dataclass(new) and not isinstance(new, type):
-        parts = {f.name: _where_node(rows, getattr(new, f.name), getattr(old, f.name)) for f in fields(new)}
-        return replace(new, **parts)
-    if isinstance(new, Mapping):
-        return {name: _where_node(rows, item, old[name]) for name, item in cast(Mapping[str, Any], new).items()}
-    if isinstance(new, tuple):
-        return tuple(_where_node(rows, x, y) for x, y in zip(cast(tuple[Any, ...], new), old, strict=True))
-    return new
+    return None
 
 
 def num_rows(tree: object) -> int:
@@ -287,46 +288,29 @@ def reset_rows(state: Tree, rows: RowIndex | None = None) -> Tree:
 def concat_rows(*trees: Tree) -> Tree:
     """Concatenate the rows of trees of the same structure; tensors that occur twice in all of them still do.
 
-    Shorter caches get invalid slots on the left, low-rank changes zero rows. Raises `UsageError` if structures differ.
+    Shorter caches get invalid slots on the left, low-rank changes and ids of open chunks zeros at their ends. Raises
+    `UsageError` if structures differ.
     """
-    return trees[0] if len(trees) == 1 else _concat_nodes(trees, {})
+    return trees[0] if len(trees) == 1 else _combine(_concat, trees, {})
 
 
-def _concat_nodes(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) -> Tree:
-    key = tuple(map(id, trees))
-    if key not in results:
-        results[key] = trees, _concat_parts(trees, results)  # the trees too, so that no other object gets their ids
-    return results[key][1]
-
-
-def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) -> Tree:
-    first: Any = trees[0]
-    nodes: Any = trees
-    if {LowRankChange, Tensor} == {type(tree) for tree in trees}:
-        return cast(Tree, torch.cat([x.dense if isinstance(x, LowRankChange) else x for x in nodes]))
-    if len({(type(tree), tuple(sorted(name for name, _ in named_children(tree)))) for tree in trees}) > 1:
+def _concat(*nodes: Any) -> Any:
+    first = nodes[0]
+    if {LowRankChange, Tensor} == {type(node) for node in nodes}:
+        return torch.cat([node.dense if isinstance(node, LowRankChange) else node for node in nodes])
+    if len({(type(node), tuple(sorted(name for name, _ in named_children(node)))) for node in nodes}) > 1:
         raise UsageError("concat_rows: the states have different parts; pass states of one model")
     if isinstance(first, str):
         if len({*nodes} - {""}) > 1:
             raise UsageError("concat_rows: the states were read by different models; pass states of one model")
-        return cast(Tree, min(nodes))  # "", for unknown, if one is
+        return min(nodes)  # "", for unknown, if one is
     if isinstance(first, KVCache):
-        return cast(Tree, KVCache.concat_rows(*nodes))
+        return KVCache.concat_rows(*nodes)
     if isinstance(first, Tensor):
-        longest = max(x.shape[1] for x in nodes) if first.ndim == 3 else 0
-        return cast(Tree, torch.cat([F.pad(x, (0, 0, 0, longest - x.shape[1])) if longest else x for x in nodes]))
-    if isinstance(first, OpenChunk):
-        longest = max(x.input_ids.shape[1] for x in nodes)
-        nodes = [replace(x, input_ids=F.pad(x.input_ids, (0, longest - x.input_ids.shape[1]))) for x in nodes]
-    if is_dataclass(first):
-        parts = {f.name: _concat_nodes(tuple(getattr(x, f.name) for x in nodes), results) for f in fields(first)}
-        return cast(Tree, type(first)(**parts))
-    if isinstance(first, Mapping):
-        names = list(cast(Mapping[str, Any], first))
-        return cast(Tree, {name: _concat_nodes(tuple(x[name] for x in nodes), results) for name in names})
-    if isinstance(first, tuple):
-        return cast(Tree, tuple(_concat_nodes(items, results) for items in zip(*nodes, strict=True)))
-    return cast(Tree, first)
+        longest = max(x.shape[1] for x in nodes) if first.ndim in (2, 3) else 0
+        ends = (0, 0) * (first.ndim - 2)  # nothing is added to the last dimension of three
+        return torch.cat([F.pad(x, (*ends, 0, longest - x.shape[1])) if longest else x for x in nodes])
+    return None
 
 
 def group_rows(keys: Iterable[Hashable]) -> list[list[int]]:
