@@ -14,7 +14,6 @@ LONG_SIGNATURES: dict[str, str] = {  # reasons for more parameters, by file and 
     "latent/thoughts.py __init__": "the keys of a recipe's [latents], by keyword, all with defaults but one",
     "nested/cms/layer.py __init__": "the form of the MLP, by keyword, beside options of the levels",
     "nested/hope/model.py forward": "the arguments of Decoder.forward, and those of learning",
-    "nested/optim/dgd.py __init__": "options of a torch.optim optimizer",
     "nested/optim/m3.py __init__": "options of a torch.optim optimizer",
 }
 

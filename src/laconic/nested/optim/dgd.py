@@ -25,7 +25,6 @@ from laconic.nested.optim.rule_optimizer import (
 
 InputScale = Literal["unit", "raw"]
 StoredValue = Literal["minus_delta", "target"]
-LossReduction = Literal["mean", "sum"]
 
 
 class DGD(RuleOptimizer):
@@ -40,14 +39,13 @@ class DGD(RuleOptimizer):
 
     Args:
         params: Parameters, best with their names (`model.named_parameters()`), or groups.
-        lr: eta. Each step minimises Eq. 56 and is bounded for any eta and inputs.
+        lr: eta. Each step minimises Eq. 56, for a loss that is a mean over positions, and is bounded for any eta and
+            inputs.
         inputs: "unit" scales inputs to length 1 and their gradients so that the gradient of the weight stays; "raw"
             uses them as they are.
-        erase: Weight of the erasure; 0 is plain gradient descent.
         value: What the weight stores for an input. "minus_delta", as in the paper, stores the negative gradient and
             erases what the weight answered before, so a regression converges to half of its target. "target" draws
             the output to y - delta: nothing is erased, and a regression converges to its target.
-        loss: Whether the loss is a mean or a sum over positions.
         momentum: Eq. 33 on the step.
         adam_lr: Learning rate of AdamW.
         adam_betas: Factors of AdamW's memories.
@@ -66,8 +64,7 @@ class DGD(RuleOptimizer):
     """
 
     rule = "dgd"
-    settings = ("inputs", "erase", "value", "loss")
-    state_settings = ("inputs", "value")
+    settings = ("inputs", "value")
     state_name = "m"
 
     def __init__(
@@ -76,18 +73,16 @@ class DGD(RuleOptimizer):
         lr: float = 1e-2,
         *,
         inputs: InputScale = "unit",
-        erase: float = 1.0,
         value: StoredValue = "minus_delta",
-        loss: LossReduction = "mean",
         momentum: float = 0.0,
         adam_lr: float = 1e-3,
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_weight_decay: float = 0.0,
     ) -> None:
-        check_choices(inputs=(inputs, InputScale), value=(value, StoredValue), loss=(loss, LossReduction))
-        for name, number in (("erase", erase), ("adam_lr", adam_lr), ("adam_weight_decay", adam_weight_decay)):
+        check_choices(inputs=(inputs, InputScale), value=(value, StoredValue))
+        for name, number in (("adam_lr", adam_lr), ("adam_weight_decay", adam_weight_decay)):
             check_number("DGD", name, number)
-        self.inputs, self.erase, self.value, self.loss = inputs, erase, value, loss
+        self.inputs, self.value = inputs, value
         self.adamw_settings = {"lr": adam_lr, "weight_decay": adam_weight_decay}
         super().__init__(params, {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0})
 
@@ -114,7 +109,6 @@ class DGD(RuleOptimizer):
         return "dgd" if is_recorded(p) else "adamw"
 
     def _check_group(self, group: ParamGroup) -> None:
-        """Raise `UsageError` for invalid settings of a group."""
         super()._check_group(group)
         check_number("DGD", "momentum", group["momentum"], below=1.0)
         if group["rule"] == "dgd" and group["weight_decay"]:
@@ -124,7 +118,6 @@ class DGD(RuleOptimizer):
             )
 
     def _prepare_group(self, group: ParamGroup) -> None:
-        """Tell the statistics of a group's parameters what to record."""
         if group["momentum"] and any(map(is_sharded, group["params"])):
             raise UsageError(f"DGD: momentum {group['momentum']} is not supported with sharded weights; use DDP")
         members = {id(p) for p in group["params"]}
@@ -170,7 +163,7 @@ class DGD(RuleOptimizer):
             if p is not statistics.bias:
                 self._update_parameter(statistics, group["lr"], group["momentum"])
             elif not statistics.has_bias_column:
-                local_shard(p).sub_(group["lr"] * self._mean_gradient(local_shard(p.grad), statistics))
+                local_shard(p).sub_(group["lr"] * local_shard(p.grad))
             elif statistics.weight.grad is None or not statistics.weight.requires_grad:
                 alone.append(p)
         if alone:
@@ -178,12 +171,6 @@ class DGD(RuleOptimizer):
             schedule = float(group["lr"]) / settings["base_lr"] if settings["base_lr"] else 1.0
             adam = {**settings["adamw"], "lr": schedule * settings["adamw"]["lr"]}
             step_adamw(self.state, {**group, **adam, "params": alone})
-
-    def _mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
-        """Return the gradient of the mean loss: a sum over positions is divided by their number."""
-        if self.loss == "mean" or statistics.num_positions is None:
-            return G
-        return G / statistics.num_positions.clamp(min=1)
 
     def _update_parameter(self, statistics: InputStatistics, eta: float, momentum: float) -> None:
         """Update a weight, and the bias that is part of its input."""
@@ -198,7 +185,7 @@ class DGD(RuleOptimizer):
             return
         G = concat_bias(cast(Tensor, statistics.weight.grad), None if bias is None else bias.grad)
         offset = W if self.value == "target" else torch.zeros_like(W)  # the erasure acts on W - offset
-        change = self._dgd_update(W - offset, self._mean_gradient(G, statistics), statistics, eta) - (W - offset)
+        change = update_weight(W - offset, G, statistics, eta) - (W - offset)
         if momentum:
             state = self.state[statistics.weight]
             if "m" in state and state["m"].shape == change.shape:  # its column of the bias goes if that is frozen
@@ -208,16 +195,16 @@ class DGD(RuleOptimizer):
         if bias is not None:
             local_shard(bias).copy_((W + change)[:, -1])
 
-    def _dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
-        """Return V' by 57b, and rows of an embedding by 57v."""
-        N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
-        if statistics.kind == "embedding":
-            counts = local_shard(shard_like(statistics.compute_gram(), statistics.weight))
-            return dgd_embedding(V, G, counts, N, eta, erase=self.erase)
-        if statistics.gram is not None:
-            return dgd_gram(V, G, statistics.gram / N, eta, erase=self.erase)
-        X = torch.cat(statistics.inputs).to(V.dtype)
-        return solve_ridge(V - eta * G, X, self.erase * eta / N)
+
+def update_weight(V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
+    """Return V' by 57b, and rows of an embedding by 57v."""
+    N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
+    if statistics.kind == "embedding":
+        counts = local_shard(shard_like(statistics.compute_gram(), statistics.weight))
+        return dgd_embedding(V, G, counts, N, eta)
+    if statistics.gram is not None:
+        return dgd_gram(V, G, statistics.gram / N, eta)
+    return solve_ridge(V - eta * G, torch.cat(statistics.inputs).to(V.dtype), eta / N)
 
 
 def is_recorded(p: Tensor) -> bool:

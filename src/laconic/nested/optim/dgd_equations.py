@@ -5,8 +5,7 @@ ledger's 57b and 57v are its extensions to several inputs and to embeddings.
 
 Symbols: W weight [o, i]; x input [i] and delta the gradient of the loss at y = W x [o]; X, D their rows over N
 positions; G = D'X/N and A = X'X/N, ' for transposed; eta the step size. Leading dimensions are independent memories.
-Sums are taken in float32 or wider. Only positions marked in `valid` are used. `erase` is the weight of the erasure, 1
-in the paper.
+Sums are taken in float32 or wider. Only positions marked in `valid` are used.
 """
 
 from typing import Any, Literal, cast
@@ -41,17 +40,15 @@ def mask_and_count(X: Tensor, D: Tensor, valid: Tensor | None, reduction: Reduct
     return x, d, valid.sum(-1).clamp(min=1).to(x.dtype)[..., None, None]
 
 
-def dgd(
-    W: Weight, x: Float[Tensor, "*B i"], delta: Float[Tensor, "*B o"], eta: Scalar, *, erase: float = 1.0
-) -> Weight:
+def dgd(W: Weight, x: Float[Tensor, "*B i"], delta: Float[Tensor, "*B o"], eta: Scalar) -> Weight:
     """Eq. 57: W' = W - eta' (W x + delta) x', eta' = eta / (1 + eta |x|^2), the minimiser of Eq. 56 for any |x|.
 
     The paper prints eta' = eta / (1 + eta), which is the minimiser only if |x| = 1, and diverges for long inputs.
     """
     w, x, delta = to_accumulation_dtype(W, x, delta)
     with torch.autocast(W.device.type, enabled=False):
-        error = erase * (w @ x[..., None])[..., 0] + delta
-        step = (eta / (1 + erase * eta * x.square().sum(-1)))[..., None] * error
+        error = (w @ x[..., None])[..., 0] + delta
+        step = (eta / (1 + eta * x.square().sum(-1)))[..., None] * error
         return (w - step[..., None] * x[..., None, :]).to(W.dtype)
 
 
@@ -79,7 +76,6 @@ def dgd_joint(
     *,
     valid: ValidMask | None = None,
     reduction: Reduction = "mean",
-    erase: float = 1.0,
 ) -> Weight:
     """Eq. 57b: W' = (W - eta G)(I + eta A)^-1, the minimiser of Eq. 56 over all N positions, in any order.
 
@@ -87,14 +83,14 @@ def dgd_joint(
     """
     x, d, N = mask_and_count(X, D, valid, reduction)
     with torch.autocast(W.device.type, enabled=False):
-        return solve_ridge(W.to(x.dtype) - eta * (d.mT @ x) / N, x, erase * eta / N).to(W.dtype)
+        return solve_ridge(W.to(x.dtype) - eta * (d.mT @ x) / N, x, eta / N).to(W.dtype)
 
 
-def dgd_gram(W: Weight, G: Weight, A: Float[Tensor, "*B i i"], eta: Scalar, *, erase: float = 1.0) -> Weight:
+def dgd_gram(W: Weight, G: Weight, A: Float[Tensor, "*B i i"], eta: Scalar) -> Weight:
     """Eq. 57b: compute the step of `dgd_joint` from G and A, without the N inputs."""
     w, g, a = to_accumulation_dtype(W, G, A)
     with torch.autocast(W.device.type, enabled=False):
-        return right_divide(w - eta * g, erase * eta * a).to(W.dtype)
+        return right_divide(w - eta * g, eta * a).to(W.dtype)
 
 
 def dgd_embedding(
@@ -103,11 +99,9 @@ def dgd_embedding(
     count: Int[Tensor, " V"] | Float[Tensor, " V"],
     N: Scalar,
     eta: Scalar,
-    *,
-    erase: float = 1.0,
 ) -> Float[Tensor, "V D"]:
     """Eq. 57v: e_j' = (e_j - eta G_j) / (1 + eta count_j / N), for row j that occurs count_j times in N positions.
 
     This is Eq. 57b for an embedding, whose inputs are one-hot.
     """
-    return (e - eta * G) / (1 + erase * eta * count.to(e.dtype) / N)[:, None]
+    return (e - eta * G) / (1 + eta * count.to(e.dtype) / N)[:, None]

@@ -55,7 +55,6 @@ def inputs_and_gradients(module: nn.Module, x: Tensor, gradient: Tensor) -> tupl
 
 
 def has_bias(module: nn.Module) -> bool:
-    """Return whether a module has a bias."""
     return "bias" in dict(module.named_parameters(recurse=False))
 
 

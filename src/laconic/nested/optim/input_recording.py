@@ -53,7 +53,6 @@ class InputStatistics:
             self.attach()
 
     def attach(self) -> None:
-        """Let the weight and the bias refer to these statistics."""
         for p in (self.weight, self.bias):
             if p is not None:
                 setattr(p, "recording", self)  # noqa: B010
@@ -90,7 +89,6 @@ class InputStatistics:
         self.num_positions = valid.sum() + (0 if self.num_positions is None else self.num_positions)
 
     def count_ids(self, ids: Tensor, valid: Tensor) -> None:
-        """Count the rows of an embedding that were looked up."""
         if self.padding_idx is not None:
             valid = valid & (ids != self.padding_idx)  # no gradient reaches that row, so nothing may erase it
         if self.gram is None:

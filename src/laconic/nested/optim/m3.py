@@ -68,7 +68,7 @@ class M3(RuleOptimizer):
     """
 
     rule = "m3"
-    settings = state_settings = ("mode",)
+    settings = ("mode",)
     state_name = "O2"
 
     def __init__(
@@ -119,11 +119,9 @@ class M3(RuleOptimizer):
         return group_parameters(model, "m3", lambda p: id(p) not in excluded and p.ndim == 2)
 
     def _find_rule(self, name: str, p: Tensor) -> str:
-        """Return the rule of a parameter."""
         return "m3" if p.ndim == 2 else "adamw"
 
     def _check_group(self, group: ParamGroup) -> None:
-        """Raise `UsageError` for invalid settings of a group."""
         super()._check_group(group)
         check_numbers("M3", "betas", group["betas"], 3, below=1.0 if self.mode == "ema" else math.inf)
         for name in ("alpha", "eps"):
@@ -135,7 +133,6 @@ class M3(RuleOptimizer):
             raise UsageError(f"M3: weight_decay {group['weight_decay']} needs mode='ema'; Algorithm 1 has none")
 
     def _prepare_group(self, group: ParamGroup) -> None:
-        """Raise `UsageError` for a parameter that is no matrix of real numbers."""
         for p in group["params"]:
             if p.ndim != 2 or p.is_complex():
                 kind = "complex" if p.is_complex() else "not a matrix"

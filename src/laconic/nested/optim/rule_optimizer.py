@@ -23,15 +23,13 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
 
     Attributes:
         rule: Name of its own rule.
-        settings: Names of the attributes that a copy of the optimizer needs.
-        state_settings: Those of them that an optimizer must have to load a state; its state dict records them.
+        settings: Names of attributes that a copy needs; a state records them, and who loads it must agree.
         state_name: The part of a state whose type torch would change to that of the parameter.
         adamw_settings: Settings of AdamW groups that do not name them.
     """
 
     rule: str
     settings: tuple[str, ...]
-    state_settings: tuple[str, ...]
     state_name: str
     adamw_settings: ParamGroup
 
@@ -39,7 +37,6 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(params, {**defaults, "rule": self.rule})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs."""
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("adamw_settings", *self.settings)}}
 
     @abstractmethod
@@ -86,7 +83,7 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
             added = self.param_groups[-1]
             if rule == self.rule:
                 self._prepare_group(added)
-            added[RULE_SETTINGS] = {name: getattr(self, name) for name in self.state_settings} | {
+            added[RULE_SETTINGS] = {name: getattr(self, name) for name in self.settings} | {
                 "base_lr": float(added["lr"]), "adamw": self.adamw_settings
             }  # fmt: skip
 
@@ -103,7 +100,7 @@ class RuleOptimizer(torch.optim.Optimizer, ABC):
             raise UsageError(
                 f"{name}: the state has groups with the rules {saved_rules}, not {rules}; load it as it was saved"
             )
-        for key in self.state_settings:
+        for key in self.settings:
             ours = getattr(self, key)
             theirs = next((g[RULE_SETTINGS][key] for g in saved_groups if key in g.get(RULE_SETTINGS, {})), ours)
             if theirs != ours:
@@ -146,7 +143,6 @@ def group_parameters(model: nn.Module, rule: str, has_rule: Callable[[Tensor], b
 
 
 def describe_parameter(p: Tensor) -> str:
-    """Return a description of a parameter without a name."""
     return f"a parameter {list(p.shape)}"
 
 
