@@ -34,7 +34,7 @@ SELF_TITANS: list[dict[str, Any]] = [
     {"memory_kind": "affine", "momentum": True, "max_projection_norm": 0.0}, {"adaptive_projections": ()},
     {"adaptive_query": True, "memory_chunk_size": 2, "projection_chunk_size": 4},
 ]  # fmt: skip
-MODES: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}, "none": {}}
+MODES: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}}
 Layer = Titans | SelfTitans
 
 
@@ -161,9 +161,8 @@ def test_layer_outer_gradient_changes_no_value(kind: type[Layer], options: dict[
         grads[mode] = dict(zip(names, gradients(y, layer), strict=True))
     assert all(grads[mode][name].any() for mode in MODES for name in names if name.startswith(("memory.", "q_proj")))
     written = [name for name in names if name.startswith(("k_proj", "v_proj", "k.", "keep", "step"))]
-    assert not any(grads["none"][name].any() for name in written), "all writes are constants"
     assert all(grads[mode][name].any() for mode in ("full", "truncated") for name in written)
-    assert len({tuple(grads[mode][written[0]].flatten().tolist()) for mode in MODES}) >= 3
+    assert len({tuple(grads[mode][written[0]].flatten().tolist()) for mode in MODES}) >= 2
 
 
 @every_kind

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from laconic.config.config_model import ConfigModel, Fraction, NonNegative, OpenFraction, PositiveFloat, PositiveInt
 
 AdaptiveProjection = Literal["k", "v", "step", "keep"]
-OuterGradient = Literal["full", "truncated", "first_order", "none"]
+OuterGradient = Literal["full", "truncated", "first_order"]
 InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 LevelConnection = Literal["residual", "plain"]
 MixerKind = Literal["self_modifying", "titans", "attention"]
@@ -229,8 +229,8 @@ class InnerLoopConfig(ConfigModel):
     enabled: bool = True
     """memories and levels learn while the model reads; false: they stay fixed (control experiment)"""
     outer_gradient: OuterGradient = "full"
-    """outer gradient through inner writes: all of it (full), through the last truncate_after chunks (truncated), with
-    the inner gradients as constants (first_order: less memory and time, but no level is trained to learn), or none"""
+    """outer gradient through inner writes: all of it (full), through the last truncate_after chunks (truncated), or
+    with the inner gradients as constants (first_order: less memory and time, but no level is trained to learn)"""
     truncate_after: PositiveInt | None = None
     """truncated: number of chunks after which gradients through written values stop"""
     allow_untrained_level: bool = False

@@ -66,12 +66,10 @@ def gate_metrics(group: str, gates: Gates) -> Metrics:
     decay_rate = -gates.decay.double().log()
     half_lives = math.log(2) / decay_rate.clamp(min=1e-12)
     step_sizes = gates.step_size.double()
-    metrics = {
-        f"{group}_half_life": math.log(2) / decay_rate.mean().clamp(min=1e-12),
-        f"{group}_step": step_sizes.mean(),
-    }
-    for name, x in ((f"{group}_half_life", half_lives), (f"{group}_step", step_sizes)):
-        metrics |= {f"{name}_low": x.quantile(LOW_QUANTILE), f"{name}_high": x.quantile(HIGH_QUANTILE)}
+    means = math.log(2) / decay_rate.mean().clamp(min=1e-12), step_sizes.mean()
+    metrics: Metrics = {}
+    for name, x, mean in zip((f"{group}_half_life", f"{group}_step"), (half_lives, step_sizes), means, strict=True):
+        metrics |= {name: mean, f"{name}_low": x.quantile(LOW_QUANTILE), f"{name}_high": x.quantile(HIGH_QUANTILE)}
     return metrics
 
 
@@ -91,11 +89,10 @@ class CapRecordingMemories(SelfModifyingMemories):
 
 
 def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) -> Metrics:
-    """Return the share of capped writes of each group."""
     if isinstance(memory, Titans):
         return {}
     heads, q, _ = mix_inputs(memory.params, layer, x, None)
-    memories = build_memories(memory.params, "none")
+    memories = build_memories(memory.params)
     recording = CapRecordingMemories(memories.shape, memories.w, memories.outer_gradient)
     recording.step_chunk(layer.memory, (heads, q), None)
     values: dict[str, list[Tensor]] = {}
@@ -111,14 +108,13 @@ def matrix_starts(memory: Memory, name: str) -> tuple[Start, ...]:
         return w[f"{name}.W1"], w[f"{name}.W2"]
     if isinstance(memory, Titans):
         return (w[f"{name}.M"],)
-    return (build_memories(memory.params, "none").linear_start(name),)
+    return (build_memories(memory.params).linear_start(name),)
 
 
 def group_gates(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) -> dict[str, Gates]:
-    """Return the gates of every group for these inputs."""
     if isinstance(memory, SelfTitans):
         heads, _, _ = mix_inputs(memory.params, layer, x, None)
-        memories = build_memories(memory.params, "none")
+        memories = build_memories(memory.params)
         return {group: memories.compute_gates(layer.memory, heads, group) for group in memory.shape.group_chunk_sizes}
     decay, step_size, *_ = compute_gates(memory.params, pack_left(x, None))
     return {MEMORY: Gates(decay, step_size)}

@@ -149,20 +149,19 @@ def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
 
 def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: InnerLoopConfig) -> str | None:
     """Return a message if `outer_gradient` leaves weights of levels or memories without any gradient."""
-    gradient = inner_loop.outer_gradient
-    if gradient in ("full", "truncated") or inner_loop.allow_untrained_level or not inner_loop.enabled:
+    is_first_order = inner_loop.outer_gradient == "first_order"
+    if not is_first_order or inner_loop.allow_untrained_level or not inner_loop.enabled:
         return None
     weights: list[str] = []
-    if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
-        weights.append(f"what levels with inner_objective {cms.inner_objective!r} learn by")
+    if cms.initial_inner_lr and cms.inner_objective == "associative":
+        weights.append("what levels with inner_objective 'associative' learn by")
     options = mixer.self_modifying
-    has_write_gates = bool(options.adaptive_names) and options.gate_groups == 2
-    if mixer.kind != "attention" and (gradient == "none" or (mixer.kind == "self_modifying" and has_write_gates)):
-        weights.append("gates of the memory" if gradient == "none" else "gates of the adaptive projections")
+    if mixer.kind == "self_modifying" and options.adaptive_names and options.gate_groups == 2:
+        weights.append("gates of the adaptive projections")
     if not weights:
         return None
     return (
-        f'{gradient!r} trains nothing of {" and ".join(weights)}; use "full", or "truncated" with truncate_after, or '
+        f'"first_order" trains nothing of {" and ".join(weights)}; use "full", or "truncated" with truncate_after, or '
         "set inner_loop.allow_untrained_level = true"
     )
 

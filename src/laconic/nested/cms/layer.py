@@ -39,7 +39,7 @@ from laconic.nested.recurrence.chunked_scan import (
     to_ints,
     unpack,
 )
-from laconic.nested.state import CMSLevelState, CMSState, LayerState, check_reader, group_rows, join_groups, select_rows
+from laconic.nested.state import CMSLevelState, CMSState, LayerState, check_reader, map_groups
 
 LevelFunction = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]
@@ -69,7 +69,6 @@ def aggregate(outputs: Sequence[Vectors], a: Float[Tensor, " K"]) -> Vectors:
 
 
 def initial_state(params: CMSParams, batch_size: int) -> LayerState:
-    """Return the state of levels that have read nothing."""
     like = next(iter(params.weights.values())).detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     levels = tuple(init_level(params.shape, l, batch_size, like) for l in range(len(params.shape.chunk_sizes)))
@@ -156,7 +155,7 @@ def accumulate_tokens(
     new: list[CMSLevelState] = []
     with torch.autocast(inputs[0].device.type, enabled=False):  # changes are kept in float32
         for l, level in enumerate(levels):
-            level = accumulate_errors(params, l, level, errors[l], step_sizes, gradient_mode)
+            level = accumulate_errors(params, l, level, errors[l], step_sizes)
             new.append(replace(level, num_tokens=level.num_tokens + added))
         return update_full_levels(params, tuple(new), gradient_mode)
 
@@ -208,7 +207,6 @@ class CMS(nn.Module):
 
     @property
     def params(self) -> CMSParams:
-        """Shape and weights by name, for the functions of this module."""
         return CMSParams(self.shape, get_weights(self))
 
     def forward(
@@ -247,11 +245,11 @@ class CMS(nn.Module):
             return forward_levels(params, levels, x)[0], state
         tokens = pack_left(x, attention_mask)
         gradient_mode = GradientMode(outer_gradient, truncate_after)
-        groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
-        results: list[tuple[Vectors, LevelStates]] = []
-        for rows in groups:
+
+        def scan(rows: list[int], levels: LevelStates, x: Vectors) -> tuple[Vectors, LevelStates]:
             lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
-            group, vectors = select_rows(levels, rows), select_rows(tokens.x, rows)
-            results.append(_scan_aligned(params, group, vectors, lengths, gradient_mode))
-        y, levels = join_groups(groups, results)
+            return _scan_aligned(params, levels, x, lengths, gradient_mode)
+
+        offsets = zip(*(to_ints(level.num_tokens) for level in levels), strict=True)
+        y, levels = map_groups(offsets, scan, levels, tokens.x)
         return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))

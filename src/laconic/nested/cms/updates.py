@@ -59,7 +59,6 @@ def accumulate_errors(
     level: CMSLevelState,
     errors: ErrorPairs,
     step_sizes: list[StepSizes],
-    gradient_mode: GradientMode,
 ) -> CMSLevelState:
     """Add the tokens' terms to the open chunk; `step_sizes`, by level, are 0 for a token that is not valid."""
     step_size = step_sizes[l]
@@ -69,8 +68,6 @@ def accumulate_errors(
     moments = dict(level.moments)
     if "step" in moments:  # Muon normalizes the sum of the terms, so it needs the step sizes apart
         moments["step"] = moments["step"] + step_size.sum(1)
-    if gradient_mode.outer_gradient == "none":
-        terms, meta_terms, moments = detach(terms), detach(meta_terms), detach(moments)
     accumulated = {name: add(level.accumulated[name], more) for name, more in terms.items()}
     if not is_dgd:  # which needs the pairs themselves
         accumulated = {name: smaller_form(change) for name, change in accumulated.items()}
@@ -117,7 +114,6 @@ def max_update_norms(params: CMSParams, l: int) -> dict[str, Tensor]:
 
 
 def clip_update(terms: WeightChange, max_norm: Tensor | None) -> WeightChange:
-    """Scale an update down to its largest norm, if there is one."""
     return terms if max_norm is None else scale(terms, (max_norm / frobenius_norm(terms)).clamp(max=1))
 
 
@@ -141,8 +137,6 @@ def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode:
         num_tokens=torch.zeros_like(level.num_tokens),
         num_updates=level.num_updates + 1,
     )
-    if gradient_mode.outer_gradient == "none":
-        return detach(new)
     if gradient_mode.truncate_after is None:
         return new
     is_cut = new.num_updates % gradient_mode.truncate_after == 0
@@ -154,7 +148,7 @@ def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str,
     return {name: zero_change(len(x), *shape.projection_shape(name), x.detach()) for name, x in likes.items()}
 
 
-def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
+def reset_to_start(params: CMSParams, l: int, level: CMSLevelState) -> CMSLevelState:
     """Eq. 72: where the chunk of the next slower level ends, the start of a nested level moves, and it begins there."""
     o = params.shape.options
     start = dict[str, WeightChange](level.start_change)
@@ -166,8 +160,6 @@ def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mod
         elif o.meta_gradient == "reptile":
             difference = add(level.change[name], scale(start[name], -1.0))
             start[name] = smaller_form(add(start[name], scale(difference, o.reptile_rate)))
-    if gradient_mode.outer_gradient == "none":
-        start = detach(start)
     return replace(
         level,
         change=start,
@@ -186,5 +178,5 @@ def update_full_levels(params: CMSParams, levels: LevelStates, gradient_mode: Gr
     ]
     for l, level in enumerate(new[:-1]):
         if level.start_change and bool(ended[l + 1].any()):
-            new[l] = where_rows(ended[l + 1], reset_to_start(params, l, level, gradient_mode), level)
+            new[l] = where_rows(ended[l + 1], reset_to_start(params, l, level), level)
     return tuple(new)

@@ -5,7 +5,6 @@ gives the result it gives alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 import torch
@@ -20,12 +19,10 @@ from laconic.nested.state import (
     LayerState,
     LinearMemoryState,
     detach,
-    group_rows,
     is_counter,
-    join_groups,
+    map_groups,
     map_tensors,
     num_rows,
-    select_rows,
     where_rows,
 )
 
@@ -191,13 +188,16 @@ def scan_chunks(
     """
     period = max(memory.chunk_sizes.values())  # which every chunk size divides
     offsets = [n % period for n in to_ints(token_counts(states))]
-    scan = partial(_scan_aligned, memory, is_checkpointed=activation_checkpointing, truncate_after=truncate_after)
-    groups = group_rows(offsets)
-    results: list[tuple[Tensor, MemoryStates]] = []
-    for rows in groups:
+
+    def scan(rows: list[int], states: MemoryStates, inputs: tuple[Tensor, ...]) -> tuple[Tensor, MemoryStates]:
         group_lengths = None if lengths is None else tuple(lengths[row] for row in rows)
-        results.append(scan(select_rows(states, rows), select_rows(inputs, rows), group_lengths, offsets[rows[0]]))
-    return join_groups(groups, results)
+        offset = offsets[rows[0]]
+        return _scan_aligned(
+            memory, states, inputs, group_lengths, offset, is_checkpointed=activation_checkpointing,
+            truncate_after=truncate_after,
+        )  # fmt: skip
+
+    return map_groups(offsets, scan, states, inputs)
 
 
 def token_counts(states: MemoryStates) -> Tensor:

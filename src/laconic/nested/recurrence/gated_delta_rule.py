@@ -45,9 +45,6 @@ class Gates(NamedTuple):
     erase: PerToken | None = None
     valid: Bool[Tensor, "B T"] | None = None
 
-    def detach(self) -> "Gates":
-        return Gates(*(None if x is None else x.detach() for x in self))  # pyright: ignore[reportArgumentType]
-
 
 class ChunkOutput(NamedTuple):
     """State and momentum after a chunk, and what the queries read."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.config.nested import OuterGradient, ReadPosition
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule, norm_clip_factor
-from laconic.nested.state import LinearMemoryState, MemoryState, MLPMemoryState, detach
+from laconic.nested.state import LinearMemoryState, MemoryState, MLPMemoryState
 
 MemoryStates = Mapping[str, MemoryState]
 Start = Float[Tensor, "H O I"] | None  # None is the identity
@@ -45,12 +45,10 @@ def zero_state(B: int, shape: tuple[int, ...], has_momentum: bool, like: Tensor)
 
 
 def apply_start(start: Start, x: Float[Tensor, "B H T I"]) -> Float[Tensor, "B H T O"]:
-    """Multiply every vector by the trained start."""
     return x if start is None else x @ start.mT
 
 
 def materialize(start: Start, change: Tensor) -> Float[Tensor, "B H O I"]:
-    """Return the memory, start plus change."""
     return change + start_matrix(start, change)
 
 
@@ -61,7 +59,7 @@ def start_matrix(start: Start, like: Tensor) -> Float[Tensor, "*H O I"]:
 
 def change_for_writes(m: LinearMemoryState, rule: UpdateRule) -> Tensor:
     """Return the change at the chunk's start from which writes are computed, detached for first-order gradients."""
-    return m.boundary_change.detach() if rule.outer_gradient in ("first_order", "none") else m.boundary_change
+    return m.boundary_change.detach() if rule.outer_gradient == "first_order" else m.boundary_change
 
 
 def write_linear(
@@ -74,41 +72,30 @@ def write_linear(
     rule: UpdateRule,
 ) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
     """Write values `u` along their keys into one matrix; return what the queries read, and the state after that."""
-    written_start = start
-    if rule.outer_gradient == "none":
-        m = detach(m)
-        key, u, gates = key.detach(), u.detach(), gates.detach()
-        written_start = None if start is None else start.detach()
     decays_to_start = rule.decay_to == "start"
     output = chunk_gated_delta_rule(
-        m.change if decays_to_start else materialize(written_start, m.change),
+        m.change if decays_to_start else materialize(start, m.change),
         key,
         u,
         None if rule.read == "boundary" else q,
         gates,
         N=m.momentum,
-        anchor=apply_start(written_start, key) if decays_to_start and gates.erase is not None else None,
+        anchor=apply_start(start, key) if decays_to_start and gates.erase is not None else None,
         read="before" if rule.read == "before" else "after",
     )
-    change = output.S if decays_to_start else output.S - start_matrix(written_start, m.change)
+    change = output.S if decays_to_start else output.S - start_matrix(start, m.change)
     after = replace(m, change=change, momentum=output.N)
     if q is None:
         return None, after
     if rule.read == "boundary":
         return apply_start(start, q) + q @ m.boundary_change.mT, after
     y = cast(Tensor, output.Y)
-    if decays_to_start:
-        return y + apply_start(start, q), after
-    if rule.outer_gradient == "none" and start is not None:  # adds 0 and the gradient of the start's direct use
-        direct = apply_start(start, q.detach())
-        y = y + (direct - direct.detach())
-    return y, after
+    return (y + apply_start(start, q) if decays_to_start else y), after
 
 
 def read_linear(
     start: Start, m: LinearMemoryState, q: Float[Tensor, "B H T I"], rule: UpdateRule
 ) -> Float[Tensor, "B H T O"]:
-    """Read the queries from one matrix without writing."""
     return apply_start(start, q) + q @ (m.boundary_change if rule.read == "boundary" else m.change).mT
 
 
@@ -190,7 +177,6 @@ def clip_at_boundary(start: Start, m: LinearMemoryState, max_norm: float | None,
 def clip_memory_at_boundary(
     start: MemoryStart, m: MemoryState, max_norm: float | None, rule: UpdateRule
 ) -> MemoryState:
-    """End a chunk of a memory of one matrix or two."""
     if isinstance(m, MLPMemoryState):
         W1, W2 = cast(MLPStart, start)
         return MLPMemoryState(clip_at_boundary(W1, m.W1, max_norm, rule), clip_at_boundary(W2, m.W2, max_norm, rule))
