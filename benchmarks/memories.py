@@ -76,7 +76,7 @@ def titans_workloads(x: torch.Tensor, depth: Any, num_recurrent: int) -> tuple[W
     gates = compute_gates(params, pack_left(x, None))
     k, v, q, *gates_ = (part[:, :, :num_recurrent] for part in (projected.k, projected.v, projected.q, *gates))
     return (
-        lambda: scan_chunks(build_memory(params, "full", 4.0), state.memory, (*projected[:3], *gates), None),
+        lambda: scan_chunks(build_memory(params, "full"), state.memory, (*projected[:3], *gates), None),
         lambda: recurrent_titans(memory_start(w), k, v, q, Gates(*gates_), CHUNK),
     )
 

@@ -30,11 +30,9 @@ class CacheBackend:
         return hidden, self.decoder.logits(hidden)
 
     def to_cache(self) -> KVCache:
-        """Return the current cache."""
         return self.kv_cache
 
     def select_rows(self, rows: list[int]) -> None:
-        """Continue with these rows only."""
         self.kv_cache = self.kv_cache.select_rows(rows)
 
 
@@ -53,7 +51,6 @@ class StatefulBackend:
         return hidden, self.model.logits(hidden)
 
     def select_rows(self, rows: list[int]) -> None:
-        """Continue with these rows only."""
         self.state = self.state.select_rows(rows)
         self.row_names = [self.row_names[row] for row in rows]
 

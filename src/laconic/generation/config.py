@@ -129,7 +129,6 @@ class GenerationConfig:
 
     @property
     def stop_list(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
         return (self.stop_strings,) if isinstance(self.stop_strings, str) else tuple(self.stop_strings)
 
 

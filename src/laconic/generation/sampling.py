@@ -119,6 +119,5 @@ class Sampler:
         return apply_repetition_penalty(logits, self.present, self.config.repetition_penalty)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only."""
         self.generators = [self.generators[row] for row in rows]
         self.present = None if self.present is None else self.present[list(rows)]

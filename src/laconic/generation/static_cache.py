@@ -213,7 +213,9 @@ def fuse_linear(
         return [build_linear(weight.t(), bias)]
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
-        return [pack_linear(weight, bias)]
+        packed = ONEDNN._reorder_linear_weight(weight, None)
+        linear = ONEDNN._linear_pointwise.default
+        return [lambda x: linear(x, packed, bias, "none", [], "")]
     return [build_linear(weight.t().contiguous(), bias)]
 
 
@@ -221,13 +223,6 @@ def has_onednn_packing(device: torch.device) -> bool:
     """Return whether this torch has oneDNN and its operators for packed weights."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
     return device.type == "cpu" and torch.backends.mkldnn.is_available() and all(hasattr(ONEDNN, n) for n in names)
-
-
-def pack_linear(weight: Tensor, bias: Tensor | None) -> TensorFn:
-    """Return a linear layer with its weight in oneDNN's packed layout."""
-    packed = ONEDNN._reorder_linear_weight(weight, None)
-    linear = ONEDNN._linear_pointwise.default
-    return lambda x: linear(x, packed, bias, "none", [], "")
 
 
 class StaticCacheDecoder:
@@ -265,7 +260,9 @@ class StaticCacheDecoder:
         if self.weights.position_embedding is not None:
             self.position_vectors = F.embedding(positions.t() + config.position_offset, self.weights.position_embedding)
         if config.rope is not None:
-            self.cos, self.sin = rope_for_steps(config.rope, positions, E, self.buffer.dtype)
+            p = positions.t().reshape(-1)  # each step is the last position of its row
+            tables = build_rope_tables(config.rope, p, 1 + p, E, self.buffer.dtype)
+            self.cos, self.sin = (x.view(new_slots, cache.B, 1, E) for x in tables)
 
     def step(self, ids: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V"]]:
         """Read one id per row; return the hidden states after the final norm, and their logits."""
@@ -322,7 +319,6 @@ class StaticCacheDecoder:
         return self.buffer[:, :, :, :end].unbind(0), mask
 
     def to_cache(self) -> KVCache:
-        """Return the filled slots as views of the buffer."""
         filled = self.buffer[:, :, :, : self.num_filled].unbind(0)
         return KVCache(
             filled[::2],
@@ -333,18 +329,7 @@ class StaticCacheDecoder:
         )
 
     def select_rows(self, rows: list[int]) -> None:
-        """Continue with these rows only."""
         self.allocate(self.to_cache().select_rows(rows))
-
-
-def rope_for_steps(
-    config: rope.RopeConfig, p: Int[Tensor, "B N"], E: int, dtype: torch.dtype
-) -> tuple[Float[Tensor, "N B 1 E"], Float[Tensor, "N B 1 E"]]:
-    """Return the tables of `build_rope_tables` for N future steps at positions p, each the last one of its row."""
-    B, N = p.shape
-    positions = p.t().reshape(-1)
-    cos, sin = build_rope_tables(config, positions, 1 + positions, E, dtype)
-    return cos.view(N, B, 1, E), sin.view(N, B, 1, E)
 
 
 def build_rope_tables(

@@ -107,7 +107,6 @@ class Coconut(LatentReasoning):
         return drop_chain_prefix(batch, batch.chain_step_index >= k[:, None])
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Count the targets of each term of the loss."""
         remaining = self._drop_steps(batch, self.sample_stages(batch)[0])
         return {"student": count_scored(build_teacher_targets(remaining))}
 

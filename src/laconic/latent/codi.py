@@ -181,7 +181,6 @@ class Codi(LatentReasoning):
         return StepOutput(loss, {name: term.detach() for name, term in terms.items()})
 
     def combine_terms(self, terms: LossTerms) -> Tensor:
-        """Return the weighted sum of the terms."""
         return combine_losses(terms["student"], terms["teacher"], terms["codi"], self.config)
 
     def compute_loss_terms(self, batch: ReasoningBatch, state: KVCache | None) -> LossTerms:

@@ -71,7 +71,6 @@ class WrittenReasoning(PromptedAnswers):
         return build_teacher_targets(batch) if self.writes_chain else build_student_targets(batch)
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Count the targets of each term of the loss."""
         return {self.loss_name: count_scored(self.build_targets(self.drop_removed(batch)))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:

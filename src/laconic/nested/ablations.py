@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from laconic.config.nested import SelfModifyingOptions, TitansOptions
+from laconic.config.nested import TitansOptions
 from laconic.errors import UsageError
 from laconic.nested.cms.init import ZERO_STEP_BIAS
 from laconic.nested.hope.model import Hope, build_from_tensors
@@ -59,7 +59,8 @@ def build_ablations(model: Hope) -> dict[str, Hope]:
     """Return every ablation that the trained weights of a model allow, by name.
 
     Decay is disabled for the memory, whose norm is still bounded. For projections it cannot be, since their cap lets
-    them grow by what decays. A static projection stays at its start.
+    them grow by what decays. A static projection stays at its start: each alone if others remain, and all of them if
+    they have their own step.
     """
     sizes = level_chunk_sizes(model)
     ablations = {f"without chunk {C}": freeze_levels(model, l) for l, C in enumerate(sizes)}
@@ -78,16 +79,10 @@ def build_ablations(model: Hope) -> dict[str, Hope]:
         ablations["without decay"] = modify_model(model, values=no_decay)
     if o.delta_rule:
         ablations["without erase"] = modify_model(model, {"delta_rule": False})
-    return ablations | freeze_projections(model, o)
-
-
-def freeze_projections(model: Hope, options: SelfModifyingOptions) -> dict[str, Hope]:
-    """Return ablations with static projections: each alone if others remain, and all if they have their own step."""
-    ablations: dict[str, Hope] = {}
-    for name in options.adaptive_projections if len(options.adaptive_names) > 1 else ():
-        others = tuple(other for other in options.adaptive_projections if other != name)
+    for name in o.adaptive_projections if len(o.adaptive_names) > 1 else ():
+        others = tuple(other for other in o.adaptive_projections if other != name)
         ablations[f"static {name}"] = modify_model(model, {"adaptive_projections": others})
-    if options.adaptive_names and options.gate_groups == 2:
+    if o.adaptive_names and o.gate_groups == 2:
         no_step = constant_gate(model, "memory.step.projections", ZERO_STEP_BIAS)
         ablations["static projections"] = modify_model(model, values=no_step)
     return ablations

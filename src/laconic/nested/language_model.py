@@ -183,13 +183,12 @@ def level_metrics(model: Hope, before: FastWeightState, after: FastWeightState, 
             values["updates"].append(num_updates.mean())
             values["update_size"].append((step_norm.cpu() / num_updates.clamp(min=1)).mean())
             values["change"].append(total_norm.mean().cpu())
-            values["rank"].append(torch.tensor([float(change_rank(change)) for change in new.change.values()]).mean())
+            values["rank"].append(torch.tensor(list(map(stored_rank, new.change.values()))).mean())
     return {name: torch.stack(xs).mean() for name, xs in values.items()}
 
 
-def change_rank(change: LowRankChange | Tensor) -> int:
-    """Return the number of outer products of a low-rank change, or the full rank of a dense one."""
-    return change.right.shape[1] if isinstance(change, LowRankChange) else min(change.shape[-2:])
+def stored_rank(change: LowRankChange | Tensor) -> float:
+    return float(change.right.shape[1] if isinstance(change, LowRankChange) else min(change.shape[-2:]))
 
 
 def relative_change_norms(

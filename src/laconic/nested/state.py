@@ -9,7 +9,7 @@ The functions of this module work on any tree of frozen dataclasses, tuples, map
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -191,7 +191,11 @@ def check_reader(label: str, state: LayerState) -> None:
 
 def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
     """Apply a function to every tensor of a tree; a tensor that occurs twice is mapped once."""
-    return _combine(lambda x: function(x) if isinstance(x, Tensor) else None, (tree,), {})
+
+    def map_node(node: object) -> Tensor | None:
+        return function(node) if isinstance(node, Tensor) else None
+
+    return _combine(map_node, (tree,), {})
 
 
 def _combine(function: Callable[..., Any], trees: tuple[Any, ...], results: dict[tuple[int, ...], Any]) -> Any:
@@ -298,7 +302,8 @@ def _concat(*nodes: Any) -> Any:
     first = nodes[0]
     if {LowRankChange, Tensor} == {type(node) for node in nodes}:
         return torch.cat([node.dense if isinstance(node, LowRankChange) else node for node in nodes])
-    if len({(type(node), tuple(sorted(name for name, _ in named_children(node)))) for node in nodes}) > 1:
+    kinds: set[object] = {(type(node), tuple(sorted(name for name, _ in named_children(node)))) for node in nodes}
+    if len(kinds) > 1:
         raise UsageError("concat_rows: the states have different parts; pass states of one model")
     if isinstance(first, str):
         if len({*nodes} - {""}) > 1:
@@ -313,22 +318,22 @@ def _concat(*nodes: Any) -> Any:
     return None
 
 
-def group_rows(keys: Iterable[Hashable]) -> list[list[int]]:
-    """Return the rows of a batch that have equal keys, in order of first appearance."""
+def map_groups(keys: Iterable[Hashable], function: Callable[..., Tree], *trees: Any) -> Tree:
+    """Apply a function to each group of rows with equal keys, and join its results in the order of the batch.
+
+    It is called with the indices of the rows, and with these rows of the trees.
+    """
     groups: dict[Hashable, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)
-    return list(groups.values())
-
-
-def join_groups(groups: Sequence[Sequence[int]], trees: Sequence[Tree]) -> Tree:
-    """Concatenate the trees of groups of rows, as `concat_rows` does, in the order of the batch."""
-    inverse = torch.tensor([row for rows in groups for row in rows]).argsort()
-    return trees[0] if len(trees) == 1 else select_rows(concat_rows(*trees), inverse)
+    results = [function(rows, *(select_rows(tree, rows) for tree in trees)) for rows in groups.values()]
+    if len(results) == 1:
+        return results[0]
+    inverse = torch.tensor([row for rows in groups.values() for row in rows]).argsort()
+    return select_rows(concat_rows(*results), inverse)
 
 
 def bit_equal(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors are equal in type, shape and bits."""
     return x.dtype == y.dtype and torch.equal(x, y.to(x.device))
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from laconic.errors import CorruptArtifactError, InputError, UsageError
@@ -26,13 +26,7 @@ def translate_structure_errors(path: object) -> Generator[None]:
         ) from None
 
 
-class StoredModel(BaseModel):
-    """Base: unknown keys are ignored, types are not coerced."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class StoredDocument(StoredModel):
+class StoredDocument(BaseModel, strict=True):
     """A text that was read."""
 
     name: str
@@ -40,7 +34,7 @@ class StoredDocument(StoredModel):
     sha256: str
 
 
-class StateSource(StoredModel):
+class StateSource(BaseModel, strict=True):
     """Where a state comes from."""
 
     chunks: list[list[PositiveInt]] | None = None
@@ -51,8 +45,8 @@ class StateSource(StoredModel):
     documents: list[list[StoredDocument]] | None = None
 
 
-class StateMetadata(StoredModel):
-    """Metadata of a state's file."""
+class StateMetadata(BaseModel, strict=True):
+    """Metadata of a state's file; others are ignored."""
 
     model: str
     tokens: NonNegativeInt
@@ -61,7 +55,6 @@ class StateMetadata(StoredModel):
 
 
 def check_metadata(metadata: Mapping[str, Any], path: object) -> None:
-    """Raise `CorruptArtifactError` if a value has the wrong type."""
     try:
         validate_json(StateMetadata, dict(metadata), f"state: {path}", "use an intact copy")
     except InputError as error:
@@ -137,14 +130,16 @@ def find_tensor_mismatch(part: Tensor, initial: object, name: str) -> str | None
 
     Sizes may differ where the initial one is 0; types where both are floating-point, boolean or integers.
     """
-    if not isinstance(initial, Tensor | LowRankChange):
+    if isinstance(initial, LowRankChange):
+        expected, dtype = (initial.left.shape[-1], initial.right.shape[-1]), initial.left.dtype
+    elif isinstance(initial, Tensor):
+        expected, dtype = tuple(initial.shape[1:]), initial.dtype
+    else:
         return f"{name} is a tensor"
     shape = tuple(part.shape[1:])
-    expected = dense_shape(initial)
     fits = len(shape) == len(expected) and all(m in (0, n) for n, m in zip(shape, expected, strict=True))
     if not fits:
         return f"{name} has shape {list(shape)}, expected {list(expected)}"
-    dtype = initial.dtype if isinstance(initial, Tensor) else initial.left.dtype
     kinds = [(x.is_floating_point, x == torch.bool) for x in (part.dtype, dtype)]
     return None if kinds[0] == kinds[1] else f"{name} is {part.dtype}, expected {dtype}"
 
@@ -159,13 +154,6 @@ def find_uneven_cache(layers: Iterable[LayerState]) -> str | None:
             if len(lengths) > 1:
                 return f"the cache of layer {i} has {' and '.join(map(str, sorted(lengths)))} positions"
     return None
-
-
-def dense_shape(initial: Tensor | LowRankChange) -> tuple[int, ...]:
-    """Return the shape of a tensor without its batch dimension; of a low-rank change that of its product."""
-    if isinstance(initial, LowRankChange):
-        return (initial.left.shape[-1], initial.right.shape[-1])
-    return tuple(initial.shape[1:])
 
 
 def find_invalid_tokens(chunk: OpenChunk, vocab_size: int) -> str | None:

@@ -145,11 +145,11 @@ def pack_open_chunk(layers: Sequence[LayerState], chunk: OpenChunk) -> OpenChunk
     """Return an open chunk that shares its tensors with the layers where they are equal, in its stored form if all of
     its caches are beginnings of the layers'.
     """
-    pairs = zip(chunk.layers_at_start, layers, strict=True)
-    starts = tuple(share_equal_tensors(start, layer) for start, layer in pairs)
+    starts = tuple(map(share_equal_tensors, chunk.layers_at_start, layers))
     caches = [(start.cache, layer.cache) for start, layer in zip(starts, layers, strict=True)]
-    if not all(before is not None and now is not None and is_prefix(before, now) for before, now in caches):
-        return replace(chunk, layers_at_start=starts)
+    for before, now in caches:
+        if before is None or now is None or before.S > now.S or not before.is_equal(now.crop(before.S)):
+            return replace(chunk, layers_at_start=starts)
     # all layers have read the same tokens; like every tensor of a state, the number has the batch as a dimension
     num_slots = 0 if not caches or caches[0][0] is None else caches[0][0].S
     slots = torch.full((len(chunk.num_tokens),), num_slots)
@@ -174,8 +174,3 @@ def share_equal_tensors(tree: Tree, other: object) -> Tree:
     pairs = [(x, theirs[name]) for name, x in named_tensors(tree) if name in theirs]
     shared = {id(x): y for x, y in pairs if x is y or bit_equal(x, y)}
     return map_tensors(tree, lambda x: shared.get(id(x), x))
-
-
-def is_prefix(before: KVCache, now: KVCache) -> bool:
-    """Return whether a cache is the beginning of another."""
-    return before.S <= now.S and before.is_equal(now.crop(before.S))

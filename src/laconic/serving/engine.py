@@ -99,7 +99,6 @@ class Engine:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Cancel all requests and end the thread."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()

@@ -67,7 +67,6 @@ class CacheRow:
         self.last_position = num_slots - 1
 
     def take_positions(self, num_tokens: int) -> list[int]:
-        """Return the positions of the next ids and count them."""
         first = self.next_position
         self.last_position = max(self.last_position, first + num_tokens - 1)
         self.next_position = first + num_tokens
@@ -142,7 +141,6 @@ class RaggedDecoder:
         return self.packed_weights if num_positions >= MIN_PACKED_ROWS else self.weights_in_place
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "n D"]:
-        """Return embeddings as they are, and those of ids."""
         return inputs if inputs.is_floating_point() else F.embedding(inputs, self.weights_in_place.token_embedding)
 
     def start_spans(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[AttentionSpan]:

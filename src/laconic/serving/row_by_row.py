@@ -34,7 +34,6 @@ class StateRow:
             self.state = self.state.crop(self.state.S - num_slots)
 
     def end_prompt(self) -> None:
-        """Continue with the model's own output."""
         self.update_weights, self.next_position = self.update_on_output, None
 
 

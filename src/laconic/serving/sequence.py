@@ -131,13 +131,11 @@ class RunningSequence:
             self.prompt_logprobs += [TokenLogprob(int(token), logprob, top) for token, logprob, top in entries]
 
     def end_prompt(self) -> None:
-        """Go on from reading the prompt to generating."""
         assert self.row is not None
         self.row.end_prompt()
         self.send(PromptEvent(tuple(self.prompt_logprobs), self.num_cached))
 
     def finish(self, reason: StopReason) -> None:
-        """Send the last event."""
         self.has_ended = True
         self.send(FinishEvent(reason, self.latent_passes, self.latent_positions))
 

@@ -52,7 +52,6 @@ class ThoughtsConfig(ConfigModel):
 
     @property
     def control_ids(self) -> tuple[int, int, int]:
-        """Ids of begin, latent and end."""
         return self.begin_token_id, self.latent_token_id, self.end_token_id
 
     @property
@@ -126,5 +125,4 @@ class ServedThoughts(nn.Module):
         return hidden_states
 
     def mask_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-        """Give the suppressed tokens a probability of 0."""
         return logits.index_fill(-1, self.get_buffer("suppressed"), -torch.inf)

@@ -113,7 +113,6 @@ def apply_change(change: WeightChange, x: Float[Tensor, "B T i"]) -> Float[Tenso
 
 
 def is_empty(change: WeightChange) -> bool:
-    """Return whether the change has rank 0 by construction."""
     return isinstance(change, LowRankChange) and not change.left.shape[1]
 
 
@@ -154,7 +153,6 @@ def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
 
 
 def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:
-    """Return the state of a level that has read nothing."""
     o = shape.options
     sizes = {name: shape.projection_shape(name) for name in shape.projections}
     empty: dict[str, WeightChange] = {name: zero_change(B, *size, like) for name, size in sizes.items()}

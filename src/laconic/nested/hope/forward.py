@@ -51,9 +51,8 @@ class ForwardOptions:
 
 
 class LayerOutputs(NamedTuple):
-    """Output of the last layer, new states, inputs of each layer's levels, and inputs of each layer."""
+    """New states, inputs of each layer's levels, and inputs of each layer."""
 
-    x: Tensor
     layers: tuple[LayerState, ...]
     level_inputs: list[list[Tensor]]
     hidden_states: list[Tensor]
@@ -67,22 +66,6 @@ def hope_block(x: Vectors, layer: LayerState, mix: Sublayer, feed_forward: Subla
     return r + y, layer
 
 
-def run_layers(
-    blocks: list[Block], x: Vectors, layers: tuple[LayerState, ...], options: ForwardOptions
-) -> LayerOutputs:
-    new_layers: list[LayerState] = []
-    level_inputs: list[list[Tensor]] = []
-    hidden_states: list[Tensor] = []
-    for n, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
-        hidden_states.append(x)
-        records = None if options.records is None else options.records[n]
-        mix = partial(apply_mixer, block, options)
-        feed_forward = partial(apply_feed_forward, block, options, records, level_inputs)
-        x, layer = hope_block(x, layer, mix, feed_forward)
-        new_layers.append(layer)
-    return LayerOutputs(x, tuple(new_layers), level_inputs, hidden_states)
-
-
 def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerState) -> tuple[Vectors, LayerState]:
     """Run the memory or attention of a block, before its residual."""
     y = block.submodule("norm1")(x)
@@ -92,20 +75,14 @@ def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerS
         y, layer = memory(
             y, layer, attention_mask=options.attention_mask, update_weights=options.update_weights, **mode
         )
-    else:
-        y, layer = attend(block, options, y, layer)
-    return apply_dropout(block, y), layer
-
-
-def attend(block: Block, options: ForwardOptions, y: Vectors, layer: LayerState) -> tuple[Vectors, LayerState]:
-    """Run attention on the layer's cache."""
+        return apply_dropout(block, y), layer
     cache = layer.cache
     assert cache is not None
     assert options.context is not None
     assert options.key_positions is not None
     past = (cache.keys[0], cache.values[0]) if cache.S else None
     y, k, v = block.self_attention(y, past, options.context)
-    return y, replace(layer, cache=KVCache((k,), (v,), *options.key_positions))
+    return apply_dropout(block, y), replace(layer, cache=KVCache((k,), (v,), *options.key_positions))
 
 
 def apply_feed_forward(
@@ -170,8 +147,17 @@ def forward_pass(
         options = replace(options, context=context, key_positions=(positions, valid))
         inputs_embeds = model.add_positions(inputs_embeds, position_ids)
     blocks = [block for block in model.layers if isinstance(block, Block)]
-    outputs = run_layers(blocks, inputs_embeds, layers, options)
-    return model.final_norm(outputs.x), outputs
+    x = inputs_embeds
+    new_layers: list[LayerState] = []
+    level_inputs: list[list[Tensor]] = []
+    hidden_states: list[Tensor] = []
+    for n, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
+        hidden_states.append(x)
+        records = None if options.records is None else options.records[n]
+        feed_forward = partial(apply_feed_forward, block, options, records, level_inputs)
+        x, layer = hope_block(x, layer, partial(apply_mixer, block, options), feed_forward)
+        new_layers.append(layer)
+    return model.final_norm(x), LayerOutputs(tuple(new_layers), level_inputs, hidden_states)
 
 
 def collect_activations(

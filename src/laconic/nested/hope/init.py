@@ -54,7 +54,6 @@ def place_levels(
 
 
 def replace_sublayers(block: Block, config: HopeConfig, layer: int, seed: int) -> None:
-    """Replace a block's MLP by levels, and its attention by a memory if the model has one."""
     names = block.weight_names
     delete_children(block, names.gate, names.up, names.down)
     add_submodule(block, "mlp", CMS(**vars(config.cms_shape(layer)), seed=None))

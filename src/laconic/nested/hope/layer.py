@@ -38,7 +38,6 @@ def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "fu
 
 
 def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
-    """Return the state of a layer that has read nothing."""
     shape, w = params
     o = shape.options
     like = w["o_proj.weight"].detach()
@@ -93,7 +92,6 @@ class SelfTitans(nn.Module):
 
     @property
     def params(self) -> SelfTitansParams:
-        """Shape and weights by name, for the functions of this module."""
         return SelfTitansParams(self.shape, get_weights(self))
 
     def forward(

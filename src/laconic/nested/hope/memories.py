@@ -63,7 +63,6 @@ class SelfTitansShape:
 
     @cached_property
     def adaptive(self) -> tuple[str, ...]:
-        """Names of the projections that modify themselves."""
         return self.options.adaptive_names
 
     @property
@@ -81,7 +80,6 @@ class SelfTitansShape:
 
     @property
     def state_groups(self) -> dict[str, str]:
-        """Group of each state by its name."""
         o, groups = self.options, self.group_chunk_sizes
         if o.memory_kind == "mlp":
             names = [name for name in (*self.adaptive, "memory") if name not in ("step", "keep")]
@@ -120,7 +118,6 @@ class SelfModifyingMemories:
 
     @property
     def rule(self) -> UpdateRule:
-        """How every memory decays, is read and is differentiated."""
         o = self.shape.options
         return UpdateRule(o.decay_target, READ_POSITIONS[o.read_at], self.outer_gradient)
 

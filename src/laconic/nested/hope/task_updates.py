@@ -9,6 +9,7 @@ A token's step size scales its own contribution, that of its input and output, t
 id of a token that is read but is not a target is stored as its complement ~id, which is negative.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,10 +33,8 @@ from laconic.nested.state import (
     LowRankChange,
     OpenChunk,
     detach,
-    group_rows,
-    join_groups,
+    map_groups,
     map_tensors,
-    select_rows,
 )
 
 Ids = Int[Tensor, "B T"]
@@ -49,17 +48,14 @@ def cms_params_of(model: Decoder) -> list[CMSParams]:
 
 
 def complement_non_targets(ids: Ids, target_mask: Bool[Tensor, "B T"] | Ids | None) -> Ids:
-    """Replace ids that are not targets by their complements."""
     return ids if target_mask is None else torch.where(target_mask.bool(), ids, ~ids)
 
 
 def restore_ids(ids: Ids) -> Ids:
-    """Return the ids that are read, with complements restored."""
     return torch.where(ids < 0, ~ids, ids)
 
 
 def empty_open_chunk(layers: LayerStates, like: Ids) -> OpenChunk:
-    """Return an open chunk of no tokens."""
     return OpenChunk(like[:, :0], torch.zeros(len(like), dtype=torch.long), layers)
 
 
@@ -79,11 +75,11 @@ def to_aligned_rows(state: FastWeightState) -> AlignedRows:
     return AlignedRows(state.layers, state.open_chunk.input_ids[:, :n], start)
 
 
-def group_aligned_rows(state: FastWeightState, lengths: list[int]) -> list[list[int]]:
-    """Group the rows with equal offsets in all chunks and equally many tokens to read."""
+def row_offsets(state: FastWeightState) -> Iterator[tuple[int, ...]]:
+    """Yield the offsets of each row in all chunks."""
     assert state.open_chunk is not None
     counts = [level.num_tokens for layer in state.layers for level in require_levels(layer)]
-    return group_rows(zip(*map(to_ints, counts), to_ints(state.open_chunk.num_tokens), lengths, strict=True))
+    yield from zip(*map(to_ints, counts), to_ints(state.open_chunk.num_tokens), strict=True)
 
 
 def read_and_learn(
@@ -99,13 +95,13 @@ def read_and_learn(
     if attention_mask is not None:  # real tokens to the left
         order = torch.sort((~attention_mask).to(torch.uint8), stable=True, dim=1).indices
         ids = ids.gather(1, order)
-    groups = group_aligned_rows(state, lengths)
-    results: list[tuple[Vectors, FastWeightState]] = []
-    for rows in groups:
+
+    def read(rows: list[int], state: FastWeightState, ids: Ids) -> tuple[Vectors, FastWeightState]:
         n = lengths[rows[0]]
-        y, new_state = _read_aligned(model, select_rows(state, rows), ids[rows, :n], gradient_mode)
-        results.append((F.pad(y, (0, 0, 0, ids.shape[1] - n)), new_state))
-    x, state = join_groups(groups, results)
+        y, state = _read_aligned(model, state, ids[:, :n], gradient_mode)
+        return F.pad(y, (0, 0, 0, ids.shape[1] - n)), state
+
+    x, state = map_groups(zip(row_offsets(state), lengths, strict=True), read, state, ids)
     return (x if order is None else x.gather(1, order.argsort(1)[..., None].expand_as(x))), state
 
 
@@ -226,20 +222,18 @@ def flush_open_chunk(
     if not bool(state.open_chunk.num_tokens.any()):
         return state
     B = len(state.position)
-    next_ids = torch.full((B,), IGNORE_INDEX)
+    next_ids = torch.full((B,), IGNORE_INDEX, device=state.open_chunk.input_ids.device)
     if ids is not None:
         first = torch.zeros(B, dtype=torch.long, device=ids.device)
         first = first if attention_mask is None else attention_mask.int().argmax(1)
         next_ids = ids.gather(1, first[:, None])[:, 0]
         if attention_mask is not None:
             next_ids = next_ids.where(attention_mask.any(1), torch.full_like(next_ids, IGNORE_INDEX))
-    groups = group_aligned_rows(state, [0] * B)
-    states: list[FastWeightState] = []
-    for group in groups:
-        group_state = select_rows(state, group)
-        rows = to_aligned_rows(group_state)
+
+    def finish(_: list[int], state: FastWeightState, next_ids: Int[Tensor, " B"]) -> FastWeightState:
+        rows = to_aligned_rows(state)
         if rows.chunk_ids.shape[1]:
-            rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], gradient_mode)
-        open_chunk = empty_open_chunk(rows.layers, rows.chunk_ids)
-        states.append(replace(group_state, layers=rows.layers, open_chunk=open_chunk))
-    return join_groups(groups, states)
+            rows = finish_chunk(model, rows, next_ids, gradient_mode)
+        return replace(state, layers=rows.layers, open_chunk=empty_open_chunk(rows.layers, rows.chunk_ids))
+
+    return map_groups(row_offsets(state), finish, state, next_ids)

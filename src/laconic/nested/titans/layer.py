@@ -43,7 +43,6 @@ from laconic.nested.titans.equations import (
 
 
 def initial_state(params: TitansParams, batch_size: int) -> LayerState:
-    """Return the state of a layer that has read nothing."""
     shape, w = params
     o = shape.options
     like = w["q_proj.weight"].detach()
@@ -127,7 +126,6 @@ class Titans(nn.Module):
 
     @property
     def params(self) -> TitansParams:
-        """Shape and weights by name, for the functions of this module."""
         return TitansParams(self.shape, get_weights(self))
 
     def forward(

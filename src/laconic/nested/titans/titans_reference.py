@@ -36,7 +36,6 @@ def titans_reference(params: TitansParams, x: Float[Tensor, "B T D"]) -> Float[T
 
 
 def split_heads(x: Float[Tensor, "B T D"], num_heads: int) -> Float[Tensor, "B H T E"]:
-    """Split the width into heads."""
     return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 

@@ -45,7 +45,6 @@ class ApiModel:
 
     @cached_property
     def published_sampling(self) -> PublishedSampling:
-        """Sampling options of generation_config.json."""
         return read_published_sampling(self.decoder.source_folder)
 
     @cached_property

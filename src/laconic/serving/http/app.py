@@ -37,7 +37,6 @@ async def check_health(services: ServicesDependency) -> dict[str, str]:
 
 @router.get("/metrics")
 def read_metrics(services: ServicesDependency) -> Response:
-    """Return the metrics in Prometheus' format."""
     return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -54,7 +53,6 @@ async def list_models(services: ServicesDependency) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def read_model(name: str, services: ServicesDependency) -> dict[str, Any]:
-    """Return the served model by its name."""
     services.check_model(name)
     return describe_model(services)
 

@@ -164,7 +164,6 @@ class ChatAnswer(ApiAnswer[ChatRequest]):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish_reason}
 
     def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> Json | None:
-        """Return the log probabilities of tokens, if they were requested."""
         token_bytes = self.token_bytes
         num_top = self.body.top_logprobs or 0
         return None if token_bytes is None else build_chat_logprobs(token_bytes, tokens, num_top)

@@ -152,6 +152,5 @@ def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
 
 
 def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of a file and close it."""
     with file:
         yield from iter(partial(file.read, CHUNK_BYTES), b"")

@@ -125,7 +125,6 @@ class SequenceGroup:
         return await self.queue.get()
 
     def record(self, index: int, event: EngineEvent) -> None:
-        """Count tokens, passes and times."""
         if isinstance(event, TokenEvent):
             now = time.monotonic()
             answer = self.answers[index]

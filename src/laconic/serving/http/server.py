@@ -41,7 +41,6 @@ class GracefulServer(uvicorn.Server):
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections and wait for the open requests."""
         self.loop = asyncio.get_running_loop()
         self.deadlines.shut_down(self.shutdown_seconds)
         if num_open := len(self.deadlines.open_deadlines):

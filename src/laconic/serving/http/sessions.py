@@ -19,7 +19,6 @@ router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
 
 @router.post("")
 async def create_session(services: ServicesDependency, body: EmptyRequest | None = None) -> dict[str, Any]:
-    """Create a session that has learned nothing."""
     return services.sessions.create().to_card()
 
 
@@ -70,7 +69,6 @@ async def reset(id: str, services: ServicesDependency, body: EmptyRequest | None
 
 @router.get("/{id}/state")
 async def read_state(id: str, services: ServicesDependency) -> Response:
-    """Return the fast weights of a session as a safetensors file."""
     session = services.sessions.get(id)
     content = await run_in_thread(services.sessions.save, session.state, session.documents)
     return Response(content, media_type="application/octet-stream")

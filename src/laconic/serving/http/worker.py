@@ -87,7 +87,6 @@ class Worker:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Cancel all jobs and wait for them to end."""
         self.is_closed = True
         with self.changed:
             self.changed.wait_for(lambda: not self.jobs)
