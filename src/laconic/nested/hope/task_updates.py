@@ -25,7 +25,7 @@ from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, accumulate_tokens, require_levels, tokens_to_boundary
 from laconic.nested.cms.level import CMSParams, GradientMode, LinearRecords, clip_error, detach_for_grad, linear_errors
 from laconic.nested.hope.forward import ForwardOptions, LayerOutputs, Vectors, forward_pass
-from laconic.nested.recurrence.chunked_scan import to_ints
+from laconic.nested.recurrence.chunked_scan import pack_left, to_ints, unpack
 from laconic.nested.state import (
     CMSState,
     FastWeightState,
@@ -90,19 +90,16 @@ def read_and_learn(
     gradient_mode: GradientMode,
 ) -> tuple[Vectors, FastWeightState]:
     """Read every token in order while the levels learn; return the final hidden states, and the state."""
-    lengths = [ids.shape[1]] * len(ids) if attention_mask is None else list(to_ints(attention_mask.sum(1)))
-    order = None
-    if attention_mask is not None:  # real tokens to the left
-        order = torch.sort((~attention_mask).to(torch.uint8), stable=True, dim=1).indices
-        ids = ids.gather(1, order)
+    tokens = pack_left(ids[..., None], attention_mask)
+    lengths = tokens.lengths or (ids.shape[1],) * len(ids)
 
     def read(rows: list[int], state: FastWeightState, ids: Ids) -> tuple[Vectors, FastWeightState]:
         n = lengths[rows[0]]
         y, state = _read_aligned(model, state, ids[:, :n], gradient_mode)
         return F.pad(y, (0, 0, 0, ids.shape[1] - n)), state
 
-    x, state = map_groups(zip(row_offsets(state), lengths, strict=True), read, state, ids)
-    return (x if order is None else x.gather(1, order.argsort(1)[..., None].expand_as(x))), state
+    x, state = map_groups(zip(row_offsets(state), lengths, strict=True), read, state, tokens.x[..., 0])
+    return unpack(x, tokens.order, attention_mask), state
 
 
 def _read_aligned(

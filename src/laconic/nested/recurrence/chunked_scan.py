@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
@@ -35,12 +35,12 @@ class PackedTokens(NamedTuple):
     `lengths` is the number of valid tokens per row, None if every token is valid; `order` is the permutation applied.
     """
 
-    x: Float[Tensor, "B T D"]
+    x: Shaped[Tensor, "B T D"]
     order: Int[Tensor, "B T"] | None
     lengths: tuple[int, ...] | None
 
 
-def pack_left(x: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> PackedTokens:
+def pack_left(x: Shaped[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> PackedTokens:
     """Move the valid tokens of each row to the left, in order, and set the rest to zero."""
     if valid is None or bool(valid.all()):
         return PackedTokens(x, None, None)
