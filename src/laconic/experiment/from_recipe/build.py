@@ -17,8 +17,7 @@ from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build_data import load_training_rows
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import check_code_allowed
-from laconic.experiment.from_recipe.meta_method import build_meta_method
-from laconic.experiment.from_recipe.methods import build_method
+from laconic.experiment.from_recipe.methods import build_meta_method, build_method
 from laconic.experiment.load_run import (
     RECIPE_FILE,
     held_out_fingerprint,
