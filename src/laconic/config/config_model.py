@@ -28,11 +28,6 @@ def drop_former_options(content: Any) -> Any:
     }
 
 
-def path_to_text(value: Any) -> Any:
-    """Return a path as text, as recipes hold it; other values stay as they are."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
 def check_ascending(numbers: tuple[int, ...]) -> tuple[int, ...]:
     """Return numbers that are distinct and ascend; raise ValueError for others, and for none."""
     if not numbers or list(numbers) != sorted(set(numbers)):
@@ -45,7 +40,7 @@ AscendingCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(check_ascend
 PositiveFloat = Annotated[float, Field(gt=0, le=1e38)]  # what float32 can hold
 NonNegative = Annotated[float, Field(ge=0, le=1e38)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-PathText = Annotated[str, BeforeValidator(path_to_text)]
+PathText = Annotated[str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 
 

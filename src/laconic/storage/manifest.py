@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from laconic import __version__
@@ -152,16 +153,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} has format {version} and was written by laconic {str(fields.get('laconic'))[:20]}; "
             f"laconic {__version__} reads format {FORMAT_VERSION}. Use that version"
         )
+    changed = CorruptArtifactError(f"{folder}: {MANIFEST_FILE} was changed after it was written")
     try:
-        files = {name: FileEntry(int(file["bytes"]), str(file["sha256"])) for name, file in fields["files"].items()}
-        fingerprints = cast(dict[str, str], dict(fields["fingerprints"]))
-        manifest = Manifest(fields["kind"], fields["step"], files, fingerprints, fields["laconic"], fields["format"])
-        is_intact = manifest.canonical_text == (folder / MANIFEST_FILE).read_text(encoding="utf-8")
-    except (KeyError, TypeError, ValueError, AttributeError):
-        is_intact = False
-        manifest = Manifest("", 0, {}, {})
-    if not is_intact:
-        raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} was changed after it was written")
+        manifest = TypeAdapter(Manifest).validate_python(fields)
+    except ValidationError:
+        raise changed from None
+    if manifest.canonical_text != (folder / MANIFEST_FILE).read_text(encoding="utf-8"):
+        raise changed
     return manifest
 
 

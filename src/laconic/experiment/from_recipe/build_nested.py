@@ -44,16 +44,6 @@ def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
     return replace(decoder, tie_word_embeddings=config.tie_word_embeddings)
 
 
-def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
-    """Return the nested configuration: a donor's levels by `cms.donor_layout`, else all levels in every layer."""
-    memory, levels = nested_options(recipe)
-    heads = (memory.num_heads, memory.head_dim, memory.chunk_size)
-    L = config.num_hidden_layers
-    if not donor:
-        return HopeConfig(config, (levels.chunk_sizes,) * L, levels.options, memory.options, *heads, levels.gated_mlp)
-    return HopeConfig(config, place_chunk_sizes(levels, L), levels.options, memory.options, *heads)
-
-
 def place_chunk_sizes(levels: CMSConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
     """Return the chunk sizes of each layer of a model that is made from a donor."""
     placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout)
@@ -69,7 +59,14 @@ def create_decoder(recipe: Recipe, config: DecoderConfig, seed: int | None) -> D
     """Build the decoder or nested model of a recipe with random weights; seed None is for `torch.device("meta")`."""
     if recipe.method != "hope":
         return Decoder(config, seed=seed)
-    shape = build_hope_config(recipe, config, donor=recipe.model.family is None)
+    memory, levels = nested_options(recipe)
+    heads = (memory.num_heads, memory.head_dim, memory.chunk_size)
+    L = config.num_hidden_layers
+    if recipe.model.family is None:  # a donor
+        shape = HopeConfig(config, place_chunk_sizes(levels, L), levels.options, memory.options, *heads)
+    else:
+        sizes = (levels.chunk_sizes,) * L
+        shape = HopeConfig(config, sizes, levels.options, memory.options, *heads, levels.gated_mlp)
     return model_class(shape)(shape, seed)
 
 
