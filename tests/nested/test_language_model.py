@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, find_untrained_level
+from laconic.config.nested import InnerLoopConfig, SelfModifyingOptions
 from laconic.interfaces import AfterUpdateHook, Method
 from laconic.nested.cms.layer import require_levels
 from laconic.nested.cms.level import to_dense
@@ -231,12 +231,3 @@ def test_dead_level_monitor_warns_once() -> None:
         warnings.simplefilter("error")
         vanishing.observe(step_metrics(2.0, 2e-8))
     NestedLanguageModel(build_hope(), InnerLoopConfig(enabled=False)).after_update({})
-
-
-def test_find_untrained_level_names_a_level_without_an_outer_gradient() -> None:
-    cms = CMSConfig(chunk_sizes=(4, 16))
-    assert find_untrained_level(cms, 17, InnerLoopConfig()) is None
-    assert str(find_untrained_level(cms, 16, InnerLoopConfig())).startswith("level 1 has")
-    for inner_loop in (InnerLoopConfig(allow_untrained_level=True), InnerLoopConfig(enabled=False)):
-        assert find_untrained_level(cms, 16, inner_loop) is None
-    assert find_untrained_level(CMSConfig(chunk_sizes=(16,), inner_lr=0.0), 16, InnerLoopConfig()) is None

@@ -17,7 +17,7 @@ from laconic.config.recipe import PATH_KEYS
 from laconic.data.tokenizer import Tokenizer
 from laconic.data.tokenizer_files import TEMPLATES_FOLDER
 from laconic.errors import InputError, UsageError
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_model
 from laconic.experiment.lora import lora
 from laconic.experiment.model_checkpoint import write_then_move
 from laconic.generation.config import check_type
@@ -70,7 +70,7 @@ def export_run(
     has_switched_adapter = run.recipe.compression is not None and run.recipe.compression.adapter_scope == "write"
     if has_switched_adapter and run.parts.adapter is not None:
         adapter = run.parts.adapter
-        decoder = load_initial_decoder(run.recipe, torch.device("cpu"))[0]
+        decoder = load_initial_model(run.recipe, torch.device("cpu"))[0]
     else:
         adapter = None
         decoder = run.merged_decoder()

@@ -1,6 +1,5 @@
 """Load a run at a committed step or as `laconic export` wrote it, or the decoder that a run starts with."""
 
-import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,7 +220,7 @@ def restore_parts(
     dtype = getattr(torch, recipe.model.dtype)
     is_full = recipe.train.trainable == "full"
     if not is_full:
-        decoder, _ = load_initial_decoder(recipe, device)
+        decoder = load_initial_model(recipe, device)[0]
         check_fingerprint(step, "base", decoder.fingerprint)
     elif not shards:
         decoder = build_nested.load_decoder(step.path, dtype, device)
@@ -263,10 +262,6 @@ def read_planned_recipe(run: Path) -> str:
             f"model.init_from_run {run}: no run, and no recipe of its name; train it first, or set model.name"
         )
     return run.name
-
-
-def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
-    return load_initial_model(recipe, device)[:2]
 
 
 def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | None, DecoderConfig, Tokenizer]:
@@ -316,8 +311,7 @@ def held_out_fingerprint(recipe: Recipe) -> str:
     measured = {key: values.get(key) for key in MEASURE_KEYS}
     path = Path(recipe.data.valid or "")
     if path.is_file():
-        with path.open("rb") as file:
-            measured["data.valid"] = hashlib.file_digest(file, "sha256").hexdigest()
+        measured["data.valid"] = manifest.hash_file(path)[1]
     return manifest.hash_json(measured)
 
 

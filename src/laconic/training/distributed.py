@@ -146,21 +146,14 @@ class DistributedRanks(Ranks):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it once the first rank has ended
         with suppress(dist.DistError):
-            if isinstance(error, LaconicError):
-                self.store.compare_set(FAILED_KEY, "", json.dumps(error_to_json(error)))
-            else:
-                error = self.find_cause(error)
+            bug = {"code": LaconicError.exit_code, "message": f"rank {self.rank}: {type(error).__name__}: {error}"}
+            report = error_to_json(error) if isinstance(error, LaconicError) else bug
+            if isinstance(error, RuntimeError):  # raised by a collective if a peer has ended
+                with suppress(dist.DistStoreError):
+                    self.store.wait([FAILED_KEY], ERROR_TIMEOUT)
+                    error = error_from_json(json.loads(self.store.get(FAILED_KEY)))
+            self.store.compare_set(FAILED_KEY, "", json.dumps(report))
             self.wait_for_peers()
-        return error
-
-    def find_cause(self, error: Exception) -> Exception:
-        """Return the error that a peer ended with; if there is none, publish this one as a bug and return it."""
-        if isinstance(error, RuntimeError):  # raised by a collective if a peer has ended
-            with suppress(dist.DistStoreError):
-                self.store.wait([FAILED_KEY], ERROR_TIMEOUT)
-                return error_from_json(json.loads(self.store.get(FAILED_KEY)))
-        bug = {"code": LaconicError.exit_code, "message": f"rank {self.rank}: {type(error).__name__}: {error}"}
-        self.store.compare_set(FAILED_KEY, "", json.dumps(bug))
         return error
 
     def wait_for_peers(self) -> None:

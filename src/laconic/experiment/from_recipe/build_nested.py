@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from laconic.config.nested import CMSConfig, CMSOptions, InnerLoopConfig, MixerConfig, find_untrained_level
+from laconic.config.nested import CMSConfig, CMSOptions, MixerConfig, OuterGradient
 from laconic.config.recipe import ModelConfig, Recipe
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
@@ -144,37 +144,42 @@ def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
         raise UsageError("[cms] differs from the given model; remove the table, or start from another model")
 
 
-def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: InnerLoopConfig) -> str | None:
-    """Return a message if `outer_gradient` leaves weights of levels or memories without any gradient."""
-    gradient = inner_loop.outer_gradient
-    if gradient in ("full", "truncated") or inner_loop.allow_untrained_level or not inner_loop.enabled:
-        return None
+def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
+    """Raise UsageError if parts of levels or memories would get no outer gradient in rows of `tokens`."""
+    loop = recipe.inner_loop
+    if recipe.method != "hope" or loop is None or loop.allow_untrained_level or not loop.enabled:
+        return
+    mixer, levels = nested_options(recipe)
+    remedy = "or set inner_loop.allow_untrained_level = true"
+    untrained = find_untrained_weights(mixer, levels, loop.outer_gradient)
+    if untrained:
+        raise UsageError(
+            f"inner_loop.outer_gradient: {loop.outer_gradient!r} trains nothing of {' and '.join(untrained)}; use "
+            f'"full", or "truncated" with truncate_after, {remedy}'
+        )
+    row_tokens = recipe.data.text.row_tokens if recipe.train.stateful else tokens
+    slow = next((l for l, C in enumerate(levels.chunk_sizes) if tokens is not None and (row_tokens or 0) <= C), None)
+    if slow is not None and levels.initial_inner_lr:
+        raise UsageError(
+            f"cms.chunk_sizes: level {slow} has chunk size {levels.chunk_sizes[slow]}, but a row has only {row_tokens} "
+            f"tokens, so no gradient reaches its inner learning rate; use longer rows or smaller chunks, {remedy}"
+        )
+
+
+def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, gradient: OuterGradient) -> list[str]:
+    """Return the weights of levels and memories that an outer gradient of this kind does not reach."""
     weights: list[str] = []
+    if gradient in ("full", "truncated"):
+        return weights
     if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
         weights.append(f"what levels with inner_objective {cms.inner_objective!r} learn by")
     options = mixer.self_modifying
     has_write_gates = bool(options.adaptive_names) and options.gate_groups == 2
-    if mixer.kind != "attention" and (gradient == "none" or (mixer.kind == "self_modifying" and has_write_gates)):
-        weights.append("gates of the memory" if gradient == "none" else "gates of the adaptive projections")
-    if not weights:
-        return None
-    return (
-        f'{gradient!r} trains nothing of {" and ".join(weights)}; use "full", or "truncated" with truncate_after, or '
-        "set inner_loop.allow_untrained_level = true"
-    )
-
-
-def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
-    """Raise UsageError if parts of levels or memories would get no outer gradient in rows of `tokens`."""
-    if recipe.method != "hope" or recipe.inner_loop is None:
-        return
-    mixer, levels = nested_options(recipe)
-    if error := find_untrained_weights(mixer, levels, recipe.inner_loop):
-        raise UsageError(f"inner_loop.outer_gradient: {error}")
-    if tokens is not None:
-        row_tokens = recipe.data.text.row_tokens if recipe.train.stateful else tokens
-        if error := find_untrained_level(levels, row_tokens, recipe.inner_loop):
-            raise UsageError(f"cms.chunk_sizes: {error}")
+    if mixer.kind != "attention" and gradient == "none":
+        weights.append("gates of the memory")
+    elif mixer.kind == "self_modifying" and has_write_gates:
+        weights.append("gates of the adaptive projections")
+    return weights
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
