@@ -72,7 +72,6 @@ class DocumentBatch:
 
     @property
     def segment_slices(self) -> tuple[slice, ...]:
-        """Columns of each segment."""
         return tuple(slice(a, b) for a, b in zip((0, *self.segment_ends), self.segment_ends, strict=False))
 
     @property
@@ -88,7 +87,6 @@ class DocumentBatch:
         return tuple(self._window_batch(start, start != starts[-1]) for start in starts)
 
     def _window_batch(self, start: int, has_next: bool) -> "DocumentBatch":
-        """Return the window that begins with segment `start`."""
         w, o = self.windows
         ends = (0, *self.segment_ends)[start : start + w + 1]
         begin = ends[0]

@@ -80,7 +80,6 @@ def length_entropy(a: Float[Tensor, "B K"], stop_position: StopPosition = "after
 
 
 def first_slots_mask(N: Int[Tensor, " B"], K: int) -> Bool[Tensor, "B K"]:
-    """Mark the first N of K positions."""
     return torch.arange(K, device=N.device) < N[:, None]
 
 

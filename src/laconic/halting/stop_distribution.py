@@ -195,7 +195,6 @@ def first_stop(stops: Bool[Tensor, "B K"], stop_position: StopPosition = "after"
 
 
 def stop_by_threshold(a: Float[Tensor, "B t"], tau: float) -> Bool[Tensor, "B t"]:
-    """Test lam_t >= tau at each position."""
     return upcast(a).sigmoid() >= tau
 
 

@@ -71,7 +71,6 @@ class ManifestWriter:
         self._add_entry(name, _hash_expected_file(path, copies))
 
     def add_text(self, name: str, text: str) -> None:
-        """Write a new UTF-8 file."""
         data = text.encode()
         with self._create_parent(name).open("xb") as file:
             file.write(data)

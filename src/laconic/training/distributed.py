@@ -84,7 +84,6 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
 
 
 def check_distributed_config(config: TrainingConfig, world_size: int) -> None:
-    """Raise `UsageError` for options that do not allow this number of ranks."""
     if config.batch_size < world_size:
         raise UsageError(f"batch_size = {config.batch_size} is less than the {world_size} ranks; raise it")
     if config.stateful and config.batch_size % world_size:
@@ -164,7 +163,6 @@ class DistributedRanks(Ranks):
             time.sleep(0.02)
 
     def wrap(self, method: nn.Module) -> nn.Module:
-        """Return the method in DDP, or with FSDP2 applied to it."""
         if not any(p.requires_grad for p in method.parameters()):
             return method  # building the optimizer raises the error
         if self.is_sharded:
@@ -281,7 +279,6 @@ def error_to_json(error: LaconicError | None) -> dict[str, object] | None:
 
 
 def error_from_json(report: dict[str, object]) -> LaconicError:
-    """Return an error of the class that has this exit code."""
     return ERROR_CLASSES.get(int(str(report["code"])), LaconicError)(str(report["message"]))
 
 

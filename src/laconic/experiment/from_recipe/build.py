@@ -69,7 +69,6 @@ class Experiment:
     notes: tuple[str, ...] = ()
 
     def build_training_setup(self, device: torch.device, ranks: Ranks | None = None) -> TrainingSetup:
-        """Return the inputs of the training loop on this device, alone or with other processes."""
         return TrainingSetup(
             self.method,
             self.training_data,

@@ -45,13 +45,11 @@ def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
 
 
 def place_chunk_sizes(levels: CMSConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Return the chunk sizes of each layer of a model that is made from a donor."""
     placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout)
     return tuple(placement.chunk_sizes for placement in placements)
 
 
 def model_class(shape: HopeConfig) -> type[Hope]:
-    """Return the model class, with or without attention."""
     return HopeAttention if shape.memory is None else Hope
 
 
@@ -99,7 +97,6 @@ def init_fan_in(decoder: Decoder, config: ModelConfig, seed: int) -> None:
 
 
 def last_part(name: str) -> str:
-    """Return the name of a module within its parent."""
     return name.rpartition(".")[2]
 
 

@@ -154,11 +154,7 @@ def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.T
 
 
 def merge_adapter(model: "PeftModel") -> Decoder:
-    """Return the decoder with the adapter merged into its weights, under the checkpoint's names.
-
-    Raises:
-        InputError: If the adapter adds biases to layers that have none.
-    """
+    """Return the decoder with the adapter merged into its weights; InputError if it adds biases to layers without."""
     for name, layer in model.named_modules():
         if any(getattr(layer, "lora_bias", {}).values()) and layer.get_base_layer().bias is None:
             raise InputError(
@@ -206,7 +202,6 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
 
 
 def changes_embedding_or_head(decoder: Decoder, settings: "LoraConfig") -> bool:
-    """Return whether an adapter changes the whole token embedding or the head."""
     names = (decoder.weight_names.token_embedding, decoder.weight_names.head)
     targets = settings.target_modules
     if isinstance(targets, str):

@@ -163,7 +163,8 @@ class TextCompressor:
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
         """Return the memory of a finished job with its metadata."""
         assert job.done is not None
-        return replace(job.done, metadata=replace(self.metadata, documents=tuple(job.documents)))
+        metadata = replace(self.metadata, created=current_time(), documents=tuple(job.documents))
+        return replace(job.done, metadata=metadata)
 
     def save(self, memory: SummaryMemory, path: str | Path) -> None:
         """Write a `memory` of this model to a file at `path`."""
