@@ -119,12 +119,9 @@ class DocumentBatch:
 def next_token_targets(
     input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]
 ) -> Int[Tensor, "B T"]:
-    """Return the next real token of each real token if that one is scored, else IGNORE_INDEX.
+    """Return the next real token of each real token if `loss_mask` scores that one, else IGNORE_INDEX.
 
-    Args:
-        input_ids: Tokens.
-        attention_mask: True at real tokens; padding between two real tokens is skipped.
-        loss_mask: True at tokens that are targets.
+    Padding between two real tokens is skipped.
     """
     T = input_ids.shape[1]
     columns = torch.arange(T, device=input_ids.device).expand_as(input_ids)

@@ -46,24 +46,12 @@ class ServerFiles:
 def export_run(
     run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | None = None, server: ServerFiles | None = None
 ) -> Decoder:
-    """Write a run as a folder that `laconic.load` opens anywhere, and transformers as a plain decoder.
+    """Write a run as a folder, new or empty, that `laconic.load` opens anywhere, and transformers as a plain decoder.
 
-    An adapter is merged into the weights. If the method switches it on and off (`compression.adapter_scope =
-    "write"`), it is stored beside the decoder instead.
-
-    Args:
-        run: The run; its decoder is merged in place.
-        folder: Folder to create; it may exist only if it is empty.
-        dtype: Convert the decoder's weights.
-        server: What a server needs besides.
-
-    Returns:
-        The decoder that was written.
-
-    Raises:
-        BusyError: If the folder is not empty.
-        DiskError: If the disk is full.
-        UsageError: For something else than a loaded run.
+    An adapter is merged into the weights, in place. If the method switches it on and off (`compression.adapter_scope =
+    "write"`), it is stored beside the decoder instead. `dtype` converts the weights; `server` is what a server needs
+    besides. Returns the decoder that was written. Raises BusyError if the folder is not empty, DiskError if the disk is
+    full.
     """
     expected = 'the result of laconic.experiment.load_run.load_run("runs/NAME", torch.device("cpu"))'
     check_type("run", run, LoadedRun, expected)

@@ -116,12 +116,9 @@ def check_not_empty_run(folder: Path) -> None:
 def load_run(path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False) -> LoadedRun:
     """Load a run at its latest valid checkpoint or another, or an exported run, which has only one.
 
-    With `allow_code`, or the variable LACONIC_ALLOW_CODE=1, a method outside laconic may be imported.
-
-    Raises:
-        InputError: If the path is not a run directory or the step does not exist.
-        CorruptArtifactError: If the step belongs to another recipe, tokenizer or base model.
-        UsageError: If its method is code that is not allowed.
+    With `allow_code`, or the variable LACONIC_ALLOW_CODE=1, a method outside laconic may be imported; else UsageError.
+    Raises InputError if there is no such run or step, CorruptArtifactError for a step of another recipe, tokenizer or
+    base model.
     """
     folder = Path(path)
     if is_export(folder):

@@ -16,13 +16,9 @@ Key = TypeVar("Key")
 
 
 def group_layers(parts: Iterable[tuple[Key, Tensor, Tensor]]) -> list[tuple[Key, int, float, float]]:
-    """Group layers by key.
+    """Return for each key the number of its layers, the mean count, and the norm over all layers, a mean over rows.
 
-    Args:
-        parts: For each layer a key, and for each row a count and ‖·‖_F².
-
-    Returns:
-        For each key the number of its layers, the mean count, and the norm over all layers, a mean over rows.
+    `parts` are for each layer a key, and for each row a count and ‖·‖_F².
     """
     groups = dict[Key, list[tuple[float, Tensor]]]()
     for key, counts, squares in parts:

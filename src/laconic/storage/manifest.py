@@ -165,9 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
 def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
     """Check kind and step (unless None) of a folder, size and hash of its files, and their safetensors headers.
 
-    Raises:
-        CorruptArtifactError: For the first file that is missing, extra or changed.
-        UnsafeFileError: For a file that is a link that leads out of the folder.
+    Raises CorruptArtifactError for the first file that is missing, extra or changed, UnsafeFileError for a link out.
     """
     with translate_os_errors(folder):
         manifest = read_manifest(folder)

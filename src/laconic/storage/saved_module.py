@@ -10,12 +10,7 @@ from laconic.storage import atomic
 
 
 class SavedModule(nn.Module):
-    """Writes its tensors to a file, with the settings that a module must have to load them.
-
-    Attributes:
-        artifact_kind: Type of the file.
-        settings: JSON values, compared when the file is loaded.
-    """
+    """Writes its tensors to a file, with `settings`, JSON values that a module must have to load them."""
 
     artifact_kind: ClassVar[str]
     settings: Mapping[str, object]

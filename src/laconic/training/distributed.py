@@ -51,13 +51,10 @@ FSDP_VIEW_WARNING = "FSDP2-wrapped module"  # keys and values are views of one p
 
 @contextmanager
 def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started, or yield this process alone.
+    """Join the ranks that torchrun started, or yield this process alone; UsageError for options that need that.
 
     An error on one rank inside this context ends all ranks with the same exit code. `config` is None without training,
     when every rank holds the whole model.
-
-    Raises:
-        UsageError: If the environment is not torchrun's or the options do not allow several ranks.
     """
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size == "1":

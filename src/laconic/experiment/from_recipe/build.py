@@ -83,12 +83,7 @@ class Experiment:
 
 
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn | None = None) -> Experiment:
-    """Build a run from its recipe.
-
-    Raises:
-        UsageError: If settings contradict each other or do not fit the model.
-        InputError: If rows or a checkpoint are invalid.
-    """
+    """Build a run from its recipe; UsageError for settings that do not fit, InputError for rows or checkpoints."""
     check_type("recipe", recipe, Recipe, "the recipe alone: recipe, notes = load_recipe(…)")
     goal = recipe.train.early_stop
     if goal and goal.metric.startswith("nats"):

@@ -41,11 +41,8 @@ TensorShapes = Mapping[str, tuple[int, ...]]
 def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
     """Wrap the linear layers of a decoder in place; only the adapter is trainable. Call the result like the decoder.
 
-    Target "all-linear" means every linear layer of the blocks.
-
-    Raises:
-        InputError: If a target does not exist.
-        UsageError: For something else than a decoder without an adapter.
+    Target "all-linear" means every linear layer of the blocks. Raises InputError if a target does not exist, UsageError
+    for something else than a decoder without an adapter.
     """
     from peft import get_peft_model
 
@@ -81,17 +78,11 @@ def save_adapter_config(model: "PeftModel", folder: Path) -> None:
 
 
 def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":
-    """Put an adapter from a folder on a decoder, in place.
+    """Put an adapter from a folder on a decoder, in place; the errors are those of `add_adapter`, and of the files.
 
     If the adapter was trained with more tokens, it is put on a decoder with as many, which shares the other weights. A
     head that is tied to the token embedding becomes a matrix of its own if the adapter changes one of the two, as peft
     computes it.
-
-    Raises:
-        InputError: If the folder is not a complete adapter, or belongs to another model.
-        UnsafeFileError: If the weights are a pickle.
-        NonFiniteError: If a weight is not finite.
-        UsageError: For something else than a decoder without an adapter.
     """
     from peft import get_peft_model, set_peft_model_state_dict
 
