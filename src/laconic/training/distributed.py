@@ -51,7 +51,7 @@ FSDP_VIEW_WARNING = "FSDP2-wrapped module"  # keys and values are views of one p
 
 @contextmanager
 def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started, or yield this process alone; UsageError for options that need that.
+    """Join the ranks that torchrun started, or yield this process alone; UsageError if options allow only one.
 
     An error on one rank inside this context ends all ranks with the same exit code. `config` is None without training,
     when every rank holds the whole model.
@@ -222,9 +222,6 @@ class DistributedRanks(Ranks):
         total = numbers.detach().clone()
         dist.all_reduce(total)
         return total
-
-    def any_rank(self, flag: bool) -> bool:
-        return bool(self.all_reduce_sum(torch.tensor(float(flag))).item())
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the global norm, the same on all ranks."""

@@ -44,7 +44,7 @@ class Ranks:
         return numbers
 
     def any_rank(self, flag: bool) -> bool:
-        return flag
+        return bool(self.all_reduce_sum(torch.tensor(float(flag))).item())
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         return torch.nn.utils.get_total_norm(gradients)
