@@ -32,7 +32,6 @@ CELLS: tuple[dict[str, Any], ...] = (
 )
 HEADS: tuple[dict[str, Any], ...] = (
     {"estimator": "ponder"},
-    {"estimator": "reinforce"},
     {"estimator": "soft", "hard_window_fraction": 0.5},
     {"estimator": "soft", "stop_position": "before", "cost_kind": "ratio", "ratio_memory_weight": 1.0},
     {"estimator": "soft", "soft_gate": "scale_vectors"},
@@ -160,7 +159,6 @@ def segment_losses(method: AutoCompressor, batch: DocumentBatch) -> list[Tensor]
         method.segment_model.empty_memory(batch.B),
         method.training_phase(batch.step),
         0,
-        "length",
     ).run()
     return [n.sum() for n in course.segment_losses]
 
@@ -221,7 +219,7 @@ def test_priced_segments_are_those_that_are_read() -> None:
         )
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
         result[penalise] = mark_priced_segments(
-            WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "joint", 0, "length")
+            WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "joint", 0)
         )
         assert method.loss_denominators(batch)["compressions"] == result[penalise].sum()
     assert result["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]

@@ -33,7 +33,7 @@ from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
 from laconic.halting.estimators import length_entropy, penalty_ramp
-from laconic.halting.stop_distribution import RandomStream, expected_length
+from laconic.halting.stop_distribution import expected_length
 from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
@@ -114,7 +114,7 @@ class AutoCompressor(nn.Module):
         counts |= {f"scored.{i + 1}": 0.0 for i in range(batch.windows[0])}
         for part in batch.sequential_parts:
             empty = self.segment_model.empty_memory(batch.B)
-            window = WindowRun(self.segment_model, part, empty, phase, self.seed, "length")
+            window = WindowRun(self.segment_model, part, empty, phase, self.seed)
             for i, columns in enumerate(part.segment_slices):
                 n = float((window.targets[:, columns] != IGNORE_INDEX).sum())
                 counts["scored"] += n
@@ -135,28 +135,24 @@ class AutoCompressor(nn.Module):
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
         phase = self.training_phase(batch.step)
         head = self.stop_head_config
-        streams: tuple[RandomStream, ...] = ("length",)
-        is_learned = self.config.length_policy == "stop_head" and phase != "decoder"
-        if head is not None and is_learned and head.estimator == "reinforce":
-            streams = ("length", "second")  # a second sample of lengths is the baseline of the first
-        windows = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
+        window = WindowRun(self.segment_model, batch, memory, phase, self.seed).run()
         denominators = batch.loss_denominators or self.loss_denominators(batch)
-        weight = self._row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
-        loss = torch.stack([(self.row_nats(window) * weight).sum() for window in windows]).mean()
+        weight = self._row_loss_weights(window, denominators).to(window.losses.dtype)
+        loss = (self.row_nats(window) * weight).sum()
         if head is not None and phase != "decoder":
             omega = 1.0
             if phase == "joint":
                 omega = penalty_ramp(batch.step, self.total_steps, head.cost_start, head.cost_ramp)
-            loss = loss + length_loss(windows, head, omega, weight, denominators) + self.summaries.zero_loss
+            loss = loss + length_loss(window, head, omega, weight, denominators) + self.summaries.zero_loss
         if torch.is_grad_enabled() and not loss.requires_grad:  # no segment reads a summary, and reading trains nothing
             loss = loss + sum(0 * parameter.sum() for parameter in self.parameters() if parameter.requires_grad)
-        carried = windows[0].carried_memory
+        carried = window.carried_memory
         if carried is not None and not self.has_soft_lengths:
             carried = replace(carried, log_s=None)
-        return StepOutput(loss, self._compute_metrics(windows[0], denominators), carried)
+        return StepOutput(loss, self._compute_metrics(window, denominators), carried)
 
     def _check_window(self, batch: DocumentBatch) -> None:
-        """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
+        """Raise `UsageError` for a window that trains nothing."""
         w, n = batch.windows[0], len(batch.segment_ends)
         if w < 2:
             raise UsageError(f"segments_per_window = {w}: no segment of a window reads a summary; use 2 or more")
@@ -164,9 +160,6 @@ class AutoCompressor(nn.Module):
             raise UsageError(
                 f"the batch has {n} segments, but a window has {w}; pass `batch.sequential_parts` one after another"
             )
-        is_gated = self.config.summary == "select" or self.training_phase(batch.step) == "joint"
-        if is_gated and self.decoder.attn_implementation == "flex":
-            raise UsageError('attention "flex" has no gradient for a bias, which the gate needs; use "sdpa"')
 
     def _row_loss_weights(self, window: WindowRun, denominators: Mapping[str, float]) -> Float[Tensor, " B"]:
         """Return the weight of a nat of each row: 1 / scored tokens of the step, or a mean over windows."""

@@ -25,7 +25,7 @@ from laconic.halting.stop_distribution import (
     draw_uniforms,
     length_by_quantile,
     length_by_threshold,
-    length_log_probs,
+    length_probs,
     length_support,
     mask_disallowed_stops,
     uniform_length,
@@ -40,7 +40,6 @@ class WindowRun:
     Args:
         phase: "decoder": lengths are fixed or uniformly random, and the decoder is trained; "joint": decoder and stop
             head are trained; "head_only": only the head or the ratio classifier is.
-        stream: Random stream of lengths sampled from the stop head.
 
     Attributes:
         segment_losses: Summed loss of each segment in nats, [B] each.
@@ -51,7 +50,6 @@ class WindowRun:
         hard_lengths: Number of vectors of each compression by the inference rule, [B, w].
         memory_sizes: Expected number of vectors that each segment reads, [B, w].
         trial_losses: Loss in nats of the segment after each compression, for every possible length, [B, A] each.
-        length_log_probs: Log probability of the sampled lengths, [B] each.
         carried_memory: The memory that the next window begins with.
     """
 
@@ -62,12 +60,10 @@ class WindowRun:
         memory: SummaryMemory,
         phase: TrainingPhase,
         seed: int,
-        stream: RandomStream,
     ) -> None:
         self.model, self.batch, self.memory, self.phase = model, batch, memory, phase
         self.seed, self.config = seed, model.config
         self.stop_head_config = model.summaries.stop_head_config
-        self.stream: RandomStream = stream
         self.w = len(batch.segment_ends)
         self.carried_memory = None if batch.carried_segments is None else memory
         self.num_tokens = torch.stack([batch.attention_mask[:, s].sum(1) for s in batch.segment_slices], 1)
@@ -80,7 +76,6 @@ class WindowRun:
         self.a: list[Tensor | None] = [None] * self.w
         self.first_states: list[Tensor | None] = [None] * self.w
         self.trial_losses: list[Tensor | None] = [None] * self.w
-        self.length_log_probs: list[Tensor] = [zero[:, 0]] * self.w
         self.is_read_hard = self.sample_hard_rows()
         self.pending_trial: tuple[SummaryMemory, CompressionOutput, Tensor] | None = None
         self.targets = build_window_targets(model, batch)
@@ -229,12 +224,10 @@ class WindowRun:
         with torch.enable_grad():  # the head is trained in the phase "head_only" too
             logits = model.summaries.stop_logits(model.decoder, z, head_only=self.phase == "head_only")
             a = mask_disallowed_stops(logits, self.config.possible_lengths, stop_position)
-            log_p = length_log_probs(a, stop_position)
         self.a[i] = a
-        column = sample_column(log_p.detach().exp(), self.draw_uniforms(self.stream, i, 1)[:, 0])
-        N = column + (a.shape[1] + 1 - log_p.shape[1])  # the first column is length 0 or 1, the last is K
-        with torch.enable_grad():
-            self.length_log_probs[i] = log_p.gather(1, column[:, None])[:, 0]
+        p = length_probs(a.detach(), stop_position)
+        column = sample_column(p, self.draw_uniforms("length", i, 1)[:, 0])
+        N = column + (a.shape[1] + 1 - p.shape[1])  # the first column is length 0 or 1, the last is K
         self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(~has_text, 0)
         vectors = model.summaries.map_to_vectors(z, compressed.last_embeds)
         sampled = first_slots_mask(N, a.shape[1]) & has_text[:, None]
