@@ -24,8 +24,8 @@ from laconic.compression.halting import inference
 from laconic.compression.halting.inference import StopRule
 from laconic.compression.halting.losses import length_loss, mark_priced_segments
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_policy import max_segment_tokens, max_segments
-from laconic.compression.segment import MemoryPrompt, build_memory_prompt, resolve_position_scheme
+from laconic.compression.memory_policy import max_memory_vectors, max_segment_tokens
+from laconic.compression.segment import MemoryPrompt, resolve_position_scheme
 from laconic.compression.segment_model import SegmentModel
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.compression.training_window import TrainingPhase, WindowRun
@@ -278,12 +278,18 @@ class AutoCompressor(nn.Module):
 
     def build_prompt(self, memory: SummaryMemory) -> MemoryPrompt:
         """Build [bos; memory], the prefix of a prompt, for a memory of one text per row."""
-        return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
+        return self.segment_model.build_prompt(memory)
 
     def max_segments(self, segment_tokens: int, num_vectors: int | None = None) -> int | None:
         """Return how many segments of `segment_tokens` fit, of `num_vectors` each; None if there is no limit."""
-        prefix_length = self.segment_model.prefix_length
-        return max_segments(self.decoder.config, self.config, prefix_length, segment_tokens, num_vectors)
+        config, n = self.config, self.config.fixed_length
+        room = max_memory_vectors(self.decoder.config, config, self.segment_model.prefix_length, segment_tokens)
+        budget = config.max_memory_vectors or n
+        if config.length_policy == "fixed":
+            budget -= budget % n  # all segments have n vectors, so the memory never has more
+        if room is None or (config.memory_policy != "accumulate" and room >= budget):
+            return None
+        return room // (num_vectors or n) + 1 if room >= 0 else 0
 
     @property
     def max_segment_tokens(self) -> int:

@@ -8,7 +8,7 @@ Symbols: M_i memory after segment i, sigma^i its vectors, N_i their number; K su
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from laconic.compression.memory import SummaryMemory
@@ -37,19 +37,6 @@ def drop_oldest_segments(memory: SummaryMemory, budget: int) -> SummaryMemory:
     from_here_on = lengths.flip(1).cumsum(1).flip(1)  # vectors of a segment and all later ones
     stays = from_here_on.gather(1, memory.segment_ids.clamp(min=0)) <= budget
     return memory.mask_slots(stays).compact()
-
-
-def update_memory(
-    memory: SummaryMemory, segment_vectors: SegmentVectors, num_tokens: Int[Tensor, " B"], config: CompressionConfig
-) -> SummaryMemory:
-    """Compute M_i from M_{i-1} and sigma^i by the configured policy; "budgeted" has recompressed M_{i-1} before."""
-    vectors, valid, log_s = segment_vectors
-    if config.memory_policy == "replace":
-        return memory.overwrite(vectors, valid, num_tokens, log_s).compact()
-    grown = memory.append(vectors, valid, num_tokens, log_s).compact()
-    if config.memory_policy == "fifo" and config.max_memory_vectors is not None:
-        return drop_oldest_segments(grown, config.max_memory_vectors)
-    return grown
 
 
 def num_summary_positions(config: CompressionConfig) -> int:
@@ -92,27 +79,6 @@ def max_segment_tokens(decoder_config: DecoderConfig, config: CompressionConfig,
     counted = 0 if resolve_position_scheme(config, decoder_config) == "zero" else n
     limits = [decoder_config.max_position_embeddings - counted, *(window - n for window in windows)]
     return min(limits) - prefix_length
-
-
-def max_segments(
-    decoder_config: DecoderConfig,
-    config: CompressionConfig,
-    prefix_length: int,
-    segment_tokens: int,
-    num_vectors: int | None = None,
-) -> int | None:
-    """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit.
-
-    Each becomes `num_vectors`, by default the configured number.
-    """
-    n = config.fixed_length
-    room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens)
-    budget = config.max_memory_vectors or n
-    if config.length_policy == "fixed":
-        budget -= budget % n  # all segments have n vectors, so the memory never has more
-    if room is None or (config.memory_policy != "accumulate" and room >= budget):
-        return None
-    return room // (num_vectors or n) + 1 if room >= 0 else 0
 
 
 def check_fits(
