@@ -224,13 +224,3 @@ def test_priced_segments_are_those_that_are_read() -> None:
         assert method.loss_denominators(batch)["compressions"] == result[penalise].sum()
     assert result["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]
     assert result["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]
-
-
-def test_loss_reduction_window_averages_windows() -> None:
-    """Each row's mean over its window is averaged over rows; with equal windows both reductions agree."""
-    batch = documents(((4, 4), (4, 4)), windows=(2, 0))
-    (a, _, _), (b, _, _) = run_step(compressor(), batch), run_step(compressor(loss_reduction="window"), batch)
-    assert_close(a, b)
-    ragged = documents()
-    (a, _, _), (b, _, _) = run_step(compressor(), ragged), run_step(compressor(loss_reduction="window"), ragged)
-    assert abs(float(a - b)) > 1e-3

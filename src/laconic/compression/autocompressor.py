@@ -108,9 +108,9 @@ class AutoCompressor(nn.Module):
         return self.training_phase(batch.step) == "head_only" and batch.step == self.head_only_step
 
     def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
-        """Count rows, scored tokens (in total and by segment of the window), and compressions with a price."""
+        """Count scored tokens, in total and by segment of the window, and compressions with a price."""
         phase = self.training_phase(batch.step)
-        counts: dict[str, float] = {"rows": float(batch.B), "scored": 0.0, "compressions": 0.0}
+        counts: dict[str, float] = {"scored": 0.0, "compressions": 0.0}
         counts |= {f"scored.{i + 1}": 0.0 for i in range(batch.windows[0])}
         for part in batch.sequential_parts:
             empty = self.segment_model.empty_memory(batch.B)
@@ -137,7 +137,7 @@ class AutoCompressor(nn.Module):
         head = self.stop_head_config
         window = WindowRun(self.segment_model, batch, memory, phase, self.seed).run()
         denominators = batch.loss_denominators or self.loss_denominators(batch)
-        weight = self._row_loss_weights(window, denominators).to(window.losses.dtype)
+        weight = 1 / (denominators["scored"] or 1.0)  # of a nat
         loss = (self.row_nats(window) * weight).sum()
         if head is not None and phase != "decoder":
             omega = 1.0
@@ -160,13 +160,6 @@ class AutoCompressor(nn.Module):
             raise UsageError(
                 f"the batch has {n} segments, but a window has {w}; pass `batch.sequential_parts` one after another"
             )
-
-    def _row_loss_weights(self, window: WindowRun, denominators: Mapping[str, float]) -> Float[Tensor, " B"]:
-        """Return the weight of a nat of each row: 1 / scored tokens of the step, or a mean over windows."""
-        n = (window.targets != IGNORE_INDEX).sum(1)
-        if self.config.loss_reduction == "token":
-            return torch.full_like(n, 1 / (denominators["scored"] or 1.0), dtype=torch.float64)
-        return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
     def row_nats(self, window: WindowRun) -> Float[Tensor, " B"]:
         """Eq. VL30: sum of the cross-entropies of the segments of `window`, and of the weighted KL divergences."""

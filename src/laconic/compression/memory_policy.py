@@ -48,6 +48,10 @@ def num_summary_positions(config: CompressionConfig) -> int:
     return 0
 
 
+def find_smallest_window(decoder_config: DecoderConfig) -> int | None:
+    return min((window for window in decoder_config.sliding_windows if window is not None), default=None)
+
+
 def max_memory_vectors(
     decoder_config: DecoderConfig,
     config: CompressionConfig,
@@ -62,9 +66,8 @@ def max_memory_vectors(
     text unless it is only read (`compresses`). With "zero" positions only the text takes position ids.
     """
     n = num_summary_positions(config) if compresses else 0
-    windows = [window for window in decoder_config.sliding_windows if window is not None]
-    P = decoder_config.max_position_embeddings
-    limits = [min(windows) - prefix_length - segment_tokens - n] if windows else []
+    window, P = find_smallest_window(decoder_config), decoder_config.max_position_embeddings
+    limits = [] if window is None else [window - prefix_length - segment_tokens - n]
     if resolve_position_scheme(config, decoder_config) != "zero":
         limits.append(P - prefix_length - segment_tokens - n)
     elif prefix_length + segment_tokens > P:
@@ -75,10 +78,9 @@ def max_memory_vectors(
 def max_segment_tokens(decoder_config: DecoderConfig, config: CompressionConfig, prefix_length: int) -> int:
     """Return how many tokens a segment can have that follows no memory; 0 or less if none fits."""
     n = num_summary_positions(config)
-    windows = [window for window in decoder_config.sliding_windows if window is not None]
+    window, P = find_smallest_window(decoder_config), decoder_config.max_position_embeddings
     counted = 0 if resolve_position_scheme(config, decoder_config) == "zero" else n
-    limits = [decoder_config.max_position_embeddings - counted, *(window - n for window in windows)]
-    return min(limits) - prefix_length
+    return min(P - counted, P if window is None else window - n) - prefix_length
 
 
 def check_fits(
@@ -96,10 +98,10 @@ def check_fits(
     room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens, compresses=compresses)
     if room is None or num_slots <= room:
         return
-    P = decoder_config.max_position_embeddings
     n = num_summary_positions(config) if compresses else 0
-    windows = [window for window in decoder_config.sliding_windows if window is not None]
-    limit = f"{P} positions" + (f" and a sliding window of {min(windows)}" if windows else "")
+    window = find_smallest_window(decoder_config)
+    limit = f"{decoder_config.max_position_embeddings} positions"
+    limit += "" if window is None else f" and a sliding window of {window}"
     longest = max_segment_tokens(decoder_config, config, prefix_length) if compresses and num_slots == 0 else 0
     hint = 'shorter segments or prompts, or memory_policy = "budgeted", "fifo" or "replace"'
     raise UsageError(

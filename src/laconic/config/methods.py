@@ -165,8 +165,6 @@ class CompressionConfig(ConfigModel):
     """weight of the KL divergence from the base model that reads the window's text (Eq. VL30)"""
     distillation_temperature: PositiveFloat = 1.0
     """temperature of both distributions of that KL divergence"""
-    loss_reduction: Literal["token", "window"] = "token"
-    """mean over all scored tokens of an update, or sum of the windows' means"""
     checkpoint_segments: bool = False
     """recompute each segment in the backward pass to save memory"""
     carry_between_windows: Literal["soft"] | None = None

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
 
 from laconic.errors import InputError, LaconicError
+from laconic.models.checkpoints.hf_fields import JsonModel
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import open_tensors
 from laconic.storage.safetensors_header import read_safetensors_header
@@ -38,13 +39,7 @@ class NotRunError(LaconicError):
     exit_code = 1
 
 
-class BundleModel(BaseModel):
-    """Base: unknown keys are ignored, types are not coerced."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class BundleInput(BundleModel):
+class BundleInput(JsonModel):
     name: str
     ids: Annotated[list[list[Annotated[int, Field(ge=0, lt=2**31)]]], Field(min_length=1)]
     positions: list[list[NonNegativeInt]] | None
@@ -76,15 +71,15 @@ class BundleInput(BundleModel):
         )
 
 
-class BundleStage(BundleModel):
+class BundleStage(JsonModel):
     shape: list[NonNegativeInt]
     at: str
     sha256: str
-    floor: float = Field(ge=0, allow_inf_nan=False)
+    floor: NonNegativeFloat
     index: str = ""
 
 
-class BundleCase(BundleModel):
+class BundleCase(JsonModel):
     """A case with its stages; all numbers of a small one are stored."""
 
     kind: Literal["small", "long"]
@@ -92,7 +87,7 @@ class BundleCase(BundleModel):
     stages: dict[str, BundleStage]
 
 
-class BundleMetadata(BundleModel):
+class BundleMetadata(JsonModel):
     format: Literal[1]  # BUNDLE_FORMAT
     reference: str
     fingerprint: str

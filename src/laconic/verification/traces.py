@@ -8,14 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from laconic.models import activations as models_activations
 from laconic.models import cache_slots
-from laconic.models.block import ForwardContext, build_context
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.verification.float64_copy import Float64Decoder, compute_dtype
@@ -179,15 +177,6 @@ def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | No
         "position_ids": case.position_ids[:, S : S + T] if case.pass_positions else None,
         "attention_bias": None if case.bias is None else case.bias[:, S : S + T, : S + T],
     }
-
-
-def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtype: torch.dtype) -> ForwardContext:
-    positions = expected_position_ids(case, S, T)
-    valid = case.valid_mask[:, : S + T]
-    bias = forward_arguments(case, S, T)["attention_bias"]
-    backend = decoder.attn_implementation
-    options: dict[str, Any] = {"backend": backend, "all_valid": False, "needs_visible": True}
-    return build_context(decoder.config, positions, valid, S, bias, dtype, **options)
 
 
 def expected_position_ids(case: ParityCase, S: int, T: int) -> Tensor:

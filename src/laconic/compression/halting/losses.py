@@ -1,8 +1,7 @@
 """Loss terms that train the number of vectors: price and gradient estimator.
 
-The formulas are in `estimators`; this module applies them to the passes over a window. B rows, w segments.
-
-A row's nats enter the loss multiplied by `weight`, and so does every term measured in nats.
+The formulas are in `estimators`; this module applies them to the passes over a window. B rows, w segments. Terms in nats
+are multiplied by `weight`, 1 / scored tokens of the step, as the text's nats are.
 """
 
 from collections.abc import Mapping
@@ -25,8 +24,6 @@ from laconic.halting.estimators import (
 )
 from laconic.halting.stop_distribution import expected_length
 
-Weight = Float[Tensor, " B"]
-
 
 def mark_priced_segments(window: WindowRun) -> Bool[Tensor, "B w"]:
     """Mark compressions with a price: those that scored segments of the window read, or all that have text."""
@@ -36,7 +33,7 @@ def mark_priced_segments(window: WindowRun) -> Bool[Tensor, "B w"]:
 
 
 def length_loss(
-    window: WindowRun, config: StopHeadConfig, omega: float, weight: Weight, denominators: Mapping[str, float]
+    window: WindowRun, config: StopHeadConfig, omega: float, weight: float, denominators: Mapping[str, float]
 ) -> Float[Tensor, ""]:
     """Compute the classifier's loss, or price and gradient estimator of the stop head.
 
@@ -50,22 +47,22 @@ def length_loss(
 
 
 def length_cost(
-    window: WindowRun, config: StopHeadConfig, omega: float, weight: Weight, num_compressions: float
+    window: WindowRun, config: StopHeadConfig, omega: float, weight: float, num_compressions: float
 ) -> Float[Tensor, ""]:
     """Compute omega beta sum over k of E[N_k], or the mean ratio."""
     is_priced = mark_priced_segments(window)
     alpha, beta = config.ratio_memory_weight, config.length_cost
     lengths = window.map_stop_logits(partial(expected_length, stop_position=config.stop_position))
     if config.cost_kind == "per_vector":
-        return length_penalty(lengths * weight[:, None], is_priced, beta, omega)
+        return length_penalty(lengths * weight, is_priced, beta, omega)
     sizes = window.num_tokens, window.memory_sizes
     return omega * ratio_penalty(lengths, *sizes, is_priced, beta, alpha, num_compressions)
 
 
-def ponder_correction(window: WindowRun, config: StopHeadConfig, weight: Weight) -> Float[Tensor, ""]:
+def ponder_correction(window: WindowRun, config: StopHeadConfig, weight: float) -> Float[Tensor, ""]:
     """Return the expected loss of each next segment minus its loss after the sampled length, which is in the sum."""
     is_priced = mark_priced_segments(window)
-    total = weight.new_zeros(())
+    total = torch.zeros((), dtype=window.losses.dtype, device=window.num_tokens.device)
     for k, (a, trials) in enumerate(zip(window.a, window.trial_losses, strict=True)):
         if a is not None and trials is not None:
             excess = trials - window.segment_losses[k + 1].detach()[:, None]

@@ -29,6 +29,7 @@ from laconic.compression.kv.selection import (
     rank_document,
     repeat_tokens,
 )
+from laconic.compression.memory_policy import find_smallest_window
 from laconic.console import ProgressFn
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
@@ -164,7 +165,7 @@ def compress_document(
 def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> list[Int[Tensor, "1 n"]]:
     """Split a document into windows of nearly equal size, of `longest` tokens at most."""
     N = ids.shape[1]
-    sliding = min((window for window in decoder.config.sliding_windows if window is not None), default=None)
+    sliding = find_smallest_window(decoder.config)
     if sliding is not None and sliding < N:
         raise UsageError(f"{N:,} tokens, but layers attend to the last {sliding:,} only; give at most that many")
     return list(ids.tensor_split(-(-N // longest), 1))
