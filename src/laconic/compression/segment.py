@@ -36,18 +36,12 @@ class MemoryPrompt(NamedTuple):
 
 
 class CompressionOutput(NamedTuple):
-    """Result of compressing a segment.
-
-    Attributes:
-        summary_states: Last hidden states at the summary positions, from which the vectors are computed.
-        first_state: The state that the ratio classifier reads.
-        last_embeds: Embeddings of the last tokens that the summary tokens begin as; None if they begin otherwise.
-    """
+    """Result of compressing a segment: last hidden states at the text and at the summary positions."""
 
     text_states: Float[Tensor, "B T D"]
     summary_states: Float[Tensor, "B n D"]
-    first_state: Float[Tensor, "B D"]
-    last_embeds: Float[Tensor, "B n D"] | None = None
+    first_state: Float[Tensor, "B D"]  # input of the ratio classifier
+    last_embeds: Float[Tensor, "B n D"] | None = None  # of the last tokens, if summary tokens begin as these
 
 
 def resolve_position_scheme(config: CompressionConfig, decoder_config: DecoderConfig) -> PositionScheme:

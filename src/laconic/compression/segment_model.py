@@ -186,7 +186,6 @@ class SegmentModel:
     def read_segment(
         self, memory: SummaryMemory, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """Compute the last hidden states of a text that follows a memory."""
         before = self.apply_gate(memory)
         with self.reading_context():
             return self.forward_segment(before, self.decoder.embed(input_ids), attention_mask).text_states
@@ -213,10 +212,8 @@ class SegmentModel:
     ) -> CompressionOutput:
         """Compute the states from which a text's vectors are made, by the configured kind of summary.
 
-        Args:
-            num_vectors: Number of summary positions; pooled and selected summaries have none.
-            keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
-            should_stop: Ends that loop early, see `generate_summaries`.
+        There are `num_vectors` summary positions, none of pooled and selected summaries. Without `keep_graph`, the loop
+        of self-generated summaries builds no autograd graph; the text's pass does.
         """
         config, summaries = self.config, self.summaries
         memory = self.apply_gate(memory)

@@ -143,18 +143,15 @@ class WindowRun:
         return i < self.w - 1 or is_carried or (self.prices_all_segments and self.phase != "decoder")
 
     def draw_uniforms(self, stream: RandomStream, i: int, n: int) -> Float[Tensor, "B n"]:
-        """Draw random numbers keyed by each row's document and segment `i`."""
         batch = self.batch
         return draw_uniforms(stream, self.seed, batch.epoch, batch.row_index, batch.first_segment + i, n)
 
     @property
     def losses(self) -> Float[Tensor, "B w"]:
-        """Summed loss of each segment in nats."""
         return torch.stack(self.segment_losses, 1)
 
     @property
     def kls(self) -> Float[Tensor, "B w"]:
-        """Summed KL divergence of each segment from the teacher in nats; 0 for the first segment."""
         return torch.stack(self.segment_kls, 1)
 
     def map_stop_logits(self, function: Callable[..., Tensor]) -> Float[Tensor, "B w"]:

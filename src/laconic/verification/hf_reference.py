@@ -44,7 +44,6 @@ class TransformersReference:
         self.dtype = dtype
 
     def iterate_stages(self, case: ParityCase) -> Iterator[LayerActivations]:
-        """Run a case and yield the activations layer by layer; position ids are always passed."""
         return replay_stages(self.run_case(case), case, len(self.layers))
 
     @torch.no_grad()

@@ -29,8 +29,6 @@ def stages_at_layer(decoder: Decoder, layer: int) -> tuple[Activation, ...]:
 
 
 class LocalStages:
-    """The functions of one decoder on one case."""
-
     def __init__(self, decoder: Decoder, case: ParityCase) -> None:
         self.decoder = decoder
         self.case = case

@@ -65,31 +65,21 @@ def usual_suspects(stage: str) -> str:
 
 @dataclass(frozen=True)
 class StageResult:
-    """The error of one stage of one layer of one case, and its verdict.
-
-    Attributes:
-        layer: Layer index; None outside the layers.
-        kind: "local", "propagated", "backend" (default attention backend against eager) or "ratio" (low precision).
-        error: Relative L2 error.
-        index: Position of the largest difference, counted from the start of the case.
-        verdict: "shown" is informational: neither pass nor fail.
-        kl: KL divergence of the predictions in nats per token, at the logits.
-        top1: Share of equal most likely tokens, at the logits.
-    """
+    """The error of one stage of one layer of one case, and its verdict; "shown" is neither pass nor fail."""
 
     case: str
     stage: str
-    layer: int | None
-    kind: str
-    error: float = math.nan
+    layer: int | None  # None outside the layers
+    kind: str  # "local", "propagated", "backend" (default attention against eager) or "ratio" (low precision)
+    error: float = math.nan  # relative L2 error
     floor: float = math.nan
     max_abs: float = math.nan
-    index: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()  # position of the largest difference, counted from the start of the case
     cosine: float = math.nan
     bitwise: bool = False
     verdict: Verdict = "not run"
-    kl: float | None = None
-    top1: float | None = None
+    kl: float | None = None  # divergence of the predictions in nats per token, at the logits
+    top1: float | None = None  # share of equal most likely tokens, at the logits
     note: str = ""
 
     @property
@@ -97,7 +87,6 @@ class StageResult:
         return self.error / self.floor
 
     def with_errors(self, errors: ErrorAccumulator, floor: float, verdict: Verdict) -> "StageResult":
-        """Return the result of the same stage after its comparison."""
         return replace(
             self,
             error=errors.error,
@@ -129,7 +118,6 @@ class CaseComparison:
         self.predictions = PredictionAgreement()
 
     def run(self, reference: Iterator[LayerActivations], *, with_default_backend: bool = False) -> list[StageResult]:
-        """Run the decoder and its float64 copy beside a reference, and return the results."""
         with sharpened_queries(self.decoder, self.case.query_scale):
             default = run_case(self.decoder, self.case, ("context", "logits")) if with_default_backend else {}
             runs = iterate_stages(self.decoder, self.case), iterate_stages(self.float64_decoder, self.case)

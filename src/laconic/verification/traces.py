@@ -23,35 +23,20 @@ FINAL_STAGES = ("final_norm", "logits", "last_logits", "token", "next_probs")
 
 @dataclass(frozen=True)
 class ParityCase:
-    """One input of a parity comparison, with how it is read.
-
-    Attributes:
-        name: Unique name in the report.
-        ids: Token ids [B, T]; either `ids` or `vectors` is set.
-        vectors: Input embeddings [B, T, D].
-        valid: True at real tokens [B, T]; None: all.
-        positions: Position ids [B, T]; None: the number of valid tokens before each slot.
-        pass_positions: Pass `positions` to the decoder; otherwise it must find them itself (Eq. C22).
-        bias: Attention bias [B, T, T].
-        piece_sizes: Lengths of the pieces that are read one after another on the cache; () reads all at once.
-        query_scale: Factor on the query weights while the case runs; a power of two, so that it is undone bit for bit.
-        warmup_tokens: Unrelated tokens to read first and discard.
-        extra_tokens: Tokens to read after each piece and crop off the cache again.
-        covered_inputs: The required inputs (I1 to I17) that this case covers; default: its name.
-    """
+    """One input of a parity comparison, with how it is read; either `ids` or `vectors` is set."""
 
     name: str
-    ids: Tensor | None = None
-    vectors: Tensor | None = None
-    valid: Tensor | None = None
-    positions: Tensor | None = None
-    pass_positions: bool = False
-    bias: Tensor | None = None
-    piece_sizes: tuple[int, ...] = ()
-    query_scale: float = 1.0
-    warmup_tokens: int = 0
-    extra_tokens: int = 0
-    covered_inputs: tuple[str, ...] = ()
+    ids: Tensor | None = None  # token ids [B, T]
+    vectors: Tensor | None = None  # input embeddings [B, T, D]
+    valid: Tensor | None = None  # True at real tokens [B, T]; None: all
+    positions: Tensor | None = None  # position ids [B, T]; None: the number of valid tokens before each slot
+    pass_positions: bool = False  # to the decoder, which otherwise must find them itself (Eq. C22)
+    bias: Tensor | None = None  # attention bias [B, T, T]
+    piece_sizes: tuple[int, ...] = ()  # of the pieces that are read one after another on the cache; (): all at once
+    query_scale: float = 1.0  # factor on the query weights; a power of two, so that it is undone bit for bit
+    warmup_tokens: int = 0  # unrelated tokens to read first and discard
+    extra_tokens: int = 0  # tokens to read after each piece and crop off the cache again
+    covered_inputs: tuple[str, ...] = ()  # required inputs (I1 to I17) that this case covers; by default its name
 
     def __post_init__(self) -> None:
         if not self.covered_inputs:

@@ -1,7 +1,7 @@
 """Loss terms that train the number of vectors: price and gradient estimator.
 
-The formulas are in `estimators`; this module applies them to the passes over a window. B rows, w segments. Terms in nats
-are multiplied by `weight`, 1 / scored tokens of the step, as the text's nats are.
+The formulas are in `estimators`; this module applies them to the passes over a window. B rows, w segments. Terms in
+nats are multiplied by `weight`, 1 / scored tokens of the step, as the text's nats are.
 """
 
 from collections.abc import Mapping
