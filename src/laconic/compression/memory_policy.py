@@ -77,10 +77,9 @@ def max_memory_vectors(
 
 def max_segment_tokens(decoder_config: DecoderConfig, config: CompressionConfig, prefix_length: int) -> int:
     """Return how many tokens a segment can have that follows no memory; 0 or less if none fits."""
-    n = num_summary_positions(config)
-    window, P = find_smallest_window(decoder_config), decoder_config.max_position_embeddings
-    counted = 0 if resolve_position_scheme(config, decoder_config) == "zero" else n
-    return min(P - counted, P if window is None else window - n) - prefix_length
+    longest = decoder_config.max_position_embeddings - prefix_length
+    room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens=0)
+    return longest if room is None else min(longest, room)
 
 
 def check_fits(
