@@ -37,45 +37,29 @@ TrainingPhase = Literal["decoder", "joint", "head_only"]
 class WindowRun:
     """One pass over a window.
 
-    Args:
-        phase: "decoder": lengths are fixed or uniformly random, and the decoder is trained; "joint": decoder and stop
-            head are trained; "head_only": only the head or the ratio classifier is.
-
-    Attributes:
-        segment_losses: Summed loss of each segment in nats, [B] each.
-        segment_kls: Summed KL divergence of each segment from the teacher in nats, [B] each.
-        num_correct: Correctly predicted targets of each segment, [B] each.
-        a: Stop logits of each compression, [B, K] each; None for segments that are not compressed.
-        first_states: Input of the ratio classifier at each compression, [B, D] each.
-        hard_lengths: Number of vectors of each compression by the inference rule, [B, w].
-        memory_sizes: Expected number of vectors that each segment reads, [B, w].
-        trial_losses: Loss in nats of the segment after each compression, for every possible length, [B, A] each.
-        carried_memory: The memory that the next window begins with.
+    In phase "decoder", lengths are fixed or uniformly random, and the decoder is trained; in "joint", decoder and stop
+    head are trained; in "head_only", only the head or the ratio classifier is. Lists have an entry for each segment.
     """
 
     def __init__(
-        self,
-        model: SegmentModel,
-        batch: DocumentBatch,
-        memory: SummaryMemory,
-        phase: TrainingPhase,
-        seed: int,
+        self, model: SegmentModel, batch: DocumentBatch, memory: SummaryMemory, phase: TrainingPhase, seed: int
     ) -> None:
         self.model, self.batch, self.memory, self.phase = model, batch, memory, phase
         self.seed, self.config = seed, model.config
         self.stop_head_config = model.summaries.stop_head_config
         self.w = len(batch.segment_ends)
-        self.carried_memory = None if batch.carried_segments is None else memory
+        self.carried_memory = None if batch.carried_segments is None else memory  # with which the next window begins
         self.num_tokens = torch.stack([batch.attention_mask[:, s].sum(1) for s in batch.segment_slices], 1)
         zero = torch.zeros(batch.B, self.w, device=batch.attention_mask.device)
-        self.hard_lengths, self.memory_sizes = zero.long(), zero.clone()
-        self.segment_losses: list[Tensor] = []
-        self.segment_kls: list[Tensor] = []
+        self.hard_lengths = zero.long()  # number of vectors by the inference rule
+        self.memory_sizes = zero.clone()  # expected number of vectors that each segment reads
+        self.segment_losses: list[Tensor] = []  # summed loss in nats [B]
+        self.segment_kls: list[Tensor] = []  # summed KL divergence from the teacher in nats [B]
         self.teacher_states: Float[Tensor, "B T D"] | None = None
-        self.num_correct: list[Tensor] = []
-        self.a: list[Tensor | None] = [None] * self.w
-        self.first_states: list[Tensor | None] = [None] * self.w
-        self.trial_losses: list[Tensor | None] = [None] * self.w
+        self.num_correct: list[Tensor] = []  # correctly predicted targets [B]
+        self.a: list[Tensor | None] = [None] * self.w  # stop logits [B, K]; None without a compression
+        self.first_states: list[Tensor | None] = [None] * self.w  # input of the ratio classifier [B, D]
+        self.trial_losses: list[Tensor | None] = [None] * self.w  # of the next segment, by possible length [B, A]
         self.is_read_hard = self.sample_hard_rows()
         self.pending_trial: tuple[SummaryMemory, CompressionOutput, Tensor] | None = None
         self.targets = build_window_targets(model, batch)

@@ -148,7 +148,6 @@ class ParityReport:
 
 
 def stage_to_json(results: list[StageResult]) -> dict[str, Any]:
-    """Return the number of comparisons of a stage, how many are equal to the bit, and the worst of each kind."""
     worst = {r.kind: result_to_json(r) for r in sorted(results, key=severity)}  # of each kind the last one stays
     equal = sum(r.bitwise for r in results)
     counts = {"comparisons": len(results), "equal_to_the_bit": equal}
