@@ -13,6 +13,7 @@ FORMER_DEFAULTS: dict[str, Any] = {
     "mlp_width": None, "loss_factor": 1, "forbid_unknown_fields": False, "reduction": "mean", "joint_training": False,
     "exploration": 0.3, "prior_kl_weight": 0.0, "prior_stop_prob": 0.25, "entropy_weight": 0.0, "entropy_floor": 0.0,
     "target_mean_length": None, "cost_step_size": 0.01, "max_length_cost": 10.0,
+    "loss_reduction": "token",
 }  # fmt: skip
 
 
