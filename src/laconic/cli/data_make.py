@@ -1,9 +1,9 @@
 """`laconic data make`: generate rows and write them as JSONL."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, filterfalse, islice
+from itertools import chain, filterfalse, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum, refuse_flags
 from laconic.cli.files import check_output_path, print_json
-from laconic.console import log_message, progress, status
+from laconic.console import ProgressFn, log_message, progress, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,10 +95,8 @@ class DataMakeCommand:
     def run(self) -> int:
         self.validate()
         files = self.list_files()
-        steps = count(1)
-        total = sum(file.num_rows for file in files)
         with progress("writing") as show:
-            write_all(files, lambda: None if (n := next(steps)) % 100 else show("rows", n, total))
+            write_all(files, show)
         for file in files:
             log_message(f"wrote {file.path}")
         if self.format == "json":
@@ -240,11 +238,9 @@ class DataMakeCommand:
 
         if self.integers_only and not list_results(example):
             return False
-
         num_steps = len(example.steps)
-        has_many = self.min_steps is None or num_steps >= self.min_steps
-        has_few = self.max_steps is None or num_steps <= self.max_steps
-        return has_many and has_few and (self.max_value is None or largest_result(example.steps) <= self.max_value)
+        has_length = (self.min_steps or 0) <= num_steps <= (self.max_steps or num_steps)
+        return has_length and (self.max_value is None or largest_result(example.steps) <= self.max_value)
 
     def generator_file(self) -> OutputFile:
         from laconic.data.generators.multiplication import iter_products
@@ -275,17 +271,16 @@ class DataMakeCommand:
         return DataConfig(source="catalog", name=names, data_dir=data_dir)
 
 
-def write_all(files: list[OutputFile], report_row: Callable[[], object]) -> None:
+def write_all(files: list[OutputFile], show: ProgressFn) -> None:
     """Write all files or none: a file is put in place once all later ones are written."""
     from laconic.data.generators.write_jsonl import write_jsonl
 
+    def report(rows: Iterable[JsonRow]) -> Iterator[JsonRow]:
+        for n, row in enumerate(rows):
+            if n % 100 == 0:
+                show(f"{path.name}, rows", n, num_rows)
+            yield row
+
     if files:
-        file = files[0]
-        rows = report_rows(file.rows, report_row)
-        write_jsonl(file.path, rows, file.num_rows, lambda: write_all(files[1:], report_row))
-
-
-def report_rows(rows: Iterable[JsonRow], report_row: Callable[[], object]) -> Iterator[JsonRow]:
-    for row in rows:
-        yield row
-        report_row()
+        path, _, num_rows, rows = files[0]
+        write_jsonl(path, report(rows), num_rows, lambda: write_all(files[1:], show))

@@ -85,6 +85,11 @@ ENTRIES = (
         "nodistil", "no distillation", "PCCoT without targets", "demo-pccot", ("distillation.hidden_weight=0.0",), True
     ),
 )
+FAST_ENTRIES = [
+    replace(entry, overrides=(*entry.overrides, *entry.fast_overrides))
+    for entry in ENTRIES
+    if entry.fast_overrides is not None
+]
 FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.max_rows=200")
 
 
@@ -108,13 +113,9 @@ class DemoCommand:
     def run(self) -> int:
         """Return 0 when every run is trained and evaluated, 1 if no chain was learned well enough to distil from."""
         check_minimum(1, num_seeds=self.num_seeds)
-        entries = [fast_entry(entry) for entry in ENTRIES if entry.fast_overrides is not None] if self.fast else ENTRIES
         out = self.out or Path("runs") / ("demo-fast" if self.fast else "demo")
+        entries = FAST_ENTRIES if self.fast else ENTRIES
         return run_demo(entries, out, range(self.num_seeds), FAST_OVERRIDES if self.fast else (), self.format)
-
-
-def fast_entry(entry: DemoEntry) -> DemoEntry:
-    return replace(entry, overrides=(*entry.overrides, *(entry.fast_overrides or ())))
 
 
 @dataclass(frozen=True)
