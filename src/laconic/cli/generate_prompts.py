@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from laconic.cli.files import STANDARD_INPUT
+from laconic.cli.files import STANDARD_INPUT, name_source
 from laconic.config.data import DataConfig
 from laconic.console import log_message, pluralize
 from laconic.data.messages import check_messages, parse_messages
@@ -27,8 +27,7 @@ def read_text(path: Path) -> str:
     """Read a UTF-8 text, or standard input for "-", without byte-order mark and the line end at its end."""
     from laconic.data.documents.tokenize import decode_utf8
 
-    name = "standard input" if str(path) == STANDARD_INPUT else path.name
-    return "".join(decode_utf8([read_bytes(path)], name)).removesuffix("\n")
+    return "".join(decode_utf8([read_bytes(path)], name_source(path))).removesuffix("\n")
 
 
 def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
@@ -46,7 +45,7 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
 
 
 def read_message_file(path: Path, system: str | None) -> PromptRow:
-    name = "standard input" if str(path) == STANDARD_INPUT else path.name
+    name = name_source(path)
     return PromptRow(name, None, parse_messages(read_bytes(path), name)).to_chat(system)
 
 
@@ -78,7 +77,7 @@ def read_prompt_rows(
         prompt = PromptRow(name, None if messages else value, messages, source=row, tools=tools)
         return prompt.to_chat(system) if is_chat or messages else prompt
 
-    name = "standard input" if str(path) == STANDARD_INPUT else path.name
+    name = name_source(path)
     if str(path) == STANDARD_INPUT:
         rows = read_row_stream(sys.stdin.buffer, name, convert)[0]
     else:

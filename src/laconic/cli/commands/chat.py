@@ -80,7 +80,7 @@ class ChatCommand(ModelFlags, SamplingFlags):
                 break
             try:
                 if command:
-                    run_command(session, command[1], command[2])
+                    run_command(session, command[1], (command[2] or "").strip())
                 else:
                     turn = text.removeprefix("/") if text.startswith("//") else text
                     answer(session, turn, config, is_terminal)
@@ -94,7 +94,6 @@ class ChatCommand(ModelFlags, SamplingFlags):
         return exit_code
 
     def refuse_states(self) -> None:
-        """Raise `UsageError` (2) for memories that do not begin a chat, before anything is loaded."""
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
 
         state = next(filter(is_state_file, self.memory), None)
@@ -102,7 +101,6 @@ class ChatCommand(ModelFlags, SamplingFlags):
             raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
 
     def open_session(self) -> "ChatSession":
-        """Load model, tokenizer and memories. Raises `UsageError` (2) for models that do not chat."""
         import laconic
         from laconic.experiment.text_models.chat_session import ChatSession
 
@@ -138,11 +136,9 @@ def read_turns(is_terminal: bool) -> Iterator[str]:
             yield text
 
 
-def run_command(session: "ChatSession", name: str, argument: str | None) -> None:
-    """Run a command such as /save. Raises `UsageError` (2) for an unknown one or a missing argument."""
+def run_command(session: "ChatSession", name: str, argument: str) -> None:
     from laconic.data.messages import format_messages, read_messages
 
-    argument = (argument or "").strip()
     match name:
         case "reset":
             session.reset()

@@ -28,6 +28,7 @@ from laconic.cli.files import (
     check_model,
     check_replaceable,
     check_text_format,
+    name_source,
     print_json,
 )
 from laconic.cli.model_flags import import_with_status
@@ -172,7 +173,6 @@ class CompressCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2), `InputError` (66) or `BusyError` (73) for invalid flags before loading."""
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every, fit=self.fit)
         self.build_kv_config()  # refuses numbers out of range
         if not self.learn and self.memory is None:
@@ -192,11 +192,9 @@ class CompressCommand:
             )
 
     def build_kv_config(self) -> KVCompressionConfig:
-        """Return the options of a plain model."""
         method = self.method or DEFAULT_CONFIG.method
-        return KVCompressionConfig(
-            method, self.keep, self.slots, self.max_loss, equal_heads=self.equal_heads, seed=self.seed
-        )
+        options = (self.keep, self.slots, self.max_loss)
+        return KVCompressionConfig(method, *options, equal_heads=self.equal_heads, seed=self.seed)
 
     @property
     def partial_path(self) -> Path:
@@ -218,14 +216,11 @@ class CompressCommand:
         }
 
     def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
-        """Raise `UsageError` (2) if a segment, or a text of a file, is longer than the model can hold.
-
-        Standard input and pipes can be read only once.
-        """
+        """Raise `UsageError` (2) if a segment, or a text of a file, is longer than the model can hold."""
         segment_tokens = self.segment_tokens or compressor.segment_tokens
         method = compressor.method
         if self.source == "-" or Path(self.source).is_fifo():
-            return
+            return  # which can be read only once
         if segment_tokens > method.max_segment_tokens:
             context = compressor.decoder.config.max_position_embeddings
             raise UsageError(
@@ -257,9 +252,6 @@ class CompressCommand:
         """Run a job over all texts, showing progress and saving it every `save_every` steps.
 
         A disk that is too full for the rows so far ends it, with the first segment if a state does not fit.
-
-        Raises:
-            InputError: With --resume, if there is no saved progress.
         """
         from laconic.storage.atomic import check_space_for_file
 
@@ -295,12 +287,7 @@ class CompressCommand:
 
     @property
     def is_jsonl(self) -> bool:
-        """Whether each line of the source is a separate text."""
         return self.source.endswith(".jsonl")
-
-    @property
-    def source_name(self) -> str:
-        return "standard input" if self.source == "-" else Path(self.source).name
 
     def open_source(self) -> AbstractContextManager[BinaryIO]:
         if self.source == "-":
@@ -313,13 +300,13 @@ class CompressCommand:
         from laconic.data.documents.load import iter_texts
         from laconic.data.documents.tokenize import decode_utf8
 
-        with translate_os_errors(Path(self.source_name)):
+        source = name_source(Path(self.source))
+        with translate_os_errors(Path(source)):
             if self.is_jsonl:
-                for name, text in iter_texts(file, self.source_name):
+                for name, text in iter_texts(file, source):
                     yield read(name, [text])
             else:
-                blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-                yield read(self.source_name, decode_utf8(blocks, self.source_name))
+                yield read(source, decode_utf8(iter(lambda: file.read(BLOCK_BYTES), b""), source))
 
     def print_result(self, lines: list[str], data: dict[str, Any], seconds: float, num_tokens: int = 0) -> None:
         """Print what was spent and what is saved, as lines or as JSON; `num_tokens` of this command give its rate."""

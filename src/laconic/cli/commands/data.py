@@ -47,10 +47,10 @@ class DataListCommand:
             return 0
         rows: list[list[str]] = []
         for info in DATASETS.values():
-            sources = [name for name, value in (("files", split_files(info)), ("hub", info.hub_repo)) if value]
-            sizes = {name: split.num_rows for name, split in info.splits.items()}
-            counts = [f"{count:,}" if (count := sizes.get(name)) else "" for name in SPLITS]
-            rows.append([info.name, *counts, ", ".join(sources or ["sets"]), info.licence])
+            entry = dataset_to_json(info)
+            sources = [name for name in ("files", "hub") if entry[name]] or ["sets"]
+            counts = [f"{count:,}" if (count := entry["rows"].get(name)) else "" for name in SPLITS]
+            rows.append([info.name, *counts, ", ".join(sources), info.licence])
         print_rows(("set", *SPLITS, "from", "licence"), rows)
         for info in DATASETS.values():
             hub = f"; hub: {info.hub_repo}" if info.hub_repo else ""
@@ -59,18 +59,15 @@ class DataListCommand:
         return 0
 
 
-def split_files(info: "DatasetInfo") -> dict[str, str]:
-    return {name: split.file.path for name, split in info.splits.items() if split.file}
-
-
 def dataset_to_json(info: "DatasetInfo") -> dict[str, Any]:
+    files = {name: split.file for name, split in info.splits.items() if split.file}
     return {
         "name": info.name,
         "description": info.description,
         "licence": info.licence,
         "rows": {name: split.num_rows for name, split in info.splits.items()},
-        "files": split_files(info),
-        "rows_in_files": {name: split.file.num_rows for name, split in info.splits.items() if split.file},
+        "files": {name: file.path for name, file in files.items()},
+        "rows_in_files": {name: file.num_rows for name, file in files.items()},
         "hub": info.hub_repo,
         "members": list(info.members),
         "chain_field": info.chain_field or None,
