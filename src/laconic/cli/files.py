@@ -105,6 +105,11 @@ def check_replaceable(flag: str, path: Path) -> None:
 
 def holds_memory(path: Path) -> bool:
     """Return whether a file is a memory or state, by its header."""
+    if not path.is_file():
+        return False
+    with translate_os_errors(path), path.open("rb") as file:
+        if file.read(9)[8:] != b"{":  # where a safetensors header begins
+            return False
     from laconic.storage.atomic import KIND_LABELS, read_artifact_kind  # imports torch
 
     with suppress(LaconicError):

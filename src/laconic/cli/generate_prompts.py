@@ -11,7 +11,7 @@ from laconic.config.data import DataConfig
 from laconic.console import log_message, pluralize
 from laconic.data.messages import check_messages, parse_messages
 from laconic.data.reasoning.chat import parse_tools
-from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
+from laconic.data.strict_jsonl import RowError, convert_rows, iter_lines, parse_lines, read_rows
 from laconic.errors import InputError, UsageError, translate_os_errors
 from laconic.experiment.text_models.prompts import PromptRow
 
@@ -79,9 +79,9 @@ def read_prompt_rows(
 
     name = name_source(path)
     if str(path) == STANDARD_INPUT:
-        rows = read_row_stream(sys.stdin.buffer, name, convert)[0]
+        rows = convert_rows(name, parse_lines(iter_lines(sys.stdin.buffer)), convert)
     else:
-        rows = read_rows(path, convert)[0]
+        rows = read_rows(path, convert)
     if system is not None and all(row.text is not None for row in rows):
         raise UsageError(f'--system: the rows of {name} have "prompt", which is continued as text; add --chat')
     if num_generated:

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, SupportsIndex, cast
 
@@ -12,7 +12,6 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from laconic.batches.padding import PaddedIds, pad_rows
 from laconic.data.chat_template import render_chat_template
-from laconic.data.tokenizer_errors import hide_panic_message, translate_tokenizer_errors
 from laconic.data.tokenizer_files import (
     CLASS_SPECIAL_TOKENS,
     TOOL_TEMPLATE_FILE,
@@ -22,7 +21,7 @@ from laconic.data.tokenizer_files import (
     read_optional_json,
     read_special_tokens,
 )
-from laconic.errors import InputError, UsageError, translate_os_errors
+from laconic.errors import InputError, LaconicError, UsageError, translate_os_errors
 from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.storage.export_record import warn_of_changed_vocabulary
 from laconic.storage.file_names import resolve_inside
@@ -37,6 +36,22 @@ SAMPLE = "Hello, world! 123 naïve 日本 😀\n\t " + "a" * 40 + " " * 40 + "<s
 QWEN_SPLIT = (  # where the classes of Qwen 2 and 3 split a text into words
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+@contextmanager
+def translate_tokenizer_errors(source: str = "the tokenizer") -> Generator[None]:
+    """Turn what the `tokenizers` library raises, and its panics, into InputError; `source` begins the message."""
+    try:
+        yield
+    except LaconicError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # whose class is not public
+            raise
+        if str(error).startswith(("TextInputSequence must", "TextEncodeInput must")):  # also for surrogates
+            raise InputError("give text (str) without surrogates; remove the characters \\ud800 to \\udfff") from None
+        kind = "fails" if isinstance(error, Exception) else "panics"
+        raise InputError(f"{source} {kind}: {str(error)[:300]}; save it again with transformers") from None
 
 
 class Tokenizer:
@@ -220,7 +235,7 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
     files = find_vocabulary_files(root)
     warn_of_changed_vocabulary(root, [file.name for file in files])
     contents = {file.name: read_small_file(file) for file in files}
-    with translate_tokenizer_errors(f"{files[0].name}: invalid tokenizer: it"), hide_panic_message():
+    with translate_tokenizer_errors(f"{files[0].name}: invalid tokenizer: it"):
         if len(files) == 1:
             backend = tokenizers.Tokenizer.from_buffer(contents["tokenizer.json"])
             special_tokens = read_special_tokens(root, config, backend)

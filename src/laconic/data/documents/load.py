@@ -4,10 +4,8 @@ Rows of the same book form one document. A document is never divided between two
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,16 @@ from laconic.data.strict_jsonl import (
     convert_rows,
     format_problems,
     parse_lines,
-    parse_row,
     read_rows,
     require_text,
 )
 from laconic.errors import InputError, UsageError, translate_os_errors
-from laconic.storage.strict_json import LONE_SURROGATES
 
 ROW_FILES = tuple(suffix for suffix in ROW_FILE_SUFFIXES if suffix != ".txt")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
 MIN_COMPARED_LENGTH = 200  # characters of a section
 SECTION_SEPARATOR = "\n\n"
-# Texts may have NUL and bidirectional control characters, as web pages and Hebrew or Arabic texts do.
-parse_document = partial(parse_row, forbidden=LONE_SURROGATES)
 
 
 @dataclass(frozen=True)
@@ -115,10 +109,9 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
         converter = DocumentRowConverter(config, max_documents)
-        rows, notes = read_rows(file, converter.convert, converter.is_last, parse_document)
+        rows = read_rows(file, converter.convert, converter.is_last)
         num_blank = rows.count(None)
-        if num_blank:
-            notes.append(f"{file.name}: {num_blank:,} rows with a blank text are skipped")
+        notes = [f"{file.name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
         return group_by_book(rows, file.name, max_documents), notes
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
@@ -134,7 +127,7 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     def convert(row: dict[str, Any], name: str) -> tuple[str, str]:
         return str(row.get("id", name)), require_text(row, "text", accepted)
 
-    for result in convert_each(file, parse_lines(lines, Counter(), parse_document), convert):
+    for result in convert_each(file, parse_lines(lines), convert):
         if isinstance(result, RowProblem):
             raise InputError(format_problems([result], file))
         yield result

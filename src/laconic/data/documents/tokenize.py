@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from laconic.console import ProgressFn
 from laconic.data.strict_jsonl import COMPRESSED_FILES
-from laconic.data.tokenizer import Tokenizer
-from laconic.data.tokenizer_errors import translate_tokenizer_errors
+from laconic.data.tokenizer import Tokenizer, translate_tokenizer_errors
 from laconic.errors import InputError
 from laconic.storage.strict_json import to_canonical_json
 

@@ -32,13 +32,11 @@ from laconic.data.strict_jsonl import (
     RowProblem,
     check_data_file,
     convert_each,
-    format_notes,
     format_problems,
     is_within_skip_limit,
     iter_lines,
     make_excerpt,
     parse_lines,
-    parse_row,
     require_text,
 )
 from laconic.errors import InputError, translate_os_errors
@@ -61,8 +59,6 @@ UNCLEAR_CHAINS = (
 
 @dataclass(frozen=True)
 class ExamplesFile:
-    """The examples of a file."""
-
     examples: tuple[ReasoningExample, ...]
     sha256: str  # SHA-256 of the file; of a Hub table, of its rows as JSON
     notes: tuple[str, ...]
@@ -88,7 +84,7 @@ def scan_examples(path: Path, config: DataConfig, max_rows: int | None = None) -
         is_table = path.suffix.lower() == ".parquet"
         lines = to_json_lines(read_parquet(path)) if is_table else iter_lines(stream)
         converter = ExampleConverter(config)
-        parse = parse_icot_line if path.suffix == ".txt" else parse_row
+        parse = parse_icot_line if path.suffix == ".txt" else None
         return replace(collect_examples(path.name, lines, converter, max_rows, parse), sha256=sha256)
 
 
@@ -103,7 +99,7 @@ def collect_examples(
     lines: Iterable[bytes],
     converter: "ExampleConverter",
     max_rows: int | None = None,
-    parse: RowParser = parse_row,
+    parse: RowParser | None = None,
 ) -> ExamplesFile:
     """Return at most `max_rows` examples, the problems of other rows, and the SHA-256 of the lines that were read."""
     digest = hashlib.sha256()
@@ -117,7 +113,7 @@ def collect_examples(
     problems: list[RowProblem] = []
     notes = converter.notes
     with gc_disabled():
-        for result in convert_each(name, parse_lines(hash_lines(), notes, parse), converter.convert):
+        for result in convert_each(name, parse_lines(hash_lines(), parse), converter.convert):
             if isinstance(result, RowProblem):
                 problems.append(result)
             elif result is not None:
@@ -127,7 +123,8 @@ def collect_examples(
                 break
     for ours, theirs in converter.unseen_columns.items():  # a held-out file may have our names, or no chains
         notes[f"no row has the field {theirs!r}, which data.columns names for {ours}"] += 1
-    return ExamplesFile(tuple(examples), digest.hexdigest(), tuple(format_notes(name, notes)), tuple(problems))
+    lines_of_notes = (f"{name}: {note}" + (f" ({n:,} lines)" if n > 1 else "") for note, n in notes.items())
+    return ExamplesFile(tuple(examples), digest.hexdigest(), tuple(lines_of_notes), tuple(problems))
 
 
 def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> ExamplesFile:
@@ -258,7 +255,6 @@ def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig
 
 
 def check_columns(row: dict[str, Any]) -> None:
-    """Raise `RowError` for a first row that is no question and answer."""
     missing = [field for field in ("question", "answer") if field not in row]
     if missing:
         names = ", ".join(f'{field} = "FIELD"' for field in (*missing, "cot"))
