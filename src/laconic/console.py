@@ -143,7 +143,6 @@ class ProgressLog:
         self.last = self.changed + FIRST_LINE_AFTER - LOG_INTERVAL
 
     def update(self, name: str, done: int, total: int) -> None:
-        """Print a line if one is due."""
         now = time.monotonic()
         if (name, done) != (self.name, self.done):
             self.changed = now

@@ -160,14 +160,19 @@ class DataMakeCommand:
 
     def gsm_variant_files(self) -> list[OutputFile]:
         """Return the files of training variants, of held-out templates, and of other numbers in training templates."""
-        from laconic.data.generators.gsm_variants import has_new_numbers, interleave_variants, is_held_out, mask_numbers
+        from laconic.data.generators.gsm_variants import (
+            NEW_NUMBERS_KEY,
+            interleave_variants,
+            is_held_out,
+            mask_numbers,
+        )
         from laconic.data.generators.write_jsonl import example_to_row
 
         def holds_out(masked: str) -> bool:
             return is_held_out(masked, self.held_out_fraction)
 
         def is_new(example: "ReasoningExample") -> bool:
-            return has_new_numbers(example.question, self.new_numbers_fraction)
+            return is_held_out(example.question, self.new_numbers_fraction, NEW_NUMBERS_KEY)
 
         def make_variants(templates: "list[QuestionTemplate]") -> "Iterator[ReasoningExample]":
             return filter(self.is_within_limits, interleave_variants(templates, self.seed, excluded, self.max_value))

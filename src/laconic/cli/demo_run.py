@@ -55,7 +55,6 @@ def evaluate_conditions(folder: Path) -> int:
 
 
 def planned_conditions(recipe: "Recipe") -> "Iterator[EvalCondition]":
-    """Yield the conditions that the report of the demo needs."""
     from laconic.evaluation.reasoning.run import EvalCondition
 
     yield EvalCondition()

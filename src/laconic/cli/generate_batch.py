@@ -68,7 +68,6 @@ def generate_rows(
 
 
 def build_key(command: "GenerateCommand", prompts: PreparedPrompts, config: GenerationConfig) -> str:
-    """Return the hash of all that determines the output."""
     options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
     flags = [getattr(command, name) for name in KEY_FLAGS]
     weights = [prompts.fingerprint, str(prompts.model.decoder.config.dtype), *hash_memory_files(command.memory)]

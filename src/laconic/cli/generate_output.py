@@ -136,7 +136,6 @@ class GenerationPrinter:
         self.num_tokens += 1
 
     def print_finished(self, row: int, generation: "GeneratedText") -> None:
-        """Print the rows that have ended, in order."""
         self.finished[row] = generation.text
         self.timer.close_progress()  # it must not be on the terminal while a text is printed
         self.show = None

@@ -60,7 +60,6 @@ def document_lines(row: dict[str, Any]) -> list[str]:
 
 
 def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata and sizes of a KV memory as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     memory = KVMemory.load(path)
     metadata, heads, size = memory.metadata, memory.slots, path.stat().st_size
     assert metadata is not None
@@ -94,7 +93,6 @@ def describe_setting(value: object) -> str:
 
 
 def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     state, metadata = read_state_file(path)
     with translate_structure_errors(path):
         summary = state_file_to_json(state, metadata)

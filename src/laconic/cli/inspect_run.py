@@ -130,7 +130,6 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetS
 
 
 def check_comparable(runs: Sequence[LoadedRun]) -> None:
-    """Raise `UsageError` (2) for runs with different tokenizers or row formats."""
     first = runs[0]
     for run in runs[1:]:
         if run.parts.tokenizer.fingerprint != first.parts.tokenizer.fingerprint:

@@ -104,11 +104,12 @@ def parse_command(args: list[str]) -> Any:
     args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
+    build = build_list_entry if args[0] in ("--help", "-h") else build_type
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                select_command(args),
+                reduce(operator.or_, map(build, COMMANDS)),
                 prog="laconic",
                 description="Language models that reason, read and learn with a few vectors instead of many tokens. "
                 "laconic COMMAND --help describes a command, with examples.",
@@ -123,18 +124,6 @@ def parse_command(args: list[str]) -> Any:
         raise
 
 
-def select_command(args: list[str]) -> Any:
-    """Return the type to parse: the command that the arguments name and `version`, or the list of all commands.
-
-    To build the parsers of all commands takes two to three times as long. With one alone, tyro would expect no command
-    name.
-    """
-    name = args[0] if args else ""
-    if name in COMMANDS and name != "version":
-        return build_type(name) | build_type("version")
-    return reduce(operator.or_, (build_type(key) if key == name else build_list_entry(key) for key in COMMANDS))
-
-
 def build_type(name: str) -> Any:
     command = COMMANDS[name]
     if not isinstance(command, dict):
@@ -145,7 +134,7 @@ def build_type(name: str) -> Any:
 
 
 def build_list_entry(name: str) -> Any:
-    """Return a command without arguments, with the first paragraph of its help, for the list of `laconic --help`."""
+    """Return a command with the first paragraph of its help, for the list of `laconic --help`."""
     text = DESCRIPTIONS.get(name) or inspect.cleandoc(COMMANDS[name].__doc__)
     return Annotated[VersionCommand, subcommand(name, description=" ".join(text.partition("\n\n")[0].split()))]
 
@@ -156,7 +145,7 @@ def list_subcommands(args: list[str]) -> list[str]:
 
 
 def insert_default_subcommand(args: list[str]) -> list[str]:
-    """Return the arguments with the subcommand that a command such as `laconic data --format json` leaves out."""
+    """Return the arguments with the subcommand that `laconic data --format json` leaves out."""
     names = list_subcommands(args)
     follows = args[1:2]
     if not names or follows in (["--help"], ["-h"]) or (follows and not follows[0].startswith("-")):

@@ -62,7 +62,14 @@ def compress_text(command: CompressCommand) -> int:
             num_texts = len(list(command.iter_texts(file, lambda name, text: name)))
     job = model.start_reading(before, num_texts)
     start = time.perf_counter()
-    command.run_job(job, partial(model.token_stream, is_new=before is None), compress_resume_key(command, model))
+    key = {
+        "batch_size": command.batch_size if command.is_jsonl else None,
+        "weights": model.model.weights_fingerprint,
+        "tokenizer": model.tokenizer.fingerprint,
+    }
+    if command.memory is not None:
+        key["memory"] = sha256(command.memory.read_bytes()).hexdigest()
+    command.run_job(job, partial(model.token_stream, is_new=before is None), key)
     assert job.done is not None
     earlier = spread_documents(documents, len(job.documents))
     texts = [[*row, *new] for row, new in zip(earlier, job.documents, strict=True)]
@@ -76,11 +83,3 @@ def compress_text(command: CompressCommand) -> int:
     data = {"kind": "state", "nats": job.loss.mean, "cost": cost}
     command.print_result(lines, data, time.perf_counter() - start, job.tokens - job.previous_tokens)
     return 0
-
-
-def compress_resume_key(command: CompressCommand, model: NestedTextModel) -> dict[str, Any]:
-    return {
-        "batch_size": command.batch_size if command.is_jsonl else None,
-        "weights": model.model.weights_fingerprint,
-        "tokenizer": model.tokenizer.fingerprint,
-    } | ({} if command.memory is None else {"memory": sha256(command.memory.read_bytes()).hexdigest()})

@@ -22,8 +22,6 @@ BATCH_ROWS = 1024
 
 
 class TableRows(NamedTuple):
-    """The number of rows of a Hub table, and an iterable of them."""
-
     num_rows: int
     rows: Iterable[dict[str, Any]]
 

@@ -96,17 +96,14 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the beginning-of-sequence token, if the files name one."""
         return self.special_token_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the end-of-sequence token, if the files name one."""
         return self.special_token_id("eos_token")
 
     @property
     def pad_token_id(self) -> int | None:
-        """Id of the padding token, if the files name one."""
         return self.special_token_id("pad_token")
 
     def __repr__(self) -> str:

@@ -206,7 +206,6 @@ class CompressCommand:
             self.partial_path.unlink(missing_ok=True)
 
     def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:
-        """Return everything except the text that determines the result."""
         return {
             **{name: getattr(self, name) for name in (*LENGTH_FLAGS, "seed")},
             "segment_tokens": self.segment_tokens or compressor.segment_tokens,

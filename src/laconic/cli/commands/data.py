@@ -197,7 +197,6 @@ def print_counts(counts: Mapping[str, int]) -> None:
 
 
 def print_origin(notes: Iterable[str], sha256: str, lengths: Mapping[str, Mapping[str, int]]) -> None:
-    """Print notes, the hash of the file, and lengths in tokens by part, if they were counted."""
     print("\n".join([*(f"note: {text}" for text in notes), f"sha256 {sha256}"]))
     if lengths:
         rows = [(part, *(f"{n:,}" for n in quantiles.values())) for part, quantiles in lengths.items()]

@@ -137,7 +137,6 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        """Name by which others find the run that they start from."""
         return f"{self.entry.name} of seed {self.seed}"
 
     @property

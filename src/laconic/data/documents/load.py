@@ -37,8 +37,6 @@ SECTION_SEPARATOR = "\n\n"
 
 @dataclass(frozen=True)
 class Document:
-    """A text of several sections."""
-
     name: str  # name of the file or book, or the place of its row
     sections: tuple[str, ...]  # texts of its rows
     book: str | None = None  # name of the document in its rows
@@ -95,7 +93,6 @@ class DocumentRowConverter:
 
 
 def parse_split(row: Mapping[str, Any]) -> SplitName | None:
-    """Return the split that a row names in its field `split`. Raises `RowError`."""
     split = row.get("split")
     if split is None:
         return None

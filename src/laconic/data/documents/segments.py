@@ -88,12 +88,10 @@ class SegmentBoundaries:
         return random_lengths(W, w, low, uniform(self.seed, CUT_KEY, step, group, attempt, np.arange(W - w * low)))
 
     def min_length(self, w: int) -> int:
-        """Return the minimum length of a segment in a group of w."""
         W = w * self.config.mean_segment_tokens
         return self.config.min_segment_tokens or min_segment_length(W, w, self.max_length)
 
     def _check(self) -> None:
-        """Raise `UsageError` if the limits leave no lengths to draw from."""
         for w in {*self.groups} - {1}:
             low = self.min_length(w)
             mean = self.config.mean_segment_tokens

@@ -51,14 +51,8 @@ class StatefulBatches:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the names that rows give, of token ids, and of how documents are divided."""
-        layout = {
-            "books": self.books,
-            "chunk_tokens": self.chunk_tokens,
-            "num_lanes": self.num_lanes,
-            "seed": self.seed,
-            "num_steps": self.num_steps,
-        }
-        return hash_token_arrays(layout, self.ids)
+        names = ("books", "chunk_tokens", "num_lanes", "seed", "num_steps")
+        return hash_token_arrays({name: getattr(self, name) for name in names}, self.ids)
 
     @property
     def max_length(self) -> int:

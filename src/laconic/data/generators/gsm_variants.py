@@ -53,8 +53,6 @@ DRAW_KEY, HOLD_OUT_KEY, NEW_NUMBERS_KEY = 1, 2, 3  # purposes of random numbers
 
 @dataclass(frozen=True)
 class NumberSlot:
-    """A number to be replaced."""
-
     index: int  # among the numbers of the question
     low: int
     high: int
@@ -234,11 +232,6 @@ def interleave_variants(
         active = remaining
 
 
-def is_held_out(masked_question: str, share: float) -> bool:
-    """Return whether templates with this text are held out; it depends on the text alone, not on the seed."""
-    return bool(uniform(HOLD_OUT_KEY, text_key(masked_question)) < share)
-
-
-def has_new_numbers(question: str, share: float) -> bool:
-    """Return whether a variant is held out although its template is not; it depends on its text alone."""
-    return bool(uniform(NEW_NUMBERS_KEY, text_key(question)) < share)
+def is_held_out(text: str, share: float, key: int = HOLD_OUT_KEY) -> bool:
+    """Return whether a template with this masked question, or a variant, is held out; the seed does not matter."""
+    return bool(uniform(key, text_key(text)) < share)

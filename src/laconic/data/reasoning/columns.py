@@ -87,7 +87,6 @@ def split_chain(chain: str, chain_split: str) -> tuple[str, ...]:
 
 
 def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None]:
-    """Return a converter of rows that name question and answer differently and have no chain."""
 
     def convert(row: Row) -> Row | None:
         rest = {key: value for key, value in row.items() if key not in (question, answer)}

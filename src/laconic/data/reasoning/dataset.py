@@ -31,8 +31,6 @@ def answer_prefix_ids(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
 
 @dataclass
 class FilterCounts:
-    """How many rows were read, dropped, truncated and used."""
-
     num_read: int = 0
     num_without_leading_digit: int = 0
     num_too_long: int = 0

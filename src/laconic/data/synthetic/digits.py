@@ -143,7 +143,6 @@ class DigitsDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that determines the rows."""
         source = {
             "task": self.config.model_dump(exclude_none=True),
             "seed": self.seed,
