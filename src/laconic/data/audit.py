@@ -1,13 +1,14 @@
 """Audit a data file: invalid rows, repeated questions, token lengths, rows over a limit."""
 
 import hashlib
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, TextConfig
@@ -178,6 +179,5 @@ def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str
 
 def compute_quantiles(counts: Sequence[int]) -> dict[str, int]:
     """Return the median, the 90th and 99th percentile, and the maximum, by nearest rank."""
-    ordered = sorted(counts)
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "maximum": 1}
-    return {name: ordered[max(0, math.ceil(share * len(ordered)) - 1)] for name, share in shares.items()}
+    quantiles = np.percentile(counts, (50, 90, 99, 100), method="inverted_cdf").tolist()
+    return dict(zip(("p50", "p90", "p99", "maximum"), quantiles, strict=True))

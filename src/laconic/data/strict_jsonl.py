@@ -7,7 +7,6 @@ import codecs
 import difflib
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -234,13 +233,7 @@ def is_within_skip_limit(num_invalid: int, num_rows: int) -> bool:
 def make_excerpt(text: str, column: int = 1) -> str:
     """Return at most 80 characters of a line around a column, with control characters escaped."""
     start = max(0, min(column - 1 - EXCERPT_LENGTH // 4, len(text) - EXCERPT_LENGTH))
-    part = ("…" if start else "") + "".join(map(escape_character, text[start : start + EXCERPT_LENGTH]))
+    characters = (c if c.isprintable() else ascii(c)[1:-1] for c in text[start : start + EXCERPT_LENGTH])
+    part = ("…" if start else "") + "".join(characters)
     is_complete = len(part) <= EXCERPT_LENGTH and start + EXCERPT_LENGTH >= len(text)
     return part if is_complete else part[: EXCERPT_LENGTH - 1] + "…"
-
-
-def escape_character(c: str) -> str:
-    """Return a character as a terminal can show it; controls, surrogates and unusual spaces as escapes."""
-    if c == " " or unicodedata.category(c)[0] not in "CZ":
-        return c
-    return f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"

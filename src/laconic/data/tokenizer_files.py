@@ -75,29 +75,24 @@ def read_special_tokens(
 
 def read_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
     """Return the tokens that the files name beside the vocabulary, by id; those without an id are last."""
+    named = read_named_tokens(root, config)
     try:
-        return list_added_tokens(root, config, special_tokens)
+        others = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
+        others = list(others.values()) if isinstance(others, dict) else others
+        roles = [value for key, value in named.items() if key.endswith("_token") and key not in SPECIAL_TOKEN_ROLES]
+        texts = (get_token_text(token) for token in [*special_tokens.values(), *roles, *others])
+        special = list(dict.fromkeys(text for text in texts if text is not None))
+        by_id = config.get("added_tokens_decoder")
+        if isinstance(by_id, dict):
+            ordered = [entry for _, entry in sorted(by_id.items(), key=lambda item: int(item[0]))]
+            added = [build_added_token(entry) for entry in ordered if get_token_text(entry) is not None]
+        else:
+            ids = read_optional_json(root, "added_tokens.json")
+            in_order = sorted(ids, key=lambda text: ids[text])
+            added = [AddedToken(text, normalized=text not in special, special=text in special) for text in in_order]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         problem = f"added tokens of the wrong type: {error}"
         raise InputError(f"tokenizer_config.json or added_tokens.json: {problem}; download them again") from None
-
-
-def list_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
-    """See `read_added_tokens`; what has the wrong type raises any error."""
-    named = read_named_tokens(root, config)
-    others = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
-    others = list(others.values()) if isinstance(others, dict) else others
-    model_roles = [value for key, value in named.items() if key.endswith("_token") and key not in SPECIAL_TOKEN_ROLES]
-    texts = (get_token_text(token) for token in [*special_tokens.values(), *model_roles, *others])
-    special = list(dict.fromkeys(text for text in texts if text is not None))
-    by_id = config.get("added_tokens_decoder")
-    if isinstance(by_id, dict):
-        ordered = [entry for _, entry in sorted(by_id.items(), key=lambda item: int(item[0]))]
-        added = [build_added_token(entry) for entry in ordered if get_token_text(entry) is not None]
-    else:
-        ids = read_optional_json(root, "added_tokens.json")
-        in_order = sorted(ids, key=lambda text: ids[text])
-        added = [AddedToken(text, normalized=text not in special, special=text in special) for text in in_order]
     return [*added, *(AddedToken(text, normalized=False, special=True) for text in special)]
 
 

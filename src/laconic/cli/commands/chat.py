@@ -1,6 +1,7 @@
 """`laconic chat`: a conversation with a model on a terminal, or on a pipe, one turn a line."""
 
 import contextlib
+import json
 import re
 import signal
 import sys
@@ -129,7 +130,7 @@ def read_turns(is_terminal: bool) -> Iterator[str]:
 
 
 def run_command(session: "ChatSession", name: str, argument: str) -> None:
-    from laconic.data.messages import format_messages, read_messages
+    from laconic.data.messages import read_messages
 
     match name:
         case "reset":
@@ -144,7 +145,7 @@ def run_command(session: "ChatSession", name: str, argument: str) -> None:
             raise UsageError(f"/{name}: give a file")
         case "save":
             check_holds_messages(Path(argument))
-            write_file(Path(argument), format_messages(session.messages))
+            write_file(Path(argument), json.dumps(session.messages, ensure_ascii=False, indent=2) + "\n")
         case "load":
             session.load_messages(read_messages(Path(argument)))
             log_note(f"{len(session.messages)} messages loaded")

@@ -1,11 +1,9 @@
 """Read files of question, chain and answer as reasoning examples: JSONL, Parquet, iCoT's text format."""
 
-import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -112,15 +110,14 @@ def collect_examples(
     examples: list[ReasoningExample] = []
     problems: list[RowProblem] = []
     notes = converter.notes
-    with gc_disabled():
-        for result in convert_each(name, parse_lines(hash_lines(), parse), converter.convert):
-            if isinstance(result, RowProblem):
-                problems.append(result)
-            elif result is not None:
-                examples.append(result)
-            is_unknown = bool(problems) and problems[-1].kind == UNKNOWN_COLUMNS  # which every row would report
-            if is_unknown or (max_rows is not None and len(examples) >= max_rows):
-                break
+    for result in convert_each(name, parse_lines(hash_lines(), parse), converter.convert):
+        if isinstance(result, RowProblem):
+            problems.append(result)
+        elif result is not None:
+            examples.append(result)
+        is_unknown = bool(problems) and problems[-1].kind == UNKNOWN_COLUMNS  # which every row would report
+        if is_unknown or (max_rows is not None and len(examples) >= max_rows):
+            break
     for ours, theirs in converter.unseen_columns.items():  # a held-out file may have our names, or no chains
         notes[f"no row has the field {theirs!r}, which data.columns names for {ours}"] += 1
     lines_of_notes = (f"{name}: {note}" + (f" ({n:,} lines)" if n > 1 else "") for note, n in notes.items())
@@ -147,18 +144,6 @@ def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> Example
     notes = [f"{name}: {repeated:,} questions are repeated"] if repeated else []
     notes += [f"skipped: {name}:{p.line}: {p.message}" for p in file.problems]
     return replace(file, notes=(*file.notes, *notes))
-
-
-@contextmanager
-def gc_disabled() -> Generator[None]:
-    """Pause garbage collection, which takes two fifths of the reading time and finds nothing to free."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class ExampleConverter:
