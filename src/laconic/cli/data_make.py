@@ -97,16 +97,14 @@ class DataMakeCommand:
         files = self.list_files()
         with progress("writing") as show:
             write_all(files, show)
-        for file in files:
-            log_message(f"wrote {file.path}")
+        for path, _, _, _ in files:
+            log_message(f"wrote {path}")
         if self.format == "json":
-            written = [
-                {"file": str(file.path), "rows": file.num_rows, "description": file.description} for file in files
-            ]
+            written = [{"file": str(path), "rows": n, "description": text} for path, text, n, _ in files]
             print_json({"schema": 1, "generator": self.generator, "seed": self.seed, "files": written})
             return 0
-        for file in files:
-            print(f"{file.path}: {file.num_rows:,} {file.description}")
+        for path, text, n, _ in files:
+            print(f"{path}: {n:,} {text}")
         return 0
 
     def validate(self) -> None:
@@ -138,34 +136,25 @@ class DataMakeCommand:
         files = {"gsm-variants": self.gsm_variant_files, "digits": self.digit_files}.get(self.generator)
         return [file for file in files() if file.num_rows] if files else [self.generator_file()]
 
-    @property
-    def held_out_path(self) -> Path:
-        return self.out.with_suffix(f".held_out{self.out.suffix}")
-
     def digit_files(self) -> list[OutputFile]:
         from laconic.data.generators.digits import iter_digit_rows
 
         num_valid = round(self.rows * self.held_out_fraction)
-        low = self.min_operations
-        high = self.num_operations
+        low, high = self.min_operations, self.num_operations
         style = cast("DigitChain", self.chain_style or "brackets")
         make_rows = partial(iter_digit_rows, seed=self.seed, num_operations=high, min_operations=low, chain=style)
         rows = make_rows(self.rows, part="train", results_only_fraction=self.results_only_fraction)
         valid_rows = make_rows(num_valid, part="valid")
+        valid_path = self.out.with_suffix(f".held_out{self.out.suffix}")
         numbers = f"{high}" if low in (None, high) else f"{low} to {high}"
         return [
             OutputFile(self.out, f"chains of {numbers} operations", self.rows, rows),
-            OutputFile(self.held_out_path, f"rows that {self.out.name} does not contain", num_valid, valid_rows),
+            OutputFile(valid_path, f"rows that {self.out.name} does not contain", num_valid, valid_rows),
         ]
 
     def gsm_variant_files(self) -> list[OutputFile]:
         """Return the files of training variants, of held-out templates, and of other numbers in training templates."""
-        from laconic.data.generators.gsm_variants import (
-            NEW_NUMBERS_KEY,
-            interleave_variants,
-            is_held_out,
-            mask_numbers,
-        )
+        from laconic.data.generators.gsm_variants import NEW_NUMBERS_KEY, interleave_variants, is_held_out, mask_numbers
         from laconic.data.generators.write_jsonl import example_to_row
 
         def holds_out(masked: str) -> bool:
@@ -191,20 +180,22 @@ class DataMakeCommand:
         training = [template for template in templates if not holds_out(template.masked_question)]
         originals = [
             replace(example, metadata={})
-            for example in sources
-            if self.include_originals and not holds_out(mask_numbers(example.question))
+            for example in (sources if self.include_originals else ())
+            if not holds_out(mask_numbers(example.question))
         ]
         num_held_out, num_new = (round(self.rows * f) for f in (self.held_out_fraction, self.new_numbers_fraction))
         held_out_rows = islice(self.convert_chains(make_variants(held_out)), num_held_out)
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
-        new_path = self.out.with_suffix(f".new_numbers{self.out.suffix}")
+        held_out_path, new_path = (
+            self.out.with_suffix(f".{name}{self.out.suffix}") for name in ("held_out", "new_numbers")
+        )
         new_description = f"rows with other numbers in the templates of {self.out.name}"
         num_originals = min(len(originals), self.rows)
         start = f": {num_originals:,} original questions, {self.rows - num_originals:,} variants" if originals else ""
         description = f"rows{start} of {len(training):,} templates"
         return [
             OutputFile(self.out, description, self.rows, map(example_to_row, make_training_rows())),
-            OutputFile(self.held_out_path, held_out_description, num_held_out, map(example_to_row, held_out_rows)),
+            OutputFile(held_out_path, held_out_description, num_held_out, map(example_to_row, held_out_rows)),
             OutputFile(new_path, new_description, num_new, map(example_to_row, make_new_rows() if num_new else ())),
         ]
 

@@ -104,12 +104,11 @@ def parse_command(args: list[str]) -> Any:
     args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
-    build = build_list_entry if args[0] in ("--help", "-h") else build_type
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                reduce(operator.or_, map(build, COMMANDS)),
+                select_command(args),
                 prog="laconic",
                 description="Language models that reason, read and learn with a few vectors instead of many tokens. "
                 "laconic COMMAND --help describes a command, with examples.",
@@ -122,6 +121,16 @@ def parse_command(args: list[str]) -> Any:
             command += [name for name in args[1:2] if name in list_subcommands(args)]
             log_message(f"laconic: {summarise_usage_error(errors.getvalue(), ' '.join(command))}")
         raise
+
+
+def select_command(args: list[str]) -> Any:
+    """Return the type to parse: the list of commands, or that of `args` and `version`, since tyro needs two.
+
+    So tyro does not suggest options of other commands.
+    """
+    if args[0] not in COMMANDS or args[0] == "version":
+        return reduce(operator.or_, (build_type(key) if key == args[0] else build_list_entry(key) for key in COMMANDS))
+    return build_type(args[0]) | build_type("version")
 
 
 def build_type(name: str) -> Any:

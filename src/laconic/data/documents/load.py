@@ -47,11 +47,6 @@ class Document:
             raise UsageError(f"{self.name}: sections: give a tuple of texts, not one text")
 
     @property
-    def key(self) -> str:
-        """The name that its rows give, or the number of its row; it stays the same if the file is renamed."""
-        return self.book or self.name.rpartition(":")[2]
-
-    @property
     def compared_sections(self) -> list[str]:
         """The sections that no other document has by chance."""
         return [x for x in self.sections if len(x) >= MIN_COMPARED_LENGTH or len(self.sections) == 1]
@@ -178,8 +173,7 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
         if getattr(config, other) is not None or parts[other]:
             held_out = select_part(config, parts, other)
             check_documents_disjoint(parts["train"], held_out, other, config.allow_contamination)
-            noun = "document" if len(held_out) == 1 else "documents"
-            notes.append(f"{other}: {len(held_out):,} {noun} held out, such as {held_out[0].name}")
+            notes.append(f"{other}: {pluralize(len(held_out), 'document')} held out, such as {held_out[0].name}")
     return parts["train"][: config.max_train_rows], notes
 
 
@@ -228,7 +222,7 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
         return parts
     keys: dict[tuple[str, ...], str] = {}
     for document in documents:
-        keys.setdefault(document.sections, document.key)
+        keys.setdefault(document.sections, document.book or document.name.rpartition(":")[2])
     k = count_held_out(len(keys), config.text.held_out_fraction)
     order = sorted(keys, key=lambda sections: hashlib.sha256(keys[sections].encode()).digest())
     valid = set(order[:k])

@@ -74,9 +74,8 @@ class SegmentBoundaries:
             lengths = self.draw_once(step, group, attempt)
             if max(lengths) <= self.max_length:
                 return lengths
-        raise UsageError(
-            f"data.text.max_segment_tokens = {self.max_length}: exceeded by all of {max_draws:,} draws; raise it"
-        )
+        key = f"data.text.max_segment_tokens = {self.max_length}"
+        raise UsageError(f"{key}: exceeded by all of {max_draws:,} draws; raise it")
 
     def draw_once(self, step: int, group: int, attempt: int) -> list[int]:
         """Draw the lengths of a group of segments, ignoring the maximum."""

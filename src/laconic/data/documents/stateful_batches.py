@@ -41,9 +41,8 @@ class StatefulBatches:
         self.chunk_starts = [range(0, max(len(document) - 1, 0), chunk_tokens) for document in ids]
         num_chunks = sum(map(len, self.chunk_starts))
         if num_chunks < num_lanes:
-            raise InputError(
-                f"{num_chunks} chunks of {chunk_tokens} tokens, fewer than a batch of {num_lanes}; give more text"
-            )
+            count = f"{num_chunks} chunks of {chunk_tokens} tokens"
+            raise InputError(f"{count}, fewer than a batch of {num_lanes}; give more text")
         self.lane_length = num_chunks // num_lanes
         self.num_steps = self.lane_length if max_rows is None else min(self.lane_length, -(-max_rows // num_lanes))
         self._epoch_chunks: tuple[int, list[ChunkStart]] | None = None

@@ -103,11 +103,9 @@ def merge_training_files(
 ) -> ExamplesFile:
     """Merge training files, keyed by the name in the recipe. Raises `InputError` if a row is held out."""
     splits = dict(iter_whole_split_files())
-    all_files = [*files.items(), *((str(getattr(config, part)), file) for part, file in held_out.items())]
-    known = {name: splits[file.sha256] for name, file in all_files if file.sha256 in splits}
-    check_known_files(
-        config, {name: split for name, split in known.items() if config.source == "file" or is_row_file(name)}
-    )
+    all_files = {**files, **{str(getattr(config, part)): file for part, file in held_out.items()}}
+    own_files = {name: file for name, file in all_files.items() if config.source == "file" or is_row_file(name)}
+    check_known_files(config, {name: splits[f.sha256] for name, f in own_files.items() if f.sha256 in splits})
     for name, file in files.items():
         check_marks(name, file.examples, config.allow_contamination)
     examples, notes = merge_deduplicated(list(files), [file.examples for file in files.values()], reads_documents)
