@@ -136,10 +136,7 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
 
 
 def loss_lines(measured: Mapping[str, Any], name: str | None = None) -> list[str]:
-    """Return what was measured to choose the size, a line per window, and what fitting gained.
-
-    `name` is that of the text, if there are several.
-    """
+    """Return what was measured to choose the size, a line per window, and what fitting gained; `name` the text."""
     lines = [] if name is None else [f"text       {name}"]
     windows = measured.get("windows", ())
     for index, window in enumerate(windows, 1):

@@ -28,9 +28,7 @@ def generate_rows(
 ) -> None:
     """Generate for all rows, and write each as JSON, with its fields and a field `generation`.
 
-    Row i samples with seed + i. Without --output, rows go to standard output. With it, they are collected in
-    OUTPUT.part, which is renamed at the end and which the same command continues after an interruption. The errors are
-    those of `PartialOutput`.
+    Row i samples with seed + i. Rows go to standard output, or with --output to a `PartialOutput`.
     """
     config = replace(config, return_state=False, on_prefill=timer.on_prefill)
     num_rows = len(prompts.prompts)

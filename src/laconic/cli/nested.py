@@ -22,10 +22,7 @@ from laconic.experiment.text_models.read_into_state import load_read_documents, 
 
 
 def load_model(command: CompressCommand | GenerateCommand | ServeCommand, memory: Path | None) -> NestedTextModel:
-    """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say.
-
-    Raises `UsageError` (2) for a run that does not learn while it reads.
-    """
+    """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say."""
     name = command.model
     options: dict[str, Any] = {"device": command.device}
     if isinstance(command, ModelFlags):  # the dtype of laconic compress is that of the file

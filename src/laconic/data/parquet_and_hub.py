@@ -27,10 +27,7 @@ class TableRows(NamedTuple):
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file. Raises `InputError`.
-
-    A file with more rows than bytes repeats few rows very often: a small file could take hours.
-    """
+    """Yield the rows of a Parquet file. Raises `InputError`, also for a small file whose rows would take hours."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 

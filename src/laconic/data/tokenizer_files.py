@@ -1,8 +1,4 @@
-"""Read special tokens, added tokens and the chat template of a checkpoint's tokenizer as transformers does.
-
-Files: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja, chat_template.json,
-additional_chat_templates/tool_use.jinja.
-"""
+"""Read special tokens, added tokens and the chat template of a checkpoint's tokenizer as transformers does."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,10 +56,7 @@ def find_tokenizer_class(root: Path, config: Mapping[str, Any]) -> str:
 def read_special_tokens(
     root: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer | None = None
 ) -> dict[str, str]:
-    """Return the special tokens by role. A role that is null in the files has no token.
-
-    Defaults of a class that the vocabulary of `backend` does not have are left out.
-    """
+    """Return the special tokens by role, without roles that are null, and defaults that `backend` does not have."""
     defaults = CLASS_SPECIAL_TOKENS.get(read_tokenizer_class(root, config), {})
     tokens: dict[str, str | None] = {
         role: text for role, text in defaults.items() if backend is None or backend.token_to_id(text) is not None

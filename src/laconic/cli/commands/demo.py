@@ -145,10 +145,7 @@ class DemoRun:
 
 
 def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], entries: Sequence[DemoEntry]) -> DemoRun:
-    """Return a run; raise `UsageError` (2) if its directory holds a run of another recipe.
-
-    It starts from the run of the entry whose recipe `model.init_from_run` names.
-    """
+    """Return a run, which starts from that of the entry whose recipe `model.init_from_run` names."""
     from laconic.config.load import load_recipe
     from laconic.config.recipe_keys import explicit_values
 

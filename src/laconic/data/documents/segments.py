@@ -23,13 +23,9 @@ def min_segment_length(W: int, w: int, X: int) -> int:
 
 
 def random_lengths(W: int, w: int, low: int, draws: NDArray[np.float64]) -> list[int]:
-    """Eq. AC7: w random lengths that sum to W.
+    """Eq. AC7: w random lengths of at least `low` that sum to W.
 
-    Args:
-        W: Total number of tokens.
-        w: Number of segments.
-        low: Minimum length.
-        draws: W - w low random numbers; the positions of the w - 1 smallest are the cut points.
+    `draws` are W - w low random numbers; the positions of the w - 1 smallest are the cut points.
     """
     rest = W - w * low
     cuts = np.sort(np.argpartition(draws, w - 2)[: w - 1]).tolist() if w > 1 else []

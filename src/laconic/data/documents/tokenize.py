@@ -42,10 +42,7 @@ class TokenizedWindow(NamedTuple):
         return self.offsets[k - 1][1] <= self.offsets[k][0] < self.offsets[k][1]
 
     def is_between_words(self, k: int) -> bool:
-        """Return whether token k follows a letter or digit and begins with exactly one space.
-
-        Most tokenizers split text into words there before they look up tokens.
-        """
+        """Return whether token k begins with exactly one space after a word, where most tokenizers split a text."""
         end = self.offsets[k - 1][1]
         text = self.text
         return text[end - 1 : end].isalnum() and text[end : end + 1].isspace() and not text[end + 1 : end + 2].isspace()
@@ -151,10 +148,7 @@ def iter_blocks(texts: Iterable[str], size: int) -> Iterator[str]:
 
 
 def match_token(window: TokenizedWindow, k: int, next_window: TokenizedWindow, start: int) -> int | None:
-    """Return the token of the next window, which begins at character `start`, that equals token k.
-
-    Return None if the tokens around the two differ.
-    """
+    """Return the token of the next window, from character `start` on, that equals token k and its neighbours."""
     a, b = window.offsets[k]
     match = next((j for j, span in enumerate(next_window.offsets) if span == (a - start, b - start)), None)
     if match is None or match < AGREEING_TOKENS or not next_window.is_boundary(match):
@@ -210,8 +204,7 @@ def hash_token_arrays(description: Mapping[str, Any], arrays: Iterable[TokenArra
 def decode_utf8(blocks: Iterable[bytes], name: str, *, translate_newlines: bool = True) -> Iterator[str]:
     """Decode blocks of a UTF-8 text without its byte-order mark, with `\\n` for every line end, as Python's text mode.
 
-    Raises:
-        InputError: With the offset of the first byte that is not UTF-8 text, or if there is nothing but white space.
+    Raises `InputError` with the offset of the first byte that is not text, or if there is nothing but white space.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate_newlines)
     offset, is_blank = 0, True

@@ -179,10 +179,7 @@ def text_key(text: str) -> int:
 def build_variant(
     template: QuestionTemplate, numbers: Sequence[int], id: str, max_value: int | None = None
 ) -> ReasoningExample | None:
-    """Return the row with other numbers.
-
-    None if a result is not positive, is no longer an integer, has more than two decimals, or exceeds `max_value`.
-    """
+    """Return the row with other numbers; None if a result is not positive, no longer whole, or over `max_value`."""
     values = list(template.numbers)
     for slot, number in zip(template.slots, numbers, strict=True):
         values[slot.index] = Fraction(number)

@@ -1,7 +1,4 @@
-"""Catalog of the papers' reasoning data sets: splits and their sizes, local files, and names on the Hub.
-
-The entries are in `catalog.toml`.
-"""
+"""Catalog of the papers' reasoning data sets (`catalog.toml`): splits and sizes, local files, and names on the Hub."""
 
 import difflib
 import tomllib

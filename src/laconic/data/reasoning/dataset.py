@@ -14,7 +14,7 @@ from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.batches.padding import pad_rows
 from laconic.config.data import DataConfig
 from laconic.console import ProgressFn
-from laconic.data.reasoning.chat import check_conversations
+from laconic.data.reasoning.chat import has_history
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder
 from laconic.data.strict_jsonl import RowProblem, format_problems, is_within_skip_limit
 from laconic.data.tokenizer import Tokenizer
@@ -108,7 +108,9 @@ class ReasoningDataset:
     ) -> None:
         self.config, self.max_positions, self.num_latents = config, max_positions, num_latents
         self.count_memory_positions = count_memory_positions
-        check_conversations(examples, config.format)
+        conversation = None if config.format == "chat" else next(filter(has_history, examples), None)
+        if conversation is not None:
+            raise InputError(f'row {conversation.label}: a conversation of several messages; set data.format = "chat"')
         encoder = ReasoningEncoder(tokenizer, config)
         self.counts = FilterCounts(num_read=len(examples))
         self.examples: list[ReasoningExample] = []

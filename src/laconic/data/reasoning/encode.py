@@ -65,9 +65,8 @@ class EncodedChain(NamedTuple):
 class ReasoningEncoder:
     """Encodes rows with one tokenizer and one format.
 
-    Raises:
-        InputError: If the tokenizer has no end-of-sequence token or, for the format chat, no template, or cannot encode
-            the prompt of the answer.
+    Raises `InputError` if the tokenizer has no end-of-sequence token, no template for the format chat, or cannot encode
+    the prompt of the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:

@@ -234,10 +234,7 @@ def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
 def add_mark(
     file: ExamplesFile, config: DataConfig, mark: str, reference: str, values: tuple[object, object]
 ) -> ExamplesFile:
-    """Add to rows from the Hub a field that the local files already have.
-
-    The value is the first of `values` for questions that are in the data set `reference`, else the second.
-    """
+    """Add a field of the local files to rows of the Hub: `values[0]` for questions of the set `reference`."""
     questions = {identify_question(example) for example in load_examples(reference, "test", config).examples}
     examples: list[ReasoningExample] = []
     for example in file.examples:

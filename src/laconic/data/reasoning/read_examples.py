@@ -64,10 +64,7 @@ class ExamplesFile:
 
 
 def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
-    """Read the first `max_rows` examples of JSONL, Parquet, or iCoT's lines (`.txt`); the SHA-256 is of the whole file.
-
-    Raises `InputError` as `check_problems`.
-    """
+    """Read the first `max_rows` examples of JSONL, Parquet, or iCoT's lines (`.txt`). Raises `InputError`."""
     file = Path(path)
     check_data_file(file)
     return check_problems(scan_examples(file, config, max_rows), file.name, config)
@@ -125,11 +122,7 @@ def collect_examples(
 
 
 def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> ExamplesFile:
-    """Return a file with notes on repeated questions and on the rows that are skipped.
-
-    Raises `InputError` with the first 20 problems and a count of the others, with `on_invalid_row = "skip"` if more
-    than one row in a thousand is invalid; and if there are no examples.
-    """
+    """Return a file with notes on repeated and skipped rows. Raises `InputError` for problems or without examples."""
     num_invalid = len(file.problems)
     num_rows = num_invalid + len(file.examples)
     should_skip = config.on_invalid_row == "skip"
@@ -269,7 +262,5 @@ def joins_unclearly(steps: Sequence[str]) -> bool:
 
 def most_common_answer(examples: Sequence[ReasoningExample]) -> tuple[str, float]:
     """Return the most common answer and its share: the accuracy of a model that ignores the question."""
-    if not examples:
-        raise InputError("most_common_answer needs at least one example")
     answer, count = Counter(example.answer for example in examples).most_common(1)[0]
     return answer, count / len(examples)

@@ -125,10 +125,7 @@ def build_digits_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str 
 
 
 class DigitsDataset:
-    """The digits task as batches of ids (batches.TrainingData), in the order of the seed.
-
-    Raises `InputError` if the split has fewer problems than the configured rows.
-    """
+    """The digits task as batches of ids (batches.TrainingData). Raises `InputError` for more rows than problems."""
 
     vocabulary: Sequence[str] = VOCABULARY
 
