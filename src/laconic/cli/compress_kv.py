@@ -31,7 +31,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         refuse_flags(command, ("equal_heads",), f"{config.method} always keeps the same number in every head")
     end = "" if command.is_jsonl else "\n"  # of a file's last line
     with command.open_source() as file:
-        texts = list(command.iter_texts(file, lambda name, parts: (name, "".join(parts).removesuffix(end))))
+        texts = [(name, "".join(parts).removesuffix(end)) for name, parts in command.iter_texts(file)]
     with status(f"loading {command.model}"):
         model = laconic.load(command.model, device=command.device)
     decoder, tokenizer = model.decoder, model.tokenizer

@@ -56,7 +56,7 @@ def compress_text(command: CompressCommand) -> int:
     num_texts = 1
     if before is not None and len(before.position) > 1:
         with command.open_source() as file:
-            num_texts = len(list(command.iter_texts(file, lambda name, text: name)))
+            num_texts = len(list(command.iter_texts(file)))
     job = model.start_reading(before, num_texts)
     start = time.perf_counter()
     key = {

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from tyro.conf import Positional, arg
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from laconic.experiment.text_models.compressor import TextCompressor
     from laconic.experiment.text_models.read_into_state import StateReadingJob
 
-T = TypeVar("T")
 BLOCK_BYTES = 65_536  # bytes read at once
 KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat", "fit")  # of plain models
 LENGTH_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors")  # how many summary vectors
@@ -231,7 +230,7 @@ class CompressCommand:
             return
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
         with status("checking the length"), self.open_source() as file:
-            for text in self.iter_texts(file, tokenize):
+            for text in starmap(tokenize, self.iter_texts(file)):
                 num_segments = 0
                 while text.next_segment():
                     num_segments += 1
@@ -264,7 +263,7 @@ class CompressCommand:
         total = 0 if self.source == "-" else Path(self.source).stat().st_size
         try:
             with self.open_source() as file, progress("reading") as show:
-                texts = self.iter_texts(file, tokenize)
+                texts = starmap(tokenize, self.iter_texts(file))
                 text = None if self.is_jsonl else next(texts)
                 groups = iter(lambda: list(islice(texts, self.batch_size)), []) if text is None else [[text]]
                 for step, _ in enumerate(job.run(groups), 1):
@@ -294,8 +293,8 @@ class CompressCommand:
         with translate_os_errors(Path(self.source)):
             return Path(self.source).open("rb")
 
-    def iter_texts(self, file: BinaryIO, read: Callable[[str, Iterable[str]], T]) -> Iterator[T]:
-        """Yield what `read` makes of the name and the pieces of each text. Raises `InputError` (66) for bad rows."""
+    def iter_texts(self, file: BinaryIO) -> Iterator[tuple[str, Iterable[str]]]:
+        """Yield the name and the pieces of each text. Raises `InputError` (66) for bad rows."""
         from laconic.data.documents.load import iter_texts
         from laconic.data.documents.tokenize import decode_utf8
 
@@ -303,9 +302,9 @@ class CompressCommand:
         with translate_os_errors(Path(source)):
             if self.is_jsonl:
                 for name, text in iter_texts(file, source):
-                    yield read(name, [text])
+                    yield name, [text]
             else:
-                yield read(source, decode_utf8(iter(lambda: file.read(BLOCK_BYTES), b""), source))
+                yield source, decode_utf8(iter(lambda: file.read(BLOCK_BYTES), b""), source)
 
     def print_result(self, lines: list[str], data: dict[str, Any], seconds: float, num_tokens: int = 0) -> None:
         """Print what was spent and what is saved, as lines or as JSON; `num_tokens` of this command give its rate."""
