@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     ]
     if metadata.chat:
         lines.append("chat       the text opens a user message; a prompt continues it")
-    for document in (document for row in metadata.documents for document in row):
+    for document in chain.from_iterable(metadata.documents):
         windows = f" in {len(document.segments):,} windows" if len(document.segments) > 1 else ""
         lines.append(
             f"text       {document.name}: {pluralize(document.tokens, 'token')}{windows}; "
@@ -99,8 +100,7 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         size = path.stat().st_size
         chunk_sizes = (metadata.get("source") or {}).get("chunks") or ()
         levels = read_untrained_levels(path)
-        writer = "hope"
-        checkpoint = ""
+        writer, checkpoint = "hope", ""
         if levels is not None:
             writer = "levels added to a checkpoint"
             name = read_writer_metadata(path)["checkpoint"][:12]
@@ -113,8 +113,7 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
             f"written    {summary['created'] or 'at an unknown time'} by laconic {summary['version']}",
             *(format_reports(state, chunk_sizes) if chunk_sizes else []),
         ]
-        for document in (document for row in summary["documents"] for document in row):
-            name = document["name"]
+        for document in chain.from_iterable(summary["documents"]):
             digest = document["sha256"][:12]
-            lines.append(f"text       {name}: {document['tokens']:,} tokens; sha256 {digest}…")
+            lines.append(f"text       {document['name']}: {document['tokens']:,} tokens; sha256 {digest}…")
         return {"schema": 1, "file": str(path), "bytes": size, "state": summary}, lines

@@ -180,10 +180,8 @@ class DataCheckCommand:
         if self.format == "json":
             print_json({"schema": 1, "file": self.file, "max_length": self.max_length} | asdict(audit))
             return 0
-        counts = {
-            "documents" if part == "unspecified" else f"documents, part {part}": n
-            for part, n in audit.documents_by_part.items()
-        }
+        parts = audit.documents_by_part.items()
+        counts = {"documents" if part == "unspecified" else f"documents, part {part}": n for part, n in parts}
         counts |= {"sections": audit.num_sections, "duplicate sections": audit.num_duplicate_sections}
         counts |= {} if audit.num_rows is None else {f"rows of {self.max_length:,} tokens": audit.num_rows}
         print_counts(counts)
