@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -53,6 +52,8 @@ def build_demo_report(
 
 
 def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
+    files = [(folder / "metrics.jsonl").read_text(encoding="utf-8") for folder in folders]
+    metrics = [map(json.loads, text.splitlines()) for text in files]
     stored = load_seed_results(ReasoningSuite(), "reasoning", folders, entry.name)
     rows = {row.condition: row for result in stored if result.task == "test" for row in build_rows(result, latency)}
     latents = run.recipe.latents
@@ -64,17 +65,13 @@ def build_result(entry: DemoEntry, run: LoadedRun, folders: Sequence[Path], late
         entry.description.format(M=M, T=T),
         is_control=entry.is_control,
         learning_curves=[
-            [(line["step"], line["validation"]["accuracy"]) for line in load_metrics(folder) if "validation" in line]
-            for folder in folders
+            [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
+            for lines in metrics
         ],
         iteration_sweep={
             n: row.correct.mean(1).tolist() for n, row in sweep.items() if row and len(row.seeds) == len(folders)
         },
     )
-
-
-def load_metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def describe_task(run: LoadedRun) -> str:
