@@ -30,6 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> Run
         ("cms.inner_lr=-1", ["cms.inner_lr=-1"]),
         ("mixer.chunk_size=0", ["mixer.kind=titans", "mixer.chunk_size=0"]),
         ("cms.chunk_sizes", ["cms.chunk_sizes=[4, 64]"]),
+        ("cms.meta_gradient", ["cms.meta_gradient=full", "cms.inner_objective=task"]),
     ],
 )
 def test_train_refuses_invalid_recipes(run: RunCli, message: str, keys: list[str]) -> None:

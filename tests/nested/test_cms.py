@@ -83,7 +83,7 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
         "residual": draw(st.sampled_from(("residual", "plain"))),
         "lr_granularity": draw(st.sampled_from(("level", "token"))),
         "associative_target": draw(st.sampled_from(("map", "start"))),
-        "meta_gradient": draw(st.sampled_from(("first_order", "reptile", "outer"))),
+        "meta_gradient": draw(st.sampled_from(("first_order", "full", "reptile", "outer"))),
         "max_update_ratio": draw(st.sampled_from((0.0, 0.1))),
     }
 
@@ -112,7 +112,8 @@ def test_cms_pieces_equal_the_whole(options: dict[str, Any], T: int, cuts: list[
     "options",
     [
         {},
-        {"structure": "nested"},
+        pytest.param({"structure": "nested"}, marks=pytest.mark.slow),
+        {"structure": "nested", "meta_gradient": "full"},
     ],
 )
 def test_cms_padding_and_other_rows_change_nothing(optimizer: str, options: dict[str, Any]) -> None:
@@ -150,7 +151,7 @@ def test_cms_nested_levels_restart_with_the_next_slower_update() -> None:
     for i in range(1, 9):
         _, state = cms(x[:, :i])
         assert bool(to_dense(require_levels(state)[0].change["down_proj"]).any()) == bool(i % 4)
-    for meta_gradient in ("first_order", "reptile"):
+    for meta_gradient in ("first_order", "full", "reptile"):
         cms = build((1, 4), structure="nested", meta_gradient=meta_gradient)
         fast = require_levels(cms(x[:, :4])[1])[0]
         assert torch.equal(to_dense(fast.change["up_proj"]), to_dense(fast.start_change["up_proj"]))
@@ -217,7 +218,8 @@ def test_cms_outer_gradient_changes_no_value(structure: str) -> None:
 @pytest.mark.parametrize(
     ("meta_gradient", "lr_granularity"),
     [
-        *((kind, "level") for kind in ("first_order", "reptile", "outer")),
+        *((kind, "level") for kind in ("first_order", "full", "reptile", "outer")),
+        ("full", "token"),
         *(pytest.param(kind, "token", marks=pytest.mark.slow) for kind in ("first_order", "reptile", "outer")),
     ],
 )

@@ -40,13 +40,16 @@ def random_weights(levels: int = K) -> list[Tensor]:
     return [*w[:5], 0.5 * w[5], torch.linspace(-1.5, -2.0, levels, dtype=torch.float64)]
 
 
-def read_stream(structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...]) -> tuple[Tensor, ...]:
+def read_stream(
+    structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...], meta: str = "first_order"
+) -> tuple[Tensor, ...]:
     """Return the outputs and the final weights of the layer."""
     options: dict[str, Any] = {
         "structure": structure,
         "inner_objective": "associative",
         "lr_granularity": "token",
         "max_update_ratio": 0.0,
+        "meta_gradient": meta,
     }
     cms = CMS(D, F, chunks, CMSOptions(**options), projections=MAPS)
     weights = weights_by_name(*w)
@@ -92,6 +95,15 @@ def test_restart() -> None:
     agree(partial(read_stream, "nested"), ORACLE["72"], MISREAD["72"], noise(0, B, T, D), random_weights(), (2, 4))
     single = [t.clone().requires_grad_() for t in (noise(0, 1, 3, D), *random_weights())]
     assert gradcheck(lambda x, *w: read_stream("nested", x, list(w), (1, 2)), single, fast_mode=True)
+
+
+@pytest.mark.medium
+@pytest.mark.equation("nested-learning", "72")
+def test_restart_through_the_updates() -> None:
+    run = partial(read_stream, "nested", meta="full")
+    agree(run, ORACLE["72 full"], MISREAD["72 full"], noise(0, B, T, D), random_weights(), (2, 4))
+    single = [t.clone().requires_grad_() for t in (noise(0, 1, 5, D), *random_weights())]
+    assert gradcheck(lambda x, *w: run(x, list(w), (2, 4)), single, fast_mode=True)
 
 
 @pytest.mark.equation("nested-learning", "74")

@@ -1,5 +1,6 @@
 """Oracles of Nested Learning 70 to 74, 97 and 7.3a as loops in float64, token by token, and misreadings."""
 
+import cmath
 import math
 from typing import Any
 
@@ -77,7 +78,7 @@ def softplus(a: float) -> float:
     return math.log1p(math.exp(a))
 
 
-def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **variant: Any) -> tuple[Tensor, ...]:
+def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, full: bool = False, **variant: Any) -> tuple[Tensor, ...]:
     """Read a stream with levels that learn; return the outputs and the final weights of each row.
 
     `w`: U [K, F, D], V [K, D, F], gains, keys and values [K, D, D], and of steps rows [K, D] and biases [K].
@@ -94,6 +95,7 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **variant: Any) ->
         starts = [(U[l].clone(), V[l].clone()) for l in range(K)]
         terms: list[Any] = [[] for _ in range(K)]
         slow: list[Any] = [[] for _ in range(K)]
+        stored_tokens: list[Any] = [[] for _ in range(K)]
         blended: Any = None
         for t in range(T):
             inputs: dict[int, Tensor] = {}
@@ -109,6 +111,7 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **variant: Any) ->
                 terms[l].append((steps[l], e))
                 if l + 1 < K:
                     slow[l].append((steps[l + 1], e))
+                    stored_tokens[l].append((steps[l], steps[l + 1], unit(times(keys[l], z)), times(values[l], z)))
             i = t + 1
             for l, C in enumerate(chunks):
                 if variant.get("at_once"):
@@ -123,7 +126,10 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **variant: Any) ->
                 elif variant.get("nil"):
                     theta[l] = tuple(torch.zeros_like(W) for W in theta[l])
             for l in range(K - 1 if nested else 0):
-                if i % (chunks[l] if variant.get("own_chunk") else chunks[l + 1]) == 0 and not variant.get("never"):
+                if full and i % chunks[l + 1] == 0:
+                    starts[l] = descended(starts[l], stored_tokens[l][-chunks[l + 1] :], chunks[l])
+                    theta[l] = starts[l]
+                elif i % (chunks[l] if variant.get("own_chunk") else chunks[l + 1]) == 0 and not variant.get("never"):
                     starts[l] = updated(starts[l], slow[l][-chunks[l + 1] :], 0 if variant.get("fixed") else 1)
                     theta[l] = starts[l]
         ends.append(theta)
@@ -133,6 +139,44 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **variant: Any) ->
 def nested(*arguments: Any) -> tuple[Tensor, ...]:
     """Run nested levels, which restart from a start that the slower level's steps move."""
     return run(*arguments, nested=True)
+
+
+def whole(*arguments: Any) -> tuple[Tensor, ...]:
+    """Run nested levels whose start descends through every update made from it."""
+    return run(*arguments, nested=True, full=True)
+
+
+def slower_loss(U: Any, V: Any, stored_tokens: Any, C: int) -> complex:
+    """Return Σ s^(l+1)_t ½‖V_t σ(U_t κ) - ν‖² over a slower chunk; complex weights allowed, changing after C tokens."""
+    total, terms = 0j, []
+    for t, (own_step, slower, key, value) in enumerate(stored_tokens):
+        k, v = key.tolist(), value.tolist()
+        a = [sum(u * x for u, x in zip(row, k, strict=True)) for row in U]
+        s = [1 / (1 + cmath.exp(-x)) for x in a]
+        h = [x * p for x, p in zip(a, s, strict=True)]
+        e = [sum(w * x for w, x in zip(row, h, strict=True)) - y for row, y in zip(V, v, strict=True)]
+        total += slower * sum(x * x for x in e) / 2
+        d = [sum(V[o][f] * e[o] for o in range(len(e))) * (s[f] + a[f] * s[f] * (1 - s[f])) for f in range(len(a))]
+        terms.append((own_step, d, k, e, h))
+        if (t + 1) % C == 0:
+            for own_step, d, k, e, h in terms:
+                U = [[u - own_step * p * x for u, x in zip(row, k, strict=True)] for row, p in zip(U, d, strict=True)]
+                V = [[w - own_step * p * x for w, x in zip(row, h, strict=True)] for row, p in zip(V, e, strict=True)]
+            terms = []
+    return total
+
+
+def descended(start: Any, stored_tokens: Any, C: int) -> Any:
+    """Subtract the gradient of that loss from the start, by a complex step for every entry."""
+    tiny, plain = 1e-30, [W.tolist() for W in start]
+    results = [W.clone() for W in start]
+    for n, W in enumerate(start):
+        for i in range(W.shape[0]):
+            for j in range(W.shape[1]):
+                bent = [[list(row) for row in M] for M in plain]
+                bent[n][i][j] += tiny * 1j
+                results[n][i, j] -= slower_loss(bent[0], bent[1], stored_tokens, C).imag / tiny
+    return tuple(results)
 
 
 def updated(weights: Any, terms: Any, share: float, outside: Any = None) -> Any:
@@ -176,6 +220,7 @@ ORACLE = {
     "70": chain,
     "71": run,
     "72": nested,
+    "72 full": whole,
     "74": aggregate,
     "7.3a": stack,
     "97": block,
@@ -207,6 +252,10 @@ MISREAD = {
         "no restart": lambda *a: run(*a, nested=True, never=True),
         "restart by its own chunk": lambda *a: run(*a, nested=True, own_chunk=True),
         "a start that never moves": lambda *a: run(*a, nested=True, fixed=True),
+    },
+    "72 full": {
+        "the first order": lambda *a: run(*a, nested=True),
+        "no restart": lambda *a: run(*a, nested=True, never=True),
     },
     "74": {
         "fed the chain": lambda *a: aggregate(*a, chain=True),

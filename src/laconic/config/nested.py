@@ -159,9 +159,10 @@ class CMSOptions(ConfigModel):
     associative_target: Literal["map", "start"] = "map"
     """target of the associative loss: a linear map of the input, or the level's initial output plus a map that starts
     at 0"""
-    meta_gradient: Literal["first_order", "reptile", "outer"] = "first_order"
-    """nested: how the initial weights of a level are learned: by a step of the slower level (first_order), by moving
-    towards the level's result (reptile), or by the outer loss alone"""
+    meta_gradient: Literal["first_order", "full", "reptile", "outer"] = "first_order"
+    """nested: how the initial weights of a level are learned: by a step of the slower level (first_order), by that step
+    with gradients through the level's updates (full), by moving towards its result (reptile), or by the outer loss
+    alone"""
     reptile_rate: Fraction = 0.5
     """reptile: step towards the result, as a fraction of the distance"""
     inner_momentum: Fraction = 0.9
@@ -176,6 +177,12 @@ class CMSOptions(ConfigModel):
     def initial_inner_lr(self) -> float:
         """eta_0: `inner_lr`, or its default."""
         return DEFAULT_INNER_LR[self.inner_objective] if self.inner_lr is None else self.inner_lr
+
+    @model_validator(mode="after")
+    def check_options(self) -> "CMSOptions":
+        if self.meta_gradient == "full" and self.inner_objective == "task":
+            raise ValueError('meta_gradient "full" needs a loss of the level; set inner_objective = "associative"')
+        return self
 
 
 class MixerConfig(ConfigModel):

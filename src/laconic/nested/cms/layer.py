@@ -29,7 +29,7 @@ from laconic.nested.cms.level import (
     init_level,
     level_mlp,
 )
-from laconic.nested.cms.updates import LevelStates, accumulate_errors, update_full_levels
+from laconic.nested.cms.updates import LevelStates, accumulate_errors, store_inputs, update_full_levels
 from laconic.nested.init import register_parameters
 from laconic.nested.recurrence.chunked_scan import (
     build_valid_mask,
@@ -156,6 +156,7 @@ def accumulate_tokens(
     with torch.autocast(inputs[0].device.type, enabled=False):  # changes are kept in float32
         for l, level in enumerate(levels):
             level = accumulate_errors(params, l, level, errors[l], step_sizes)
+            level = store_inputs(level, l, inputs[l], step_sizes, valid)
             new.append(replace(level, num_tokens=level.num_tokens + added))
         return update_full_levels(params, tuple(new), gradient_mode)
 

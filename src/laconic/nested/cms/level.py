@@ -29,6 +29,7 @@ MIN_SQUARED_NORM = 1e-30  # its root is representable in float32
 StepSizes = Float[Tensor, "B T"]
 ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`
 MIN_TOKENS_TO_MERGE = 32  # for fewer tokens, a second product is faster than the sum of two matrices
+STORED_INPUTS = "read"  # key of the inputs in `CMSLevelState.meta_accumulated`
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,18 @@ def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:
     if o.inner_optimizer == "muon":
         moments["step"] = like.new_zeros(B)
     nested = o.structure == "nested" and l < len(shape.chunk_sizes) - 1
-    meta = empty if nested and o.meta_gradient == "first_order" else {}
+    meta = empty if o.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)
     zero = torch.zeros(B, dtype=torch.long)
-    return CMSLevelState(empty, empty, moments, empty if nested else {}, zero, zero, meta)
+    return CMSLevelState(empty, empty, moments, empty if nested else {}, zero, zero, meta if nested else {})
+
+
+def init_stored_inputs(shape: CMSShape, B: int, like: Tensor) -> dict[str, WeightChange]:
+    """Return the empty store of inputs of a level whose start is trained through its updates.
+
+    A row of the store is one token: its input, and beside it the level's step size, the slower level's, and 1 if the
+    token is valid.
+    """
+    return {STORED_INPUTS: zero_change(B, shape.width, 3, like)} if shape.options.meta_gradient == "full" else {}
 
 
 def start_weight(params: CMSParams, l: int, name: str) -> Float[Tensor, "o i"]:
@@ -267,23 +277,30 @@ def detach_for_grad(x: Tensor) -> Tensor:
 def associative_errors(
     params: CMSParams, l: int, level: CMSLevelState, z: Float[Tensor, "B T D"], gradient_mode: GradientMode
 ) -> ErrorPairs:
-    """Return delta and x of ½‖MLP_l(κ) - ν‖² at every token. The loss is local, so no token waits for another.
-
-    κ = l2(W_κ z), and ν = W_ν z, plus MLP_l(κ) at its start if the options say that the start is the target.
-    """
+    """Return delta and x of ½‖MLP_l(κ) - ν‖² at every token. The loss is local, so no token waits for another."""
     create_graph = gradient_mode.is_differentiable
     dtype = accumulation_dtype(z.dtype)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(z.device.type, enabled=False):
-        w = {name: x.to(dtype) for name, x in params.weights.items() if name.startswith(f"levels.{l}.")}
+        weights = {name: w.to(dtype) for name, w in params.weights.items() if name.startswith(f"levels.{l}.")}
         if not create_graph:
-            w = {name: detach_for_grad(x) for name, x in w.items()}
+            weights = {name: detach_for_grad(w) for name, w in weights.items()}
             level, z = map_tensors(level, detach_for_grad), detach_for_grad(z)
-        params = CMSParams(params.shape, w)
-        key = l2_normalize(F.linear(z.to(dtype), w[f"levels.{l}.key.weight"]))
-        value = F.linear(z.to(dtype), w[f"levels.{l}.value.weight"])
-        if params.shape.options.associative_target == "start":
-            value = value + level_mlp(params, l, None, None, key)
         records: LinearRecords = {}
-        loss = (level_mlp(params, l, level, records, key) - value).square().sum() / 2
+        loss = associative_loss(CMSParams(params.shape, weights), l, level, z.to(dtype), records).sum()
         errors = linear_errors(loss, records, create_graph=create_graph)
     return {name.rpartition(".")[2]: pair for name, pair in errors.items()}
+
+
+def associative_loss(
+    params: CMSParams, l: int, level: CMSLevelState, z: Float[Tensor, "B T D"], records: LinearRecords | None = None
+) -> Float[Tensor, "B T"]:
+    """Compute ½‖MLP_l(κ) - ν‖² of every token, with κ = l2(W_κ z).
+
+    ν = W_ν z, plus MLP_l(κ) at its start if the options say that the start is the target.
+    """
+    w = params.weights
+    key = l2_normalize(F.linear(z, w[f"levels.{l}.key.weight"]))
+    value = F.linear(z, w[f"levels.{l}.value.weight"])
+    if params.shape.options.associative_target == "start":
+        value = value + level_mlp(params, l, None, None, key)
+    return (level_mlp(params, l, level, records, key) - value).square().sum(-1) / 2

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from laconic.models.attention import accumulation_dtype
 from laconic.nested.cms.level import (
     MIN_SQUARED_NORM,
+    STORED_INPUTS,
     CMSParams,
     CMSShape,
     ErrorPairs,
@@ -19,7 +22,12 @@ from laconic.nested.cms.level import (
     StepSizes,
     WeightChange,
     add,
+    associative_errors,
+    associative_loss,
+    detach_for_grad,
     frobenius_norm,
+    init_level,
+    init_stored_inputs,
     scale,
     smaller_form,
     start_weight,
@@ -64,7 +72,8 @@ def accumulate_errors(
     step_size = step_sizes[l]
     is_dgd = params.shape.options.inner_optimizer == "dgd"
     terms = {name: scale_by_step(pair, step_size, is_dgd) for name, pair in errors.items()}
-    meta_terms = {name: scale_by_step(errors[name], step_sizes[l + 1], False) for name in level.meta_accumulated}
+    meta_names = [name for name in level.meta_accumulated if name in errors]
+    meta_terms = {name: scale_by_step(errors[name], step_sizes[l + 1], False) for name in meta_names}
     moments = dict(level.moments)
     if "step" in moments:  # Muon normalizes the sum of the terms, so it needs the step sizes apart
         moments["step"] = moments["step"] + step_size.sum(1)
@@ -72,6 +81,7 @@ def accumulate_errors(
     if not is_dgd:  # which needs the pairs themselves
         accumulated = {name: smaller_form(change) for name, change in accumulated.items()}
     meta = {name: smaller_form(add(level.meta_accumulated[name], more)) for name, more in meta_terms.items()}
+    meta = {**level.meta_accumulated, **meta}
     return replace(level, accumulated=accumulated, meta_accumulated=meta, moments=moments)
 
 
@@ -148,24 +158,90 @@ def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str,
     return {name: zero_change(len(x), *shape.projection_shape(name), x.detach()) for name, x in likes.items()}
 
 
-def reset_to_start(params: CMSParams, l: int, level: CMSLevelState) -> CMSLevelState:
+def store_inputs(
+    level: CMSLevelState,
+    l: int,
+    z: Float[Tensor, "B T D"],
+    step_sizes: list[StepSizes],
+    valid: Bool[Tensor, "B T"] | None,
+) -> CMSLevelState:
+    """Store the tokens of the slower level's chunk, if `meta_gradient` reads them again; see `init_stored_inputs`."""
+    stored = level.meta_accumulated.get(STORED_INPUTS)
+    if stored is None:
+        return level
+    is_valid = torch.ones_like(step_sizes[l]) if valid is None else valid.to(step_sizes[l])
+    columns = torch.stack([step_sizes[l], step_sizes[l + 1], is_valid], -1)
+    new = LowRankChange(z.to(accumulation_dtype(z.dtype)), columns)
+    return replace(level, meta_accumulated={STORED_INPUTS: add(stored, new)})
+
+
+def meta_gradient(
+    params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode
+) -> dict[str, WeightChange]:
+    """Eq. 72: the gradient, by a start, of the level's losses over the slower chunk, weighted by the slower steps.
+
+    The chunk is read again from the start, so that the gradient passes through every update made in it. The slower
+    step sizes keep their gradient in every mode.
+    """
+    shape = params.shape
+    create_graph = torch.is_grad_enabled()
+    stored = level.meta_accumulated[STORED_INPUTS]
+    assert isinstance(stored, LowRankChange)
+    C, N = shape.chunk_sizes[l], shape.chunk_sizes[l + 1]
+    is_graph_needed = gradient_mode.is_differentiable
+
+    def keep(x: Tensor) -> Tensor:
+        return x if is_graph_needed else detach_for_grad(x)
+
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(stored.left.device.type, enabled=False):
+        order = torch.sort(stored.right[..., 2] == 0, dim=1, stable=True).indices[:, :N, None]  # the N valid tokens
+        z = keep(stored.left).gather(1, order.expand(-1, -1, shape.width))
+        steps, slower_steps = (stored.right[..., n : n + 1].gather(1, order)[..., 0] for n in (0, 1))
+        steps = keep(steps)
+        inner_params = CMSParams(shape, {name: keep(w).to(z.dtype) for name, w in params.weights.items()})
+        start = {name: keep(to_dense(change)) for name, change in level.start_change.items()}
+        # Recorded inputs and step sizes may depend on the start too; a copy of it leaves those paths out.
+        start = {
+            name: x.clone() if x.requires_grad else detach_for_grad(x).requires_grad_() for name, x in start.items()
+        }
+        now = replace(init_level(shape, l, len(z), z.detach()), change=start, meta_accumulated={})
+        total = z.new_zeros(())
+        for a in range(0, N, C):
+            chunk = z[:, a : a + C]
+            chunk_steps = [steps[:, a : a + C]] * (l + 1)  # by level; only the last one, that of level l, is read
+            total = total + (slower_steps[:, a : a + C] * associative_loss(inner_params, l, now, chunk)).sum()
+            if a + C < N:
+                errors = associative_errors(inner_params, l, now, chunk, GradientMode())
+                now = accumulate_errors(inner_params, l, now, errors, chunk_steps)
+                now = apply_update(inner_params, l, now)
+        gradients = torch.autograd.grad(total, list(start.values()), create_graph=create_graph)
+    return dict(zip(start, gradients, strict=True))
+
+
+def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
     """Eq. 72: where the chunk of the next slower level ends, the start of a nested level moves, and it begins there."""
-    o = params.shape.options
+    shape = params.shape
+    o = shape.options
     start = dict[str, WeightChange](level.start_change)
     max_norms = max_update_norms(params, l) if o.max_update_ratio else {}
+    terms = meta_gradient(params, l, level, gradient_mode) if o.meta_gradient == "full" else level.meta_accumulated
     for name in start:
-        if o.meta_gradient == "first_order":
-            terms = clip_update(level.meta_accumulated[name], max_norms.get(name))
-            start[name] = smaller_form(update(start[name], terms))
+        if o.meta_gradient in ("first_order", "full"):
+            start[name] = smaller_form(update(start[name], clip_update(terms[name], max_norms.get(name))))
         elif o.meta_gradient == "reptile":
             difference = add(level.change[name], scale(start[name], -1.0))
             start[name] = smaller_form(add(start[name], scale(difference, o.reptile_rate)))
+    stored = level.meta_accumulated.get(STORED_INPUTS)
+    if isinstance(stored, LowRankChange):
+        cleared = init_stored_inputs(shape, len(stored.left), stored.left.detach())
+    else:
+        cleared = clear_terms(level.meta_accumulated, shape)
     return replace(
         level,
         change=start,
         moments={name: torch.zeros_like(m) for name, m in level.moments.items()},
         start_change=start,
-        meta_accumulated=clear_terms(level.meta_accumulated, params.shape),
+        meta_accumulated=cleared,
     )
 
 
@@ -178,5 +254,5 @@ def update_full_levels(params: CMSParams, levels: LevelStates, gradient_mode: Gr
     ]
     for l, level in enumerate(new[:-1]):
         if level.start_change and bool(ended[l + 1].any()):
-            new[l] = where_rows(ended[l + 1], reset_to_start(params, l, level), level)
+            new[l] = where_rows(ended[l + 1], reset_to_start(params, l, level, gradient_mode), level)
     return tuple(new)
