@@ -1,5 +1,6 @@
 """NestedLanguageModel and its metrics: streams continue, documents reset, micro-batches sum to the whole."""
 
+import math
 import warnings
 from dataclasses import replace
 from typing import Any, cast
@@ -11,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.config.nested import InnerLoopConfig, SelfModifyingOptions
-from laconic.interfaces import AfterUpdateHook, Method
+from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
 from laconic.nested.cms.layer import require_levels
 from laconic.nested.cms.level import to_dense
 from laconic.nested.dead_levels import DeadLevelMonitor
@@ -230,3 +231,19 @@ def test_dead_level_monitor_warns_once() -> None:
         warnings.simplefilter("error")
         vanishing.observe(step_metrics(2.0, 2e-8))
     NestedLanguageModel(build_hope(), InnerLoopConfig(enabled=False)).after_update({})
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("objective", ["associative", "task"])
+def test_language_model_locates_a_nonfinite_level(objective: str) -> None:
+    model = build_hope(objective)
+    with torch.no_grad():
+        model.get_parameter("model.layers.1.mlp.levels.0.step.bias").fill_(math.inf)
+    method, batch = NestedLanguageModel(model), documents(random_ids(2, 9), document_ids=("a", "b"))
+    assert isinstance(method, LocatesNonFinite)
+    assert not method(batch).metrics["level0_change"].isfinite()
+    location = method.locate_nonfinite(batch, None)
+    assert "level 0 of layer" in location
+    assert "row 0 (a)" in location
+    assert not NestedLanguageModel(model, InnerLoopConfig(enabled=False)).locate_nonfinite(batch, None)
+    assert not NestedLanguageModel(build_hope()).locate_nonfinite(batch, None)

@@ -1,7 +1,7 @@
 """One optimizer update: micro-batches forward and backward, a check that all numbers are finite, clipping, step."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -148,8 +148,7 @@ class Updater:
         total = torch.zeros((), device=self.device)
         terms: dict[str, Tensor] = {}
         states: list[MethodState] = []
-        incoming = self.states if len(self.states) == len(batches) else [None] * len(batches)
-        for i, (batch, state) in enumerate(zip(batches, incoming, strict=True)):
+        for i, (batch, state) in enumerate(zip(batches, self.incoming_states(len(batches)), strict=True)):
             parts = batch.sequential_parts
             for j, part in enumerate(parts):
                 is_last = i == len(batches) - 1 and j == len(parts) - 1
@@ -167,6 +166,10 @@ class Updater:
             if self.config.stateful and state is not None:
                 states.append(state)
         return total, terms, states
+
+    def incoming_states(self, n: int) -> Sequence[MethodState | None]:
+        """Return the state that each of n micro-batches continues from."""
+        return self.states if len(self.states) == n else [None] * n
 
     def autocast(self) -> torch.autocast:
         dtype = PRECISION_DTYPES[self.config.precision]

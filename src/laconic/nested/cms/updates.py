@@ -213,7 +213,7 @@ def meta_gradient(
             if a + C < N:
                 errors = associative_errors(inner_params, l, now, chunk, GradientMode())
                 now = accumulate_errors(inner_params, l, now, errors, chunk_steps)
-                now = apply_update(inner_params, l, now)
+                now = apply_update(inner_params, l, now, GradientMode())
         gradients = torch.autograd.grad(total, list(start.values()), create_graph=create_graph)
     return dict(zip(start, gradients, strict=True))
 
