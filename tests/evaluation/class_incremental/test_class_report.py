@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from laconic.evaluation.class_incremental.metrics import estimate_metrics, metrics_to_json
+from laconic.evaluation.class_incremental.protocol import estimate_metrics, metrics_to_json
 from laconic.evaluation.class_incremental.report import (
     COLUMNS,
     build_method_table,

@@ -7,7 +7,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows, ForgettingMetrics
+from laconic.evaluation.class_incremental.protocol import METHODS, AccuracyRows, ForgettingMetrics
 from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.plots import PlotSeries, plot_heat_maps, plot_lines
 from laconic.evaluation.tables import Column, Table, build_table

@@ -94,14 +94,13 @@ def answer_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return the largest word F1 with any answer."""
-    return max(word_overlap_f1(normalize_words(prediction), normalize_words(answer)) for answer in answers)
-
-
-def word_overlap_f1(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return the F1 of two lists of words; 1 if both are empty."""
-    common = sum((Counter(a) & Counter(b)).values())
-    return float(a == b) if not (a and b) else 2 * common / (len(a) + len(b))
+    """Return the largest F1 of words with any answer; two texts without words are equal."""
+    words = Counter(normalize_words(prediction))
+    scores = list[float]()
+    for other in (Counter(normalize_words(answer)) for answer in answers):
+        total = words.total() + other.total()
+        scores.append(2 * (words & other).total() / total if total else 1.0)
+    return max(scores)
 
 
 def substring_match(prediction: str, answers: Sequence[str]) -> float:

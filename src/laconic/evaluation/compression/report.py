@@ -1,26 +1,118 @@
-"""HTML report on compressors: gains over no context, quality by number of vectors, learned against fixed lengths."""
+"""Results of compressors on documents as tables, JSON and pages: gains, recall, learned against fixed lengths."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from laconic.evaluation.compression.pareto import (
+from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
+from laconic.evaluation.compression.scores import (
     FIXED_LENGTH,
     LEARNED_LENGTH,
+    MIN_TEXT_GROUPS,
     ORACLE_LENGTH,
+    SIGNIFICANT_ERRORS,
     TEXT_END,
+    ContextGain,
     LengthComparison,
     ParetoPoint,
     compare_learned_lengths,
+    context_gains,
     document_keys,
+    is_recall,
+    length_fact_correlation,
+    nll_by_position,
+    nll_per_token,
     pareto_points,
+    recall_by_facts,
 )
-from laconic.evaluation.compression.scores import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, is_recall, nll_per_token
-from laconic.evaluation.compression.table import LEGEND, build_gain_table, format_recall
 from laconic.evaluation.report.page import PageBlock, PagePlot, PageSection
 from laconic.evaluation.report.papers import list_papers
 from laconic.evaluation.report.plots import PlotSeries, plot_lines
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, Table, build_table, format_signed, format_with_error
+from laconic.evaluation.tables import (
+    Column,
+    Table,
+    build_table,
+    figures_to_json,
+    format_mean,
+    format_percent,
+    format_signed,
+    format_with_error,
+)
+
+LEGEND = (
+    "documents: held-out documents, or stretches of them, that were scored. vectors: per segment. before: vectors or "
+    "tokens before the tail. none: no context. truncated: as many last tokens as vectors. other text: vectors of "
+    "another document. gain: nats per token saved against no context, paired by document (untrained: against the "
+    "untrained model). share: of the whole text's gain; – where the whole text was not read, or its gain is not "
+    "significant. Lengths are hard except in soft. oracle length: the cheapest length of each segment, found by trial; "
+    "an upper bound, not a method."
+)
+
+
+class GainRow(NamedTuple):
+    """The gain of one condition of a run: a row of the table."""
+
+    result: RunResult
+    gain: ContextGain
+
+
+COLUMNS = (
+    Column("data set", lambda row: row.result.task, is_text=True),
+    Column("run", lambda row: row.result.run, is_text=True),
+    Column("condition", lambda row: row.gain.condition, is_text=True),
+    Column("documents", lambda row: f"{len(row.result.items_by_seed[0]):,}"),
+    Column("vectors", lambda row: "–" if row.gain.mean_vectors is None else f"{row.gain.mean_vectors:.2f}"),
+    Column("before", lambda row: f"{row.gain.context_size:.1f}"),
+    Column("nats/token", lambda row: format_mean(row.gain.nll)),
+    Column("perplexity", lambda row: f"{math.exp(row.gain.nll.mean):.2f}"),
+    Column("accuracy", lambda row: f"{format_percent(row.gain.accuracy.mean)} %"),
+    Column("gain ± s.e.", lambda row: format_with_error(f"{row.gain.gain.mean:+.4f}", row.gain.se, 4)),
+    Column(
+        "share", lambda row: "–" if row.gain.share_of_full is None else f"{format_percent(row.gain.share_of_full)} %"
+    ),
+)
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "dataset": result.task,
+        "run": result.run,
+        **result.info,
+        "seeds": list(result.seeds),
+        "documents": len(result.items_by_seed[0]),
+        "conditions": [gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for gain in context_gains(result)],
+        "bucket_tokens": BUCKET_TOKENS,
+        "nll_by_position": {name: nll_by_position(result, name) for name in result.conditions},
+    }
+    if is_recall(result):
+        first = result.items_by_seed[0][0].conditions
+        with_vectors = [name for name in result.conditions if first[name]["vectors_per_segment"]]
+        by_facts = {name: recall_by_facts(result, name) for name in with_vectors}
+        correlation = {name: length_fact_correlation(result, name) for name in with_vectors}
+        data["recall"] = {"by_facts": by_facts, "correlation": correlation}
+    return figures_to_json(data)
+
+
+def build_gain_table(results: Sequence[RunResult]) -> Table:
+    return build_table(COLUMNS, [GainRow(result, gain) for result in results for gain in context_gains(result)])
+
+
+def format_recall(results: Sequence[RunResult]) -> list[str]:
+    """Format the recall of runs by the number of facts for the lengths that they choose."""
+    lines: list[str] = []
+    for result in results:
+        for name in ("compressed", "sampled") if is_recall(result) else ():
+            if name in result.conditions:
+                correlation = length_fact_correlation(result, name)
+                cells = "; ".join(
+                    f"F={group.num_facts} {format_percent(group.accuracy)} % correct, N {group.mean_vectors:.2f}"
+                    for group in recall_by_facts(result, name)
+                )
+                text = "–" if correlation is None else f"{correlation:.3f}"
+                lines.append(f"{result.run}, {name}: {cells}; correlation of N with F {text}")
+    return lines
+
 
 SERIES_STYLES = {
     FIXED_LENGTH: ("o", "-"),
@@ -64,7 +156,7 @@ def build_sections(results: Sequence[RunResult], file_sections: Sequence[PageSec
     return [
         PageSection("Context compression", [LEAD, *([LEGEND] if results else [])]),
         *map(document_section, by_documents.values()),
-        PageSection("Recall and soft reading", [format_recall(results)]),
+        PageSection("Recall", [format_recall(results)]),
         *file_sections,
         PageSection("Published results on compression", [PAPERS_NOTE, *papers]),
         PageSection("Limitations of compression results", [CAVEATS]),
@@ -108,7 +200,6 @@ def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> 
 
 
 def build_comparison_table(comparisons: Sequence[LengthComparison]) -> Table:
-    """Build the table of learned against fixed lengths of the same mean."""
     has_facts = is_recall(comparisons[0].point.result)
     scale, sign, digits = (100, 1, 1) if has_facts else (1, -1, 4)
     columns = (

@@ -8,10 +8,10 @@ from markupsafe import Markup
 from laconic.evaluation.inspection.chain_comparison import KV_SPACES
 from laconic.evaluation.inspection.dataset import DatasetSummary, dataset_tables, describe_set, list_caveats
 from laconic.evaluation.inspection.logit_lens import TokenGuess
-from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.inspection.question_summary import (
+from laconic.evaluation.inspection.question import (
     BASELINE_LABELS,
     SIMILARITY_TERMS,
+    QuestionInspection,
     QuestionSummary,
     correctness_suffix,
     name_passes,
