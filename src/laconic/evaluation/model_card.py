@@ -108,7 +108,6 @@ def list_hub_names(datasets: Mapping[str, DatasetInfo | None]) -> list[str]:
 
 
 def describe_data_licences(datasets: Mapping[str, DatasetInfo | None]) -> str:
-    """Return the licence of the training data; of several sets, each with the name of its set."""
     licences = {name: "not known to laconic" if info is None else info.licence for name, info in datasets.items()}
     if len(set(licences.values())) == 1:
         return next(iter(licences.values()))
@@ -203,7 +202,6 @@ def split_results(results: Results) -> list[Results]:
 
 
 def to_markdown(table: Table) -> str:
-    """Return a table in Markdown; numbers are aligned right, and bars in cells escaped."""
     width = max(len(table.header), *(len(row) for row in table.rows))
     aligned = ["---" if i < table.num_text_columns else "--:" for i in range(width)]
     rows = [list(table.header), aligned, *(list(row) for row in table.rows)]

@@ -302,7 +302,6 @@ def _load_committed(folder: Path, metadata: EvalMetadata) -> list[EvalItem] | No
 
 
 def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:
-    """Write the folder of a finished evaluation and remove the partial results."""
     text = "".join(f"{to_canonical_json(asdict(r))}\n" for r in records)
     metadata = asdict(job.metadata)
     figures = dict(job.summarize(group_items(records))) if job.summarize else {}

@@ -150,7 +150,6 @@ def load_excerpts(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int |
 
 
 def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> list[LossRow]:
-    """Return a row for each model; differences are paired by window, where both models have the same windows."""
     rows: list[LossRow] = []
     for result in results:
         nats = result.scores(CONDITION, itemgetter("nats"))

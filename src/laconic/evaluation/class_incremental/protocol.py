@@ -88,7 +88,6 @@ def run_stream(
 
 
 def evaluate_tasks(learner: ClassIncrementalLearner, stream: ClassIncrementalStream, i: int) -> list[float]:
-    """Return the accuracy on each task up to i, among the classes seen so far."""
     items = [item for task in stream.test[: i + 1] for item in task]
     seen_classes = stream.seen_classes(i)
     labels = np.array([item.label for item in items])

@@ -28,7 +28,6 @@ def build_method_table(results: ClassIncrementalResults, caption: str = "") -> T
 
 
 def first_notes(row: tuple[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the notes of a method on the first class order."""
     return row[1]["notes"][0] if row[1]["notes"] else {}
 
 
@@ -86,7 +85,6 @@ def mean_matrix(matrices: Sequence[AccuracyRows]) -> AccuracyArray:
 
 
 def plot_matrix(name: str, method: str, A: AccuracyArray) -> Markup:
-    """Plot A as a heat map: a row after each task, a column for each task."""
     numbers = [str(i + 1) for i in range(len(A))]
     values = np.nan_to_num(A).tolist()
     last = ", ".join(f"{100 * x:.0f}" for x in values[-1])

@@ -150,7 +150,6 @@ def score_conditions(result: RunResult) -> list[ConditionScores]:
 
 
 def list_examples(result: RunResult) -> list[ExampleQuestion]:
-    """Return the first questions with the answers of every condition; of several seeds, the first."""
     examples: list[ExampleQuestion] = []
     for item in result.items_by_seed[0][:NUM_EXAMPLES]:
         gold = item.shared["answers"]

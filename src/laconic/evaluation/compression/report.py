@@ -146,7 +146,6 @@ PAPERS_NOTE = (
 
 
 def build_sections(results: Sequence[RunResult], file_sections: Sequence[PageSection]) -> list[PageSection]:
-    """Return the sections on context compression: results on documents, then on files of questions or labels."""
     if not results and not file_sections:
         return []
     by_documents: dict[Any, list[RunResult]] = {}
@@ -164,7 +163,6 @@ def build_sections(results: Sequence[RunResult], file_sections: Sequence[PageSec
 
 
 def document_section(results: Sequence[RunResult]) -> PageSection:
-    """Return the section about runs on the same documents, with a plot if several lengths were evaluated."""
     points = [point for result in results for point in pareto_points(result)]
     blocks: list[PageBlock] = [build_gain_table(results)]
     if len(points) > 1:

@@ -95,7 +95,6 @@ def compress_other_text(method: AutoCompressor, source: TrainingData, split: Con
 
 
 def load_untrained_method(run: LoadedRun) -> AutoCompressor:
-    """Build the method as it was before the run's first step."""
     recipe, device = run.recipe, run.parts.decoder.token_embedding.weight.device
     decoder, tokenizer = load_initial_decoder(recipe, device)
     method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).to(device).eval()
@@ -148,7 +147,6 @@ def build_conditions(
 
 
 def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
-    """Return the fixed lengths of a method with equally long text, and the rules of its stop head."""
     policy = method.config.length_policy
     conditions: list[ContextCondition] = []
     rules: dict[str, StopRule] = {}
@@ -164,7 +162,6 @@ def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
 
 
 def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings of a run that its figures depend on."""
     info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "length_policy": None}
     if recipe.compression is None or recipe.method == "lm":
         return info

@@ -34,7 +34,6 @@ class CompressionSuite:
         return all(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for an unknown task, a file for a run without memory, or data without segments."""
         files = [name for name in request.tasks if name.endswith(ROW_FILE_SUFFIXES)]
         for name in request.tasks:
             if name not in (*HELD_OUT_SETS, *files):
@@ -82,7 +81,6 @@ def order_document_set(result: RunResult) -> tuple[bool, str, int]:
 
 
 def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
-    """Return the evaluation of a run on a file of context questions or labelled texts."""
     if not file.is_file():
         raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
     kind = detect_kind(file)
@@ -114,7 +112,6 @@ def list_file_blocks(result: RunResult) -> list[Table | str]:
 
 
 def build_file_section(result: RunResult) -> PageSection:
-    """Return the same for a page, with whole answers in a table."""
     kind = result.variant["kind"]
     blocks = list_file_blocks(result)[:2]
     examples = [build_examples_table(context_qa.list_examples(result))] if kind == "answers" else []

@@ -114,7 +114,6 @@ def describe_guess(guess: TokenGuess) -> str:
 
 
 def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[PageBlock]:
-    """Return one similarity map of every run that has it, on a common scale, and its layers."""
     matches = [(run, map) for run in runs for map in run.chain.maps if (map.space, map.baseline) == (space, baseline)]
     if not matches:
         return []
@@ -148,7 +147,6 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
 
 
 def selection_blocks(run: QuestionInspection) -> list[PageBlock]:
-    """Return what each policy selects of the chain: by token, by class, by layer and head."""
     chain, tokens = run.chain, run.lens.chain
     trained = f"trained with policy {chain.policy}" if chain.is_distilled else "trained without KV distillation"
     if next(iter(chain.selections.values())).all():

@@ -262,7 +262,6 @@ def join_words(text: str) -> str:
 
 
 def correctness_suffix(answer: str, summary: QuestionSummary) -> str:
-    """Return whether an answer matches the gold one; empty if that is unknown."""
     if summary.gold is None:
         return ""
     prediction = summary.protocol.extract(answer)

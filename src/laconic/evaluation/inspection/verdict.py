@@ -120,7 +120,6 @@ class ThoughtAudit:
         return np.array(rows, dtype=np.float64)
 
     def changed_share(self, condition: str) -> float:
-        """Return the share of predictions that differ from those as trained."""
         pairs = [(item.conditions[condition], item.shared) for items in self.row.items_by_seed for item in items]
         return float(np.mean([changed["prediction"] != trained["prediction"] for changed, trained in pairs]))
 
@@ -137,7 +136,6 @@ class ThoughtAudit:
 
     @property
     def swaps(self) -> tuple[ConditionEffect, ConditionEffect]:
-        """The effects of a swap of the vectors, and of their keys and values."""
         by_name = {effect.name: effect for effect in self.effects}
         return by_name[SWAPS[0]], by_name[SWAPS[1]]
 
@@ -155,13 +153,11 @@ class ThoughtAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the answers use the thoughts, and whether the run is better than its controls."""
         name, text = judge_effects(self)
         return Verdict(name, f"{text}{judge_controls(self.comparisons, name)}.")
 
 
 def label_condition(name: str) -> tuple[str, str]:
-    """Return what a condition replaces, and where, for a table."""
     first, _, second = name.partition(" ")
     if first in LABELS:
         return LABELS[first], LABELS[second]
@@ -172,7 +168,6 @@ def label_condition(name: str) -> tuple[str, str]:
 
 
 def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
-    """Return the verdict on the effects, without the controls."""
     (vectors, cache), floor = audit.swaps, audit.row.majority_baseline.share
     accuracy = audit.row.accuracy
     others = [effect for effect in audit.effects if effect.is_significant]
@@ -289,7 +284,6 @@ EFFECT_COLUMNS = (
 
 
 def build_audit_table(audit: ThoughtAudit) -> Table:
-    """Return the table of an audit: as trained, the conditions, then the controls."""
     table = build_table(EFFECT_COLUMNS, audit.effects)
     accuracy = audit.row.accuracy
     first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]

@@ -59,7 +59,6 @@ class MemorySuite:
         return TASK in tasks
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for other tasks or options, for runs without memories, or without documents."""
         prompts = {folder: read_prompt(folder) for folder in recipes}
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
@@ -159,14 +158,12 @@ def find_windows(
 
 
 def list_methods(request: EvalRequest, run: LoadedRun) -> list[str]:
-    """Return the plain baselines, and the methods that are compared with them."""
     if isinstance(run.method, AutoCompressor):
         return [BASELINES, SUMMARY]
     return [BASELINES, *(request.methods or KV_METHODS), *([] if request.fit is None else [FIT])]
 
 
 def iter_contexts(request: EvalRequest, run: LoadedRun, method: str, ids: Sequence[int]) -> Iterable[ProbeContext]:
-    """Return the contexts of a document by one method, at all sizes."""
     decoder, tokenizer, compressor = run.parts.decoder, run.parts.tokenizer, run.method
     if method == BASELINES:
         num_special = len(tokenizer.encode("a")) - len(tokenizer.encode("a", add_special_tokens=False))
@@ -181,7 +178,6 @@ def iter_contexts(request: EvalRequest, run: LoadedRun, method: str, ids: Sequen
 
 @torch.no_grad()
 def evaluate_document(request: EvalRequest, run: LoadedRun, method: str, document: ProbedDocument) -> EvalItem:
-    """Return the sizes of each context, and per task the mean nats per token and the share of right answers."""
     conditions: dict[str, dict[str, Any]] = {}
     for context in iter_contexts(request, run, method, document.ids):
         sizes = {name: getattr(context, name) for name in ("positions", "file_bytes", "used_bytes")}

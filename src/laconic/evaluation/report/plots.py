@@ -176,13 +176,11 @@ def plot_heat_maps(
 
 
 def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float]:
-    """Return the least and the largest value of maps that are to be compared."""
     cells = [x for values in maps for row in values for x in row]
     return (min(cells), max(cells)) if cells else (0.0, 1.0)
 
 
 def show_whitespace(token: str) -> str:
-    """Make spaces and line ends of a token visible."""
     return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
 
 

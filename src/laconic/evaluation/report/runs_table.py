@@ -184,7 +184,6 @@ def render_report(report: ComparisonReport) -> str:
 
 
 def plot_results(report: ComparisonReport) -> list[PagePlot]:
-    """Return plots of accuracy, learning curves and accuracy by Jacobi iterations."""
     methods = [result for result in report.results if not result.is_control]
     colors = {result.name: i + (i >= CONTROL_COLOR) for i, result in enumerate(methods)}
     floor = 100 * report.results[0].row.majority_baseline.share

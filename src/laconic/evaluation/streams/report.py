@@ -96,7 +96,6 @@ def natural_sort_key(text: str) -> list[tuple[bool, int, str]]:
 
 
 def updates_per_level(result: RunResult, condition: str) -> list[float]:
-    """Return the updates of each level per item, mean over items, layers and seeds."""
     return np.mean([item.conditions[condition]["level_updates"] for item in result.pooled_items], axis=0).tolist()
 
 
@@ -211,7 +210,6 @@ MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
 
 
 def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
-    """Plot the NLL of the position buckets of texts by their first position."""
     series = [
         PlotSeries(
             f"{result.run}, {condition}",
@@ -230,7 +228,6 @@ def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
 
 
 def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
-    """Plot the percentage of queries answered by gap, for each number of pairs."""
     points: dict[str, list[tuple[float, float]]] = {}
     for result in results:
         for row in metric_rows(result) if stream_name(result) == "mqar" else ():
@@ -270,7 +267,6 @@ def load_metric_series(folder: Path) -> MetricSeries:
 
 
 def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[PageSection]:
-    """Return the sections about streams, and about levels and memories in the training of the runs."""
     training = [
         (seed_run_name(title, path, folder), load_metric_series(folder))
         for path, title in zip(paths, short_run_names(paths), strict=True)
