@@ -226,12 +226,11 @@ def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    adjusted = [0.0] * len(p_values)
-    least = 0.0
-    for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        least = max(least, min(1.0, (len(p_values) - place) * p_values[i]))
-        adjusted[i] = least
-    return adjusted
+    p = np.array(p_values)
+    order = p.argsort(kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(p[order] * range(len(p), 0, -1)).clip(max=1.0)
+    return adjusted.tolist()
 
 
 def find_significant(differences: Sequence[Difference]) -> list[bool]:

@@ -48,7 +48,7 @@ def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, f
 
     `draw` is called with an empty matplotlib `Figure`, once for each colour scheme. The size is in inches.
     """
-    if not _has_matplotlib():
+    if find_spec("matplotlib") is None:
         return NO_PLOTS
     light, dark = (_to_data_uri(draw, size, "constrained", colors) for colors in ({}, _dark_colors()))
     image = _image_tag(light, alt_text, size)
@@ -167,7 +167,7 @@ def plot_heat_maps(
                 axes.plot(best, start + np.arange(len(best)), "o", color="C6", markersize=3)
         axes.set(xlim=(-0.5, image.shape[1] - 0.5), ylim=(image.shape[0] - 0.5, -0.5))
 
-    if not _has_matplotlib():
+    if find_spec("matplotlib") is None:
         return NO_PLOTS
     # Neutral text and a colour map for both schemes: a page may have hundreds of maps, and drawing them twice is slow.
     text = dict.fromkeys(("text.color", "xtick.color", "ytick.color"), NEUTRAL_TEXT)
@@ -182,10 +182,6 @@ def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, 
 
 def show_whitespace(token: str) -> str:
     return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
-
-
-def _has_matplotlib() -> bool:
-    return find_spec("matplotlib") is not None
 
 
 def _image_tag(uri: str, alt_text: str, size: tuple[float, float]) -> Markup:
