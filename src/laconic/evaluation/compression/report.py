@@ -4,27 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from laconic.evaluation.compression import scores
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
-from laconic.evaluation.compression.scores import (
-    FIXED_LENGTH,
-    LEARNED_LENGTH,
-    MIN_TEXT_GROUPS,
-    ORACLE_LENGTH,
-    SIGNIFICANT_ERRORS,
-    TEXT_END,
-    ContextGain,
-    LengthComparison,
-    ParetoPoint,
-    compare_learned_lengths,
-    context_gains,
-    document_keys,
-    is_recall,
-    length_fact_correlation,
-    nll_by_position,
-    nll_per_token,
-    pareto_points,
-    recall_by_facts,
-)
 from laconic.evaluation.report.page import PageBlock, PagePlot, PageSection
 from laconic.evaluation.report.papers import list_papers
 from laconic.evaluation.report.plots import PlotSeries, plot_lines
@@ -54,7 +35,7 @@ class GainRow(NamedTuple):
     """The gain of one condition of a run: a row of the table."""
 
     result: RunResult
-    gain: ContextGain
+    gain: scores.ContextGain
 
 
 COLUMNS = (
@@ -81,33 +62,35 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         **result.info,
         "seeds": list(result.seeds),
         "documents": len(result.items_by_seed[0]),
-        "conditions": [gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for gain in context_gains(result)],
+        "conditions": [
+            gain._asdict() | {"perplexity": math.exp(gain.nll.mean)} for gain in scores.context_gains(result)
+        ],
         "bucket_tokens": BUCKET_TOKENS,
-        "nll_by_position": {name: nll_by_position(result, name) for name in result.conditions},
+        "nll_by_position": {name: scores.nll_by_position(result, name) for name in result.conditions},
     }
-    if is_recall(result):
+    if scores.is_recall(result):
         first = result.items_by_seed[0][0].conditions
         with_vectors = [name for name in result.conditions if first[name]["vectors_per_segment"]]
-        by_facts = {name: recall_by_facts(result, name) for name in with_vectors}
-        correlation = {name: length_fact_correlation(result, name) for name in with_vectors}
+        by_facts = {name: scores.recall_by_facts(result, name) for name in with_vectors}
+        correlation = {name: scores.length_fact_correlation(result, name) for name in with_vectors}
         data["recall"] = {"by_facts": by_facts, "correlation": correlation}
     return figures_to_json(data)
 
 
 def build_gain_table(results: Sequence[RunResult]) -> Table:
-    return build_table(COLUMNS, [GainRow(result, gain) for result in results for gain in context_gains(result)])
+    return build_table(COLUMNS, [GainRow(result, gain) for result in results for gain in scores.context_gains(result)])
 
 
 def format_recall(results: Sequence[RunResult]) -> list[str]:
     """Format the recall of runs by the number of facts for the lengths that they choose."""
     lines: list[str] = []
     for result in results:
-        for name in ("compressed", "sampled") if is_recall(result) else ():
+        for name in ("compressed", "sampled") if scores.is_recall(result) else ():
             if name in result.conditions:
-                correlation = length_fact_correlation(result, name)
+                correlation = scores.length_fact_correlation(result, name)
                 cells = "; ".join(
                     f"F={group.num_facts} {format_percent(group.accuracy)} % correct, N {group.mean_vectors:.2f}"
-                    for group in recall_by_facts(result, name)
+                    for group in scores.recall_by_facts(result, name)
                 )
                 text = "–" if correlation is None else f"{correlation:.3f}"
                 lines.append(f"{result.run}, {name}: {cells}; correlation of N with F {text}")
@@ -115,10 +98,10 @@ def format_recall(results: Sequence[RunResult]) -> list[str]:
 
 
 SERIES_STYLES = {
-    FIXED_LENGTH: ("o", "-"),
-    LEARNED_LENGTH: ("D", "none"),
-    TEXT_END: (".", ":"),
-    ORACLE_LENGTH: (".", "--"),
+    scores.FIXED_LENGTH: ("o", "-"),
+    scores.LEARNED_LENGTH: ("D", "none"),
+    scores.TEXT_END: (".", ":"),
+    scores.ORACLE_LENGTH: (".", "--"),
 }
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
@@ -126,12 +109,12 @@ LEAD = (
 )
 COMPARISON_NOTE = (
     "Paired by document with the straight line between the two nearest fixed lengths; beyond the longest, with that "
-    f"length. Above or below the line means by more than {SIGNIFICANT_ERRORS} standard errors over documents and "
-    "seeds. Several rules of one head are compared, without correction for their number."
+    f"length. Above or below the line means by more than {scores.SIGNIFICANT_ERRORS} standard errors over documents "
+    "and seeds. Several rules of one head are compared, without correction for their number."
 )
 CAVEATS = (
     "Documents may be stretches of a few texts. Stretches are alike within a text; standard errors are over texts if "
-    f"there are {MIN_TEXT_GROUPS} or more, otherwise over stretches, and then errors over texts are larger.",
+    f"there are {scores.MIN_TEXT_GROUPS} or more, otherwise over stretches, and then errors over texts are larger.",
     "Whether a learned length is better than a fixed one of the same mean is an open question: no run of the original "
     "design was published, and the nearest published work reports that continuous ratios fail (arXiv:2603.25926) and "
     "that means over spans do better (arXiv:2510.20797). A comparison here holds for these runs only.",
@@ -150,7 +133,7 @@ def build_sections(results: Sequence[RunResult], file_sections: Sequence[PageSec
         return []
     by_documents: dict[Any, list[RunResult]] = {}
     for result in results:
-        by_documents.setdefault((result.task, document_keys(result)), []).append(result)
+        by_documents.setdefault((result.task, scores.document_keys(result)), []).append(result)
     papers = list_papers(["tails", "retrieval", "ablations", "labels"])
     return [
         PageSection("Context compression", [LEAD, *([LEGEND] if results else [])]),
@@ -163,18 +146,18 @@ def build_sections(results: Sequence[RunResult], file_sections: Sequence[PageSec
 
 
 def document_section(results: Sequence[RunResult]) -> PageSection:
-    points = [point for result in results for point in pareto_points(result)]
+    points = [point for result in results for point in scores.pareto_points(result)]
     blocks: list[PageBlock] = [build_gain_table(results)]
     if len(points) > 1:
         blocks.append(plot_pareto(points, results))
-    if comparisons := compare_learned_lengths(points):
+    if comparisons := scores.compare_learned_lengths(points):
         blocks += [build_comparison_table(comparisons), COMPARISON_NOTE]
     return PageSection(f"{results[0].task}: {len(results[0].items_by_seed[0]):,} documents", blocks)
 
 
-def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> list[PagePlot]:
+def plot_pareto(points: Sequence[scores.ParetoPoint], results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot accuracy, or nats per token, against vectors per segment; horizontal lines are the whole text."""
-    has_facts = is_recall(results[0])
+    has_facts = scores.is_recall(results[0])
     lengths = [point.mean_point[0] for point in points]
     y_label, better = ("accuracy, %", "Higher") if has_facts else ("nats per token", "Lower")
     series: list[PlotSeries] = []
@@ -184,7 +167,7 @@ def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> 
             values = [(x, 100 * y if has_facts else -y) for x, y in means]
             series.append(PlotSeries(f"{result.run}: {kind}", values, color, linestyle, marker))
         if "full" in result.conditions and not has_facts:
-            nats = float(result.scores("full", nll_per_token).mean())
+            nats = float(result.scores("full", scores.nll_per_token).mean())
             values = [(min(lengths), nats), (max(lengths), nats)]
             series.append(PlotSeries(f"{result.run}: whole text", values, color, "-.", "None"))
     return plot_lines(
@@ -197,8 +180,8 @@ def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> 
     )
 
 
-def build_comparison_table(comparisons: Sequence[LengthComparison]) -> Table:
-    has_facts = is_recall(comparisons[0].point.result)
+def build_comparison_table(comparisons: Sequence[scores.LengthComparison]) -> Table:
+    has_facts = scores.is_recall(comparisons[0].point.result)
     scale, sign, digits = (100, 1, 1) if has_facts else (1, -1, 4)
     columns = (
         Column("run, rule", lambda c: f"{c.point.result.run}, {c.point.condition}", is_text=True),

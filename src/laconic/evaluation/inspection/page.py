@@ -26,7 +26,7 @@ from laconic.evaluation.report.page import (
     mark_tokens,
     render_page,
 )
-from laconic.evaluation.report.plots import find_value_range, plot_heat_maps, show_whitespace
+from laconic.evaluation.report.plots import plot_heat_maps, show_whitespace
 from laconic.evaluation.tables import Table, format_percent
 
 
@@ -126,7 +126,8 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
         for run, map in matches
     )
     means = [(run.name, map.mean) for run, map in matches]
-    value_range = find_value_range([mean for _, mean in means])
+    cells = np.array([mean for _, mean in means])
+    value_range = float(cells.min()), float(cells.max())
     image = plot_heat_maps(means, rows, columns, f"{title}. {captions}", value_range=value_range, mark_max=True)
     caption = (
         "Cosine of each latent (down) with each token (across), mean over the matched layers; a dot marks the most "

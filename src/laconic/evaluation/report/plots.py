@@ -120,7 +120,7 @@ def plot_accuracies(bars: Sequence[tuple[str, float, float, float, int]], floor:
 
 
 def plot_heat_maps(
-    panels: Sequence[tuple[str, Sequence[Sequence[float]]]],
+    panels: Sequence[tuple[str, ArrayLike]],
     row_labels: Sequence[str],
     column_labels: Sequence[str],
     alt_text: str,
@@ -143,8 +143,9 @@ def plot_heat_maps(
     # All maps are one image, with empty rows for the titles: an axes for each map would take many times as long.
     image = np.full((len(panels) * num_rows, len(columns)), np.nan)
     for i, (_, values) in enumerate(panels):
-        low, high = value_range or find_value_range([values])
-        rows = (np.asarray(values, dtype=float) - low) / max(high - low, 1e-9)
+        cells = np.asarray(values, dtype=float)
+        low, high = value_range or (cells.min(), cells.max())
+        rows = (cells - low) / max(high - low, 1e-9)
         image[i * num_rows + TITLE_ROWS : (i + 1) * num_rows] = rows.clip(0, 1)
     map_width, map_height = CELL_INCHES * image.shape[1], CELL_INCHES * image.shape[0]
     width = left + max(map_width, title_width) + 0.1
@@ -173,11 +174,6 @@ def plot_heat_maps(
     text = dict.fromkeys(("text.color", "xtick.color", "ytick.color"), NEUTRAL_TEXT)
     uri = _to_data_uri(draw, (width, height), "none", text | {"image.cmap": "viridis"})
     return _image_tag(uri, alt_text, (width, height))
-
-
-def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float]:
-    cells = [x for values in maps for row in values for x in row]
-    return (min(cells), max(cells)) if cells else (0.0, 1.0)
 
 
 def show_whitespace(token: str) -> str:
