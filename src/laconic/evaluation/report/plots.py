@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import ArrayLike
 
 from laconic.evaluation.report.page import PagePlot
 
