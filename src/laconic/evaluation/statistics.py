@@ -258,9 +258,10 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
 
 
 def format_difference(difference: Difference) -> str:
-    return f"{format_points(difference.mean)} ({format_points(difference.low)} to {format_points(difference.high)})"
+    """Format a difference of shares in percentage points, with its interval."""
+    mean, low, high = (format_points(x) for x in difference[:3])
+    return f"{mean} ({low} to {high})"
 
 
 def format_points(part: float) -> str:
-    """Format a difference of shares in percentage points, with a sign and without a negative 0."""
-    return f"{round(100 * part, 1) + 0.0:+.1f}"
+    return f"{100 * part:+z.1f}"

@@ -24,7 +24,6 @@ from laconic.evaluation.tables import (
     build_table,
     format_count,
     format_percent,
-    format_signed,
     format_with_error,
 )
 from laconic.experiment.text_models.compressor import TextCompressor
@@ -169,7 +168,7 @@ def count_items(result: RunResult) -> dict[str, Any]:
 def metric_columns(name: str) -> tuple[Column, Column]:
     def format_gain(score: ConditionScores) -> str:
         x = score.metrics[name]
-        gain = format_with_error(format_signed(100 * x.gain, 1), 100 * x.gain_se, 1)
+        gain = format_with_error(f"{100 * x.gain:+z.1f}", 100 * x.gain_se, 1)
         return "–" if score.condition == "none" else gain
 
     def format_metric(score: ConditionScores) -> str:

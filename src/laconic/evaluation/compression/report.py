@@ -17,7 +17,6 @@ from laconic.evaluation.tables import (
     figures_to_json,
     format_mean,
     format_percent,
-    format_signed,
     format_with_error,
 )
 
@@ -194,7 +193,7 @@ def build_comparison_table(comparisons: Sequence[scores.LengthComparison]) -> Ta
         Column("on the line", lambda c: f"{sign * scale * c.fixed_quality:.{digits}f}"),
         Column(
             "better by",
-            lambda c: format_with_error(format_signed(scale * c.difference, digits), scale * c.se, digits),
+            lambda c: format_with_error(f"{scale * c.difference:+z.{digits}f}", scale * c.se, digits),
         ),
         Column("result", lambda c: c.verdict),
     )

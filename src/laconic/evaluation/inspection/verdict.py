@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from laconic.console import pluralize
 from laconic.evaluation import statistics
 from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
 from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_interval, format_percent
@@ -274,20 +275,21 @@ EFFECT_COLUMNS = (
 
 
 def build_audit_table(audit: ThoughtAudit) -> Table:
+    """Return a row as trained, then the conditions, and the controls; a control's change is its accuracy minus ours."""
     table = build_table(EFFECT_COLUMNS, audit.effects)
     accuracy = audit.row.accuracy
     first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]
-    rows = [first, *table.rows, *map(comparison_cells, audit.comparisons)]
-    task = f"{accuracy.num_items:,} questions of {audit.row.dataset}, {accuracy.num_seeds} seed"
-    return table._replace(rows=rows, caption=f"{audit.row.run}: {task}{'s' if accuracy.num_seeds > 1 else ''}")
-
-
-def comparison_cells(comparison: ControlComparison) -> list[str]:
-    """Return the table row of a control; its change is the control's accuracy minus the run's."""
-    d = comparison.difference
-    change = statistics.format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
-    accuracy = f"{format_percent(comparison.accuracy.mean)} %"
-    return [f"control {comparison.name}", "", accuracy, change, format_p(comparison.adjusted_p), "", ""]
+    controls: list[list[str]] = []
+    for control in audit.comparisons:
+        d = control.difference
+        change = statistics.format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
+        percent = f"{format_percent(control.accuracy.mean)} %"
+        controls.append([f"control {control.name}", "", percent, change, format_p(control.adjusted_p), "", ""])
+    caption = (
+        f"{audit.row.run}: {accuracy.num_items:,} questions of {audit.row.dataset}, "
+        f"{pluralize(accuracy.num_seeds, 'seed')}"
+    )
+    return table._replace(rows=[first, *table.rows, *controls], caption=caption)
 
 
 def explain_columns(audit: ThoughtAudit) -> list[str]:
