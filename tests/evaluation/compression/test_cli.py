@@ -94,12 +94,14 @@ def test_evaluate_fact_recall_stores_and_reuses_results(
     for name in ("none", "n = 2", "soft"):
         assert nll[name] == pytest.approx(sum(sum(d.conditions[name]["nll"]) / 8 for d in documents) / 12)
     assert [d.conditions["n = 2"]["vectors_per_segment"] for d in documents] == [[2]] * 12
-    assert all(0 < d.conditions["soft"]["expected_lengths"][0] <= 3 for d in documents)
+    expected = [d.conditions["soft"]["expected_lengths"][0] for d in documents]
+    assert all(0 < length <= 3 for length in expected)
+    assert result["gap"]["expected_length"] == pytest.approx(sum(expected) / 12)
     monkeypatch.setattr(compression_run, "evaluate_batch", None)  # evaluating again would fail
     assert evaluate_json(run, "facts") == [result]
     code, out, _ = run("facts")
     assert code == 0
-    for text in ("truncated", "facts, compressed: F=1 ", "correlation of N with F"):
+    for text in ("truncated", "facts, compressed: F=1 ", "correlation of N with F", "soft minus hard: "):
         assert text in out, text
 
 
@@ -249,5 +251,5 @@ def test_report_of_stored_results(run: RunCli, runs: Path, monkeypatch: pytest.M
     assert run("facts")[0] == run("books/seed-0", "lm", "--limit", 3)[0] == 0
     assert ReportCommand(("facts", "books/seed-0", "lm"), Path("page.html")).run() == 0
     text = (runs / "page.html").read_text()
-    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall"):
+    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall and soft reading"):
         assert expected in text, expected

@@ -86,13 +86,19 @@ def test_share_of_full_is_none_if_the_whole_text_gains_nothing() -> None:
     assert {gain.share_of_full for gain in gains} == {None}
 
 
-def test_fact_recall_by_facts() -> None:
+def test_fact_recall_by_facts_and_soft_hard_gap() -> None:
     result = recall_result()
     one, two = scores.recall_by_facts(result, "compressed")
     assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors) == (1, 3, 30 / 39, 1)
     assert (two.num_facts, two.accuracy, two.mean_vectors) == (2, 20 / 39, 2)
     assert scores.length_fact_correlation(result, "compressed") == pytest.approx(1)
     assert scores.length_fact_correlation(result, "soft") is None
+    gap = scores.soft_hard_gap(result)
+    assert gap is not None
+    assert gap.nll == pytest.approx(-0.1)
+    assert gap.accuracy == pytest.approx(1 - 25 / 39)
+    assert (gap.expected_length, gap.num_vectors, gap.sampled_length) == pytest.approx((1.75, 0.25, 4 / 3))
+    assert scores.soft_hard_gap(book_result()) is None
 
 
 @pytest.mark.medium
@@ -104,6 +110,7 @@ def test_report_page_contains_the_figures() -> None:
         "untrained none",
         "AutoCompressor-2.7B",
         "F=2 51.3 % correct, N 2.00; correlation of N with F 1.000",
+        "recall, soft minus hard: -0.1000 nats per token",
         "open question",
         "stop, compressed its own 2.00 2.2750 2.2500 -0.0250 ± 0.0076 below the line",
     ):

@@ -66,6 +66,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         ],
         "bucket_tokens": BUCKET_TOKENS,
         "nll_by_position": {name: scores.nll_by_position(result, name) for name in result.conditions},
+        "gap": scores.soft_hard_gap(result),
     }
     if scores.is_recall(result):
         first = result.items_by_seed[0][0].conditions
@@ -81,7 +82,7 @@ def build_gain_table(results: Sequence[RunResult]) -> Table:
 
 
 def format_recall(results: Sequence[RunResult]) -> list[str]:
-    """Format the recall of runs by the number of facts for the lengths that they choose."""
+    """Format the recall of runs by the number of facts for the lengths that they choose, and soft against hard."""
     lines: list[str] = []
     for result in results:
         for name in ("compressed", "sampled") if scores.is_recall(result) else ():
@@ -93,6 +94,12 @@ def format_recall(results: Sequence[RunResult]) -> list[str]:
                 )
                 text = "–" if correlation is None else f"{correlation:.3f}"
                 lines.append(f"{result.run}, {name}: {cells}; correlation of N with F {text}")
+        if gap := scores.soft_hard_gap(result):
+            sampled = format_with_error(f"{gap.sampled_length:.3f}", gap.sampled_se, 3)
+            lines.append(
+                f"{result.run}, soft minus hard: {gap.nll:+.4f} nats per token, {100 * gap.accuracy:+.1f} points of "
+                f"accuracy, {gap.num_vectors:+.2f} vectors; E[N] {gap.expected_length:.3f}, mean of sampled N {sampled}"
+            )
     return lines
 
 
@@ -137,7 +144,7 @@ def build_sections(results: Sequence[RunResult], file_sections: Sequence[PageSec
     return [
         PageSection("Context compression", [LEAD, *([LEGEND] if results else [])]),
         *map(document_section, by_documents.values()),
-        PageSection("Recall", [format_recall(results)]),
+        PageSection("Recall and soft reading", [format_recall(results)]),
         *file_sections,
         PageSection("Published results on compression", [PAPERS_NOTE, *papers]),
         PageSection("Limitations of compression results", [CAVEATS]),

@@ -1,8 +1,9 @@
 """Perplexity of tails by condition, gains over no context, recall of facts, and quality by the number of vectors.
 
 Nats are per scored token of a document, and every document counts the same. Scores are [R seeds, N documents]. In fact
-recall, F is the number of facts of a document, and N its number of vectors. Quality is accuracy for fact recall,
-otherwise the negative nats per scored token; it is compared at equal x, the mean number of vectors per segment.
+recall, F is the number of facts of a document, N its number of vectors, and E[N] the mean under the stop distribution.
+Quality is accuracy for fact recall, otherwise the negative nats per scored token; it is compared at equal x, the mean
+number of vectors per segment.
 """
 
 import math
@@ -146,6 +147,41 @@ def length_fact_correlation(result: RunResult, condition: str) -> float | None:
     """Compute Pearson's correlation of N with F over documents; None if either is constant."""
     facts, lengths = (result.scores(condition, score).ravel() for score in (itemgetter("num_facts"), num_vectors))
     return float(np.corrcoef(facts, lengths)[0, 1]) if facts.std() and lengths.std() else None
+
+
+class SoftHardGap(NamedTuple):
+    """Soft reading minus hard reading, per scored token of a document, and the calibration of the stop distribution.
+
+    `num_vectors` is E[N] minus the mean of hard N. E[N] should match the mean of lengths sampled from the distribution.
+    """
+
+    nll: float
+    accuracy: float
+    num_vectors: float
+    expected_length: float
+    sampled_length: float
+    sampled_se: float
+
+
+def soft_hard_gap(result: RunResult) -> SoftHardGap | None:
+    """Compute the gap between soft and hard reading; None if lengths are not learned."""
+    if not {"soft", "compressed", "sampled"} <= {*result.conditions}:
+        return None
+    nll, accuracy = (
+        float((result.scores("soft", score) - result.scores("compressed", score)).mean())
+        for score in (nll_per_token, share_correct)
+    )
+    hard, sampled = (result.scores(condition, num_vectors) for condition in ("compressed", "sampled"))
+    expected = float(result.scores("soft", lambda metrics: sum(metrics["expected_lengths"])).mean())
+    se = float(sampled.std(ddof=1) / np.sqrt(sampled.size)) if sampled.size > 1 else float("nan")
+    return SoftHardGap(
+        nll=nll,
+        accuracy=accuracy,
+        num_vectors=expected - float(hard.mean()),
+        expected_length=expected,
+        sampled_length=float(sampled.mean()),
+        sampled_se=se,
+    )
 
 
 FIXED_LENGTH, LEARNED_LENGTH = "fixed lengths", "learned length"
