@@ -279,8 +279,8 @@ def print_demo_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[i
     """Measure the time per answer, write report.html, and print the table and its footnotes (or JSON)."""
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
-    from laconic.evaluation.report.build import build_report
     from laconic.evaluation.suite import EvalReport
+    from laconic.evaluation.suites import build_report
 
     with status("measuring the time per answer, and writing the report"):
         report = build_demo_report(entries, out, seeds)
