@@ -67,6 +67,18 @@ def test_generate_gives_the_tools_of_a_row_to_the_chat_template(tmp_path: Path) 
     assert ['"add"' in text for text in texts] == [True, False]
 
 
+def test_generate_asks_what_training_reads_as_the_question(tmp_path: Path) -> None:
+    rows = (
+        {"question": "2+3=", "answer": "5"},
+        {"instruction": "Translate.", "input": "Haus", "output": "house"},
+        {"problem": "What is 2+2?", "solution": r"\boxed{4}"},
+    )
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = read_prompt_rows(tmp_path / "rows.jsonl", False, None)
+    assert [prompt.text for prompt in prompts] == ["2+3=", "Translate.\n\nHaus", "What is 2+2?"]
+    assert [prompt.source for prompt in prompts] == list(rows)
+
+
 @pytest.mark.medium
 def test_generate_reads_prompts_from_standard_input_and_files(
     run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

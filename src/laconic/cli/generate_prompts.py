@@ -11,6 +11,7 @@ from laconic.config.data import DataConfig
 from laconic.console import log_message, pluralize
 from laconic.data.messages import check_messages, parse_messages
 from laconic.data.reasoning.chat import parse_tools
+from laconic.data.reasoning.columns import find_question
 from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 from laconic.errors import InputError, UsageError, translate_os_errors
 from laconic.experiment.text_models.prompts import PromptRow
@@ -55,19 +56,19 @@ def read_prompt_rows(
 ) -> list[PromptRow]:
     """Return the rows of a JSONL file, or of standard input for "-", with `prompt` or `messages`.
 
-    Where a row has neither, its `question_column` is the prompt, as in files of training rows. Other fields are copied
-    to the output, but for "generation", which an output that is read again has. Raises `InputError` (66) for invalid
-    rows, which are listed with their lines.
+    Where a row has neither, its question is the prompt, as in files of training rows. Other fields are copied to the
+    output, but for "generation", which an output that is read again has. Raises `InputError` (66) for invalid rows,
+    which are listed with their lines.
     """
     num_generated = 0
 
     def convert(row: dict[str, Any], name: str) -> PromptRow:
         nonlocal num_generated
         fields = [name for name in ("prompt", "messages") if name in row] or [question_column]
-        if len(fields) > 1 or fields[0] not in row:
+        value = row[fields[0]] if fields[0] in row else find_question(row, question_column)
+        if len(fields) > 1 or value is None:
             raise RowError("missing fields", f'expected one of "prompt", "messages" and "{question_column}"')
         num_generated += row.pop("generation", None) is not None
-        value = row[fields[0]]
         if fields[0] != "messages" and not isinstance(value, str):
             raise RowError("wrong types", "is not text", field=fields[0])
         try:

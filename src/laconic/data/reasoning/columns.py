@@ -161,16 +161,27 @@ def unbox_answer(row: Row) -> Row:
     return row if boxed is None else row | {"answer": normalise_number(boxed)}
 
 
-def convert_instruction(row: Row) -> Row | None:
-    """Convert a row of an instruction: its input or context, if there is one, follows after an empty line."""
-    answer = "response" if "response" in row else "output"
+def join_instruction(row: Row) -> object:
+    """Return the instruction of a row; its input or context, if there is one, follows after an empty line."""
     question = row["instruction"]
+    if not (isinstance(question, str) and question.strip()):
+        return question
+    inputs = [row.get(key) or "" for key in INSTRUCTION_INPUTS if isinstance(row.get(key, ""), str | None)]
+    return "\n\n".join([question, *(text for text in inputs if text.strip())])
+
+
+def convert_instruction(row: Row) -> Row | None:
+    answer = "response" if "response" in row else "output"
     inputs = [key for key in INSTRUCTION_INPUTS if isinstance(row.get(key, ""), str | None)]
-    if isinstance(question, str) and question.strip():
-        texts = [row.get(key) or "" for key in inputs]
-        question = "\n\n".join([question, *(text for text in texts if text.strip())])
     rest = {key: value for key, value in row.items() if key not in ("instruction", answer, *inputs)}
-    return with_chain_field(rest | {"question": question, "answer": row[answer]})
+    return with_chain_field(rest | {"question": join_instruction(row), "answer": row[answer]})
+
+
+def find_question(row: Row, question_column: str) -> object:
+    """Return what a row asks, as training reads it: a question, an instruction with its input, or MATH's problem."""
+    if question_column in row or "instruction" not in row:
+        return row.get(question_column, row.get("problem"))
+    return join_instruction(row)
 
 
 COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
