@@ -7,7 +7,7 @@ import torch
 from laconic.config.load import load_recipe
 from laconic.experiment.from_recipe.build_model import ModelParts, build_latents
 from laconic.experiment.from_recipe.methods import build_method
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.load_run import LoadedRun, load_initial_model
 
 RECIPE = """method = "{method}"
 [model]
@@ -63,7 +63,7 @@ def build_reasoning_run(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.toml").write_text(f"seed = {seed}\n{text}")
     recipe, _ = load_recipe(folder / "recipe.toml")
-    decoder, tokenizer = load_initial_decoder(recipe, torch.device("cpu"))
+    decoder, tokenizer, _ = load_initial_model(recipe, torch.device("cpu"))
     latents = build_latents(decoder, tokenizer, recipe)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -13,84 +13,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from laconic.compression.autocompressor import AutoCompressor
-    from laconic.compression.kv.compress import compress_kv
-    from laconic.compression.kv.config import KVCompressionConfig
-    from laconic.compression.kv.memory import KVMemory
-    from laconic.compression.memory import SummaryMemory
-    from laconic.data.tokenizer import load_tokenizer
-    from laconic.errors import LaconicError
-    from laconic.experiment.compress import SummaryLength
-    from laconic.experiment.load_model import load
-    from laconic.experiment.text_models.chat_session import ChatSession
-    from laconic.experiment.text_models.compressor import TextCompressor
-    from laconic.experiment.text_models.language_model import LanguageModel
-    from laconic.experiment.text_models.nested_model import NestedTextModel
-    from laconic.experiment.text_models.reasoner import Reasoner
-    from laconic.generation.config import GenerationConfig
-    from laconic.generation.generate import Generation, generate
-    from laconic.latent.coconut import Coconut
-    from laconic.latent.codi import Codi
-    from laconic.latent.cot import Cot, NoCot
-    from laconic.latent.icot import Icot
-    from laconic.latent.kava import Kava
-    from laconic.latent.pccot import Pccot
-    from laconic.latent.thoughts import LatentThoughts
-    from laconic.models.cache import KVCache
-    from laconic.models.config import DecoderConfig
-    from laconic.models.decoder import Decoder, DecoderOutput
-    from laconic.models.quantize import quantize_decoder
-    from laconic.nested.cms.layer import CMS
-    from laconic.nested.hope.config import HopeConfig
-    from laconic.nested.hope.model import Hope, HopeAttention
-    from laconic.nested.optim.dgd import DGD
-    from laconic.nested.optim.m3 import M3
-    from laconic.nested.state import FastWeightState
-    from laconic.nested.titans.layer import Titans
+    from laconic.compression.autocompressor import AutoCompressor as AutoCompressor
+    from laconic.compression.kv.compress import compress_kv as compress_kv
+    from laconic.compression.kv.config import KVCompressionConfig as KVCompressionConfig
+    from laconic.compression.kv.memory import KVMemory as KVMemory
+    from laconic.compression.memory import SummaryMemory as SummaryMemory
+    from laconic.data.tokenizer import load_tokenizer as load_tokenizer
+    from laconic.errors import LaconicError as LaconicError
+    from laconic.experiment.compress import SummaryLength as SummaryLength
+    from laconic.experiment.load_model import load as load
+    from laconic.experiment.text_models.chat_session import ChatSession as ChatSession
+    from laconic.experiment.text_models.compressor import TextCompressor as TextCompressor
+    from laconic.experiment.text_models.language_model import LanguageModel as LanguageModel
+    from laconic.experiment.text_models.nested_model import NestedTextModel as NestedTextModel
+    from laconic.experiment.text_models.reasoner import Reasoner as Reasoner
+    from laconic.generation.config import GenerationConfig as GenerationConfig
+    from laconic.generation.generate import Generation as Generation
+    from laconic.generation.generate import generate as generate
+    from laconic.latent.coconut import Coconut as Coconut
+    from laconic.latent.codi import Codi as Codi
+    from laconic.latent.cot import Cot as Cot
+    from laconic.latent.cot import NoCot as NoCot
+    from laconic.latent.icot import Icot as Icot
+    from laconic.latent.kava import Kava as Kava
+    from laconic.latent.pccot import Pccot as Pccot
+    from laconic.latent.thoughts import LatentThoughts as LatentThoughts
+    from laconic.models.cache import KVCache as KVCache
+    from laconic.models.config import DecoderConfig as DecoderConfig
+    from laconic.models.decoder import Decoder as Decoder
+    from laconic.models.decoder import DecoderOutput as DecoderOutput
+    from laconic.models.quantize import quantize_decoder as quantize_decoder
+    from laconic.nested.cms.layer import CMS as CMS
+    from laconic.nested.hope.config import HopeConfig as HopeConfig
+    from laconic.nested.hope.model import Hope as Hope
+    from laconic.nested.hope.model import HopeAttention as HopeAttention
+    from laconic.nested.optim.dgd import DGD as DGD
+    from laconic.nested.optim.m3 import M3 as M3
+    from laconic.nested.state import FastWeightState as FastWeightState
+    from laconic.nested.titans.layer import Titans as Titans
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Decoder",
-    "DecoderConfig",
-    "DecoderOutput",
-    "quantize_decoder",
-    "KVCache",
-    "GenerationConfig",
-    "Generation",
-    "generate",
-    "load_tokenizer",
-    "ChatSession",
-    "load",
-    "LanguageModel",
-    "Reasoner",
-    "TextCompressor",
-    "SummaryLength",
-    "NestedTextModel",
-    "LatentThoughts",
-    "Cot",
-    "NoCot",
-    "Icot",
-    "Coconut",
-    "Codi",
-    "Pccot",
-    "Kava",
-    "AutoCompressor",
-    "SummaryMemory",
-    "KVMemory",
-    "KVCompressionConfig",
-    "compress_kv",
-    "FastWeightState",
-    "CMS",
-    "Titans",
-    "Hope",
-    "HopeAttention",
-    "HopeConfig",
-    "DGD",
-    "M3",
-    "LaconicError",
-    "__version__",
-]
 
 _LOCATIONS = {
     "Decoder": "laconic.models.decoder",
@@ -132,6 +94,7 @@ _LOCATIONS = {
     "M3": "laconic.nested.optim.m3",
     "LaconicError": "laconic.errors",
 }
+__all__ = [*_LOCATIONS, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

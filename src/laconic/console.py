@@ -90,11 +90,9 @@ def status(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[ProgressFn]:
-    """Show progress with the time left: a bar on a terminal, elsewhere lines.
+    """Yield a function of (name, done, total) that shows progress and the time left; a total of 0 means unknown.
 
-    The first line comes after two seconds, others every five seconds, or every thirty if nothing has changed.
-
-    Yields a function to call with (name, done, total); a total of 0 means unknown.
+    It shows a bar on a terminal, elsewhere a line after two seconds, and every five, or thirty if nothing has changed.
     """
     if not is_interactive():
         log = ProgressLog(text)
@@ -143,7 +141,6 @@ class ProgressLog:
         self.last = self.changed + FIRST_LINE_AFTER - LOG_INTERVAL
 
     def update(self, name: str, done: int, total: int) -> None:
-        """Print a line if one is due."""
         now = time.monotonic()
         if (name, done) != (self.name, self.done):
             self.changed = now

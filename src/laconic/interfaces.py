@@ -153,15 +153,6 @@ class ResetsOptimizer(Protocol):
 
 
 @runtime_checkable
-class LocatesNonFinite(Protocol):
-    """Optional part of a method: find where in a batch the numbers stop being finite."""
-
-    def locate_nonfinite(self, batch: Any, state: Any) -> str:
-        """Describe the place; empty if the method cannot tell."""
-        ...
-
-
-@runtime_checkable
 class AfterUpdateHook(Protocol):
     """Optional part of a method: react to the metrics of an optimizer update."""
 

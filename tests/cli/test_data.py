@@ -82,9 +82,7 @@ def test_check_lists_problems_with_their_positions(run, tmp_path):
     assert code == 66
     assert "rows.jsonl:3: answer" in out
     assert "1  problem" in out
-    assert "note: rows.jsonl: blank lines, which are skipped" in out
     assert "1  duplicate questions (rows.jsonl:4)" in out
-    assert "note: rows.jsonl: no line end after the last row" in out
     code, out, _ = run("check", "rows.jsonl", "--format", "json")
     report = json.loads(out)
     assert code == 66

@@ -32,7 +32,6 @@ CELLS: tuple[dict[str, Any], ...] = (
 )
 HEADS: tuple[dict[str, Any], ...] = (
     {"estimator": "ponder"},
-    {"estimator": "reinforce"},
     {"estimator": "soft", "hard_window_fraction": 0.5},
     {"estimator": "soft", "stop_position": "before", "cost_kind": "ratio", "ratio_memory_weight": 1.0},
     {"estimator": "soft", "soft_gate": "scale_vectors"},
@@ -160,7 +159,6 @@ def segment_losses(method: AutoCompressor, batch: DocumentBatch) -> list[Tensor]
         method.segment_model.empty_memory(batch.B),
         method.training_phase(batch.step),
         0,
-        "length",
     ).run()
     return [n.sum() for n in course.segment_losses]
 
@@ -221,18 +219,8 @@ def test_priced_segments_are_those_that_are_read() -> None:
         )
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
         result[penalise] = mark_priced_segments(
-            WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "joint", 0, "length")
+            WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "joint", 0)
         )
         assert method.loss_denominators(batch)["compressions"] == result[penalise].sum()
     assert result["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]
     assert result["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]
-
-
-def test_loss_reduction_window_averages_windows() -> None:
-    """Each row's mean over its window is averaged over rows; with equal windows both reductions agree."""
-    batch = documents(((4, 4), (4, 4)), windows=(2, 0))
-    (a, _, _), (b, _, _) = run_step(compressor(), batch), run_step(compressor(loss_reduction="window"), batch)
-    assert_close(a, b)
-    ragged = documents()
-    (a, _, _), (b, _, _) = run_step(compressor(), ragged), run_step(compressor(loss_reduction="window"), ragged)
-    assert abs(float(a - b)) > 1e-3

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.batches import DocumentBatch
-from laconic.compression import segment as compression_segment
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import max_memory_vectors
 from laconic.compression.segment_model import SegmentModel
+from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
+from laconic.models.decoder import Decoder
 from tests.compression.documents import compressor, documents
 from tests.models.fixtures import fresh, noise, small
 from tests.oracles import autocompressor as oracle
@@ -29,6 +30,11 @@ POSITION_TABLE_MISREADINGS = (
 )
 MEMORY_MASK = torch.tensor([[True, False, True, True], [False, True, True, False], [False] * 4])
 TEXT_MASK = torch.tensor([[False, True, True, False, True], [True] * 5, [True, True, False, False, False]])
+
+
+def segment_model(decoder: Decoder, num_vectors: int) -> SegmentModel:
+    config = CompressionConfig(max_vectors=num_vectors, summary_init="normal")
+    return SegmentModel(decoder, SummaryParameters(decoder, config, eos_token_id=None))
 
 
 def memory_of(vectors: Tensor, mask: Tensor) -> SummaryMemory:
@@ -58,15 +64,15 @@ def test_max_memory_vectors(generator: Any, trigger: bool) -> None:
 
 @pytest.mark.equation("autocompressor", "AC2")
 @pytest.mark.parametrize("name", ["llama", "opt"])
-def test_read_segment(name: str) -> None:
+def test_forward_segment(name: str) -> None:
     """Rows with padding in memory and text, one of them without any memory."""
-    decoder, zero, reading = fresh(name).double(), name == "opt", CompressionConfig(max_vectors=3)
+    decoder, zero = fresh(name).double(), name == "opt"
 
     def compute(
         decoder: Any, memory: Tensor, memory_mask: Tensor, embeds: Tensor, mask: Tensor, e: Tensor, zero: bool
     ) -> Any:
         before = memory_of(memory, memory_mask)
-        states = compression_segment.read_segment(decoder, reading, before, embeds, mask, summary_embeds=e)
+        states = segment_model(decoder, 3).forward_segment(before, embeds, mask, e)
         return states.summary_states, states.text_states.masked_fill(~mask[..., None], 0.0)
 
     misreadings = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in POSITION_TABLE_MISREADINGS}
@@ -77,13 +83,13 @@ def test_read_segment(name: str) -> None:
 
 @pytest.mark.equation("autocompressor", "AC2")
 @pytest.mark.slow
-def test_read_segment_by_finite_differences() -> None:
+def test_forward_segment_by_finite_differences() -> None:
     decoder, memory_mask, mask = small("opt"), MEMORY_MASK[:1, :3], TEXT_MASK[:1, :3]
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
     def compute(memory: Tensor, embeds: Tensor, e: Tensor) -> Tensor:
-        config, before = CompressionConfig(max_vectors=2), memory_of(memory, memory_mask)
-        return compression_segment.read_segment(decoder, config, before, embeds, mask, summary_embeds=e).summary_states
+        before = memory_of(memory, memory_mask)
+        return segment_model(decoder, 2).forward_segment(before, embeds, mask, e).summary_states
 
     assert gradcheck(compute, leaves)
 

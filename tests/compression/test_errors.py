@@ -104,13 +104,6 @@ def test_forward_rejects_windows_that_train_nothing(windows: tuple[int, int], me
         compressor()(documents(windows=windows))
 
 
-def test_forward_rejects_attention_without_a_gradient_for_the_gate() -> None:
-    method = compressor(stop_head={"estimator": "soft"}, length_policy="stop_head")
-    method.decoder.attn_implementation = "flex"
-    with pytest.raises(UsageError, match='"flex" has no gradient'):
-        method(documents(((4, 4),), step=9))
-
-
 @pytest.mark.parametrize(
     ("sizes", "config", "earlier", "message"),
     [

@@ -1,7 +1,6 @@
 """The stop head's gradient in the whole method, weighted over all outcomes, is that of the expectation."""
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from laconic.batches import DocumentBatch, next_token_targets
-from laconic.compression import training_window
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.summary_tokens import SummaryParameters
@@ -91,29 +89,6 @@ def head(reader: AutoCompressor, loss: Tensor) -> tuple[Tensor, ...]:
     assert reader.summaries.u is not None
     assert reader.summaries.b is not None
     return torch.autograd.grad(loss, (reader.summaries.u, reader.summaries.b))
-
-
-@GENERATOR
-@INDEX
-@pytest.mark.parametrize(("w", "K"), [(2, 2), pytest.param(3, 2, marks=pytest.mark.slow)])
-def test_reinforce_over_all_outcomes_is_exact(
-    generator: str, w: int, K: int, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sum over all pairs of outcomes; in longer windows later stops depend on earlier vectors."""
-    reader, batch = method(generator, K, estimator="reinforce", stop_position=index), documents(w).select_rows([0])
-    expected, (chances,) = exact(reader, batch)
-    assert abs(sum(chances.values()) - 1) < tolerances.ORACLE
-    result = [torch.zeros_like(x) for x in expected]
-    for pair in product(chances, repeat=2):
-        script = iter([n for lengths in pair for n in lengths])
-        monkeypatch.setattr(
-            training_window,
-            "sample_column",
-            lambda p, u, script=script: torch.tensor([next(script) - (index == "after")]),
-        )
-        for sum_, part in zip(result, head(reader, reader(batch).loss), strict=True):
-            sum_ += chances[pair[0]] * chances[pair[1]] * part
-    assert distance(tuple(result), expected) < tolerances.ORACLE
 
 
 @GENERATOR

@@ -9,7 +9,6 @@ from torch.autograd import gradcheck
 
 from laconic.halting.estimators import (
     best_length_label,
-    cost_to_go,
     expected_memory_size,
     first_slots_mask,
     length_entropy,
@@ -20,7 +19,6 @@ from laconic.halting.estimators import (
     penalty_ramp,
     ponder_loss,
     ratio_penalty,
-    reinforce_two_samples,
     sample_column,
 )
 from laconic.halting.stop_distribution import (
@@ -171,23 +169,6 @@ def test_update_price() -> None:
 def test_mean_field(index: StopPosition) -> None:
     agree(mean_field_gate, ORACLE["VL19"], MISREAD["VL19"], logits(3, 5), index)
     assert gradcheck(lambda a: mean_field_gate(a, index), logits(2, 4).requires_grad_())
-
-
-@pytest.mark.equation("halting", "VL20")
-def test_reinforce_two_samples() -> None:
-    counted = mark_priced_if_read(torch.tensor([[False, True, True, True], [True, True, False, False]]))
-
-    def compute(nats: Tensor, E: Tensor, log_p: Tensor, counted: Tensor, beta: float) -> tuple[Tensor, ...]:
-        log_p = log_p.detach().requires_grad_()
-        nats = nats.detach().requires_grad_()
-        value = reinforce_two_samples(log_p, cost_to_go(nats, beta * E * counted), counted)
-        assert torch.autograd.grad(value, nats, retain_graph=True, allow_unused=True) == (None,)
-        return value, torch.autograd.grad(value, log_p)[0]
-
-    nats, E, log_p = (torch.rand(2, 2, 4).double() for _ in range(3))
-    agree(compute, ORACLE["VL20"], MISREAD["VL20"], nats, E, -log_p, counted, 0.3)
-    G = cost_to_go(nats, 0.3 * E)
-    assert gradcheck(lambda x: reinforce_two_samples(x, G, counted), log_p.requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL21")

@@ -340,7 +340,7 @@ def test_draw_uniforms_are_keyed_by_document_and_segment() -> None:
     result = draw_uniforms("length", 1, 0, documents, 3, 4)
     assert torch.equal(draw_uniforms("length", 1, 0, documents[[2, 0]], 3, 4), result[[2, 0]])
     assert torch.equal(draw_uniforms("length", 1, 0, documents, 3, 2), result[:, :2])
-    others = [draw_uniforms("second", 1, 0, documents, 3, 4), *(
+    others = [draw_uniforms("nested", 1, 0, documents, 3, 4), *(
         draw_uniforms("length", *keys, 4) for keys in ((2, 0, documents, 3), (1, 1, documents, 3), (1, 0, documents, 4))
     )]  # fmt: skip
     assert all(bool((other != result).all()) for other in others)

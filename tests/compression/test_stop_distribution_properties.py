@@ -1,6 +1,4 @@
-"""Properties of the stop distribution, stop rules and budgets; estimator gradients over all outcomes."""
-
-from itertools import product
+"""Properties of the stop distribution, stop rules and budgets; gradients of estimators."""
 
 import pytest
 import torch
@@ -10,11 +8,7 @@ from torch import Tensor
 
 from laconic.compression.memory import SummaryMemory
 from laconic.halting.estimators import (
-    cost_to_go,
-    length_penalty,
-    mark_priced_if_read,
     ponder_loss,
-    reinforce_two_samples,
     sample_column,
 )
 from laconic.halting.stop_distribution import (
@@ -23,7 +17,6 @@ from laconic.halting.stop_distribution import (
     first_stop,
     length_by_quantile,
     length_by_threshold,
-    length_log_probs,
     length_probs,
     length_support,
     log_survival,
@@ -110,20 +103,10 @@ def test_keep_top_vectors_keeps_prefixes(a: Tensor, budget: int, blocks: int) ->
             assert slots.tolist() == list(range(len(slots)))
 
 
-# ---- estimator gradients over all outcomes -------------------------------------------------------------
+# ---- gradients of estimators ---------------------------------------------------------------------------
 
 K = 4
 LENGTHS = torch.arange(1.0, K + 1).double()
-
-
-def outcomes(n: int) -> Tensor:
-    """All tuples of n lengths from 1 to K."""
-    return torch.tensor(list(product(range(1, K + 1), repeat=n)))
-
-
-def picked(a: Tensor, N: Tensor) -> Tensor:
-    """log P(N) for logits [.., K] and one length each."""
-    return length_log_probs(a.reshape(-1, K)).gather(1, N.reshape(-1, 1) - 1).reshape(N.shape)
 
 
 @pytest.fixture
@@ -132,46 +115,13 @@ def table() -> Tensor:
     return 3 * torch.rand(K).double()
 
 
-def test_reinforce_is_unbiased_and_ponder_is_exact(table: Tensor) -> None:
-    """w = 2: the mean over the 16 outcomes of (N, N') of score term plus price has the exact gradient.
-
-    A row is an outcome. Its probability multiplies G and E[N], since the terms are linear in these.
-    """
-    a, B = torch.randn(K).double().requires_grad_(), K**2
+def test_ponder_is_exact(table: Tensor) -> None:
+    a = torch.randn(K).double().requires_grad_()
     exact = (length_probs(a[None])[0] * (table + BETA * LENGTHS)).sum()
     (expected,) = torch.autograd.grad(exact, a)
-    N, counted = outcomes(2).T, mark_priced_if_read(torch.tensor([[False, True]])).expand(B, 2)
-    log_p = torch.stack([picked(a.expand(2, B, K), N), torch.zeros(2, B).double()], -1)
-    chance = log_p.sum((0, 2)).exp().detach()
-    nats = torch.stack([torch.zeros(2, B).double(), table[N - 1]], -1)
-    E = torch.stack([expected_length(a.expand(B, K)), torch.zeros(B).double()], -1)
-    G = cost_to_go(nats, (BETA * E * counted).expand(2, B, 2))
-    estimate = reinforce_two_samples(log_p, chance[:, None] * G, counted) + length_penalty(
-        chance[:, None] * E, counted, BETA
-    )
-    assert distance(torch.autograd.grad(estimate, a)[0], expected) < tolerances.ORACLE
     result = ponder_loss(a[None], table[None], tuple(range(1, K + 1)), BETA)[0]
     assert distance(torch.autograd.grad(result, a)[0], expected) < tolerances.ORACLE
     assert distance(result, exact) < tolerances.ORACLE
-
-
-def test_reinforce_is_unbiased_in_longer_windows() -> None:
-    """w = 3: segment 2 is read after N_1 vectors and stops by logits that N_1 chose, segment 3 after (N_1, N_2)."""
-    first, second = torch.randn(K).double().requires_grad_(), torch.randn(K, K).double().requires_grad_()
-    CE2, CE3, B = 3 * torch.rand(K).double(), 3 * torch.rand(K, K).double(), K**4
-    later = (length_probs(second) * (CE3 + BETA * LENGTHS)).sum(1)
-    exact = (length_probs(first[None])[0] * (CE2 + BETA * LENGTHS + later)).sum()
-    N = outcomes(4).reshape(B, 2, 2).transpose(0, 1)  # two draws of (N_1, N_2)
-    n, none = N - 1, torch.zeros(2, B, 1).double()
-    a = torch.stack([first.expand(2, B, K), second[n[..., 0]]], 2)
-    log_p = torch.cat([picked(a, N), none], -1)
-    E = torch.cat([expected_length(a.reshape(-1, K)).reshape(2, B, 2), none], -1)
-    nats = torch.stack([none[..., 0], CE2[n[..., 0]], CE3[n[..., 0], n[..., 1]]], -1)
-    chance, counted = log_p.sum((0, 2)).exp().detach(), torch.tensor([True, True, False]).expand(B, 3)
-    estimate = reinforce_two_samples(log_p, chance[:, None] * cost_to_go(nats, BETA * E), counted)
-    estimate = estimate + length_penalty(chance[:, None] * E.mean(0), counted, BETA)
-    expected = torch.autograd.grad(exact, (first, second))
-    assert distance(torch.autograd.grad(estimate, (first, second)), expected) < tolerances.ORACLE
 
 
 def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) -> None:

@@ -82,17 +82,6 @@ def test_scan_file_reads_icot_and_parquet(tmp_path):
     assert (result.problems[0].line, result.problems[0].message[:8]) == (2, "answer: ")
 
 
-def test_scan_file_notes(tmp_path):
-    row = json.dumps({"question": "Q?", "steps": [], "answer": "2"})
-    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n{row}\r\n\n".encode())
-    result = scan_file(tmp_path / "rows.jsonl")
-    assert set(result.notes) == {
-        "rows.jsonl: a byte-order mark at the start", "rows.jsonl: lines end with CR LF (2 lines)",
-        "rows.jsonl: blank lines, which are skipped",
-    }  # fmt: skip
-    assert not result.problems
-
-
 def test_data_check_refuses_folders(run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library `datasets` would search them for minutes; `owner/name` may be a local copy, which it reads."""
     monkeypatch.chdir(tmp_path)

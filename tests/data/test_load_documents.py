@@ -121,11 +121,10 @@ def test_read_documents_refuses_invalid_rows(raw: bytes, message: str, tmp_path:
     assert message in str(error.value)
 
 
-def test_read_documents_notes(tmp_path: Path) -> None:
+def test_read_documents_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n\r\n')
-    documents, notes = read_documents(str(tmp_path / "a.jsonl"), TextConfig())
+    documents, _ = read_documents(str(tmp_path / "a.jsonl"), TextConfig())
     assert [document.text for document in documents] == ["a", "b"]
-    assert any("byte-order mark" in note for note in notes)
 
 
 def test_split_documents_by_field(tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_read_documents_skips_blank_texts(tmp_path: Path) -> None:
 
 def test_read_documents_compressed(tmp_path: Path) -> None:
     (tmp_path / "c4.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
-    with pytest.raises(InputError, match=r"^c4\.json\.gz: compressed with gzip; unpack it$"):
+    with pytest.raises(InputError, match=r"^c4\.json\.gz: is compressed with gzip; give"):
         read_documents(str(tmp_path / "c4.json.gz"), TextConfig())
 
 

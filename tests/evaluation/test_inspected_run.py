@@ -15,7 +15,7 @@ from laconic.evaluation.inspection.inspected_run import INSPECTED_POLICIES, Insp
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.experiment.from_recipe import build_model
 from laconic.experiment.from_recipe.methods import build_method, build_questions_batch
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.load_run import LoadedRun, load_initial_model
 from laconic.latent.answering import AnswerDecoding
 from laconic.models.block import build_context
 from tests.latent.batches import select_in_all_layers
@@ -34,7 +34,7 @@ def new_run(folder: Path, *keys: str) -> LoadedRun:
         text = text.replace("jacobi_iterations = 1\n", "")
     (folder / "tiny.toml").write_text(text)
     recipe = load_recipe(folder / "tiny.toml", keys)[0]
-    decoder, tokenizer = load_initial_decoder(recipe, CPU)
+    decoder, tokenizer, _ = load_initial_model(recipe, CPU)
     parts = build_model.build_parts(recipe, decoder, tokenizer, "")
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 10).eval())
 

@@ -16,7 +16,7 @@ from laconic.evaluation.streams.evaluate import CacheAsState, as_stateful
 from laconic.evaluation.streams.tasks import StreamRequest, build_requests
 from laconic.experiment.from_recipe import build_data, build_model
 from laconic.experiment.from_recipe.methods import build_method
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.load_run import LoadedRun, load_initial_model
 from laconic.nested.hope.model import Hope
 from tests.evaluation.streamed import evaluate_stream, sums
 
@@ -56,7 +56,7 @@ def run(folder: Path, kind: str, *keys: str) -> LoadedRun:
     data = TEXT if kind == "bytes" else f'source = "{kind}"'
     (folder / "small.toml").write_text(SMALL.replace("{kind}", kind).replace("{data}", data))
     recipe = load_recipe(folder / "small.toml", keys)[0]
-    decoder, tokenizer = load_initial_decoder(recipe, CPU)
+    decoder, tokenizer, _ = load_initial_model(recipe, CPU)
     parts = build_model.build_parts(recipe, decoder, tokenizer, "")
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
 

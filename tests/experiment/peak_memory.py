@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from laconic.config.load import load_recipe
@@ -14,7 +15,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.from_recipe import build_model
 from laconic.experiment.from_recipe.fake_update import with_num_layers
 from laconic.experiment.from_recipe.methods import build_method
-from laconic.experiment.from_recipe.sample_rows import make_micro_batches, sample_training_rows
+from laconic.experiment.from_recipe.sample_rows import count_row_tokens, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.config import DecoderConfig
 from laconic.training.random_state import get_random_state
@@ -44,8 +45,9 @@ def run_updates(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> 
     decoder = build_model.build_random_decoder(config, torch.device("cpu")).to(getattr(torch, recipe.model.dtype))
     method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).train()
     updater = Updater(method, train, 3, Ranks(), torch.device("cpu"))
-    widest = make_micro_batches(source, train.micro_batch_size or train.batch_size)[-1]
-    data = OneBatch(source.batch(widest.rows, 0, 0))
+    lengths = np.stack(list(count_row_tokens(source).values())).sum(0)
+    longest = lengths.argsort()[-(train.micro_batch_size or train.batch_size) :]
+    data = OneBatch(source.batch(longest.tolist(), 0, 0))
     for step in range(3):
         updater.update(data, UpdateIndex(step, 0, tuple(range(train.batch_size))), get_random_state())
 

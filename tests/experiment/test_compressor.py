@@ -39,6 +39,11 @@ CELLS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+
+
 def cell_name(cell: dict[str, Any]) -> str:
     return " ".join(str(value) for value in cell.values())
 
@@ -51,6 +56,15 @@ def assert_same_memory(actual: SummaryMemory, expected: SummaryMemory) -> None:
         assert one.segment_ids.equal(two.segment_ids)
         assert largest(one.vectors, two.vectors) <= FLOORS * ORACLE
         assert one.metadata == two.metadata
+
+
+def test_compress_stores_the_time_of_each_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, times = reader(), []
+    for second in (1, 2):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", str(second))
+        metadata = run.compress(TEXTS[0]).metadata
+        times.append(metadata and metadata.created)
+    assert times == ["1970-01-01T00:00:01+00:00", "1970-01-01T00:00:02+00:00"]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)

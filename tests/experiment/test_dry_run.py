@@ -20,7 +20,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
 from laconic.experiment.from_recipe.dry_run import MemoryModel, format_plan, plan_run, plan_with_step
 from laconic.experiment.from_recipe.fake_update import count_update, estimate_update, with_num_layers
-from laconic.experiment.from_recipe.sample_rows import MAX_ROWS, make_micro_batches, sample_training_rows
+from laconic.experiment.from_recipe.sample_rows import MAX_ROWS, count_row_tokens, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.interfaces import StepOutput
 from laconic.latent.cot import NoCot
@@ -67,7 +67,8 @@ def tiny(tmp_path: Path) -> Any:
 def widest(recipe: Recipe, micro: int = 16) -> Any:
     config, tokenizer = load_config_and_tokenizer(recipe)
     source = sample_training_rows(recipe, tokenizer, config.max_position_embeddings).source
-    return config, tokenizer, source.batch(make_micro_batches(source, micro)[-1].rows, 0, 0)
+    lengths = np.stack(list(count_row_tokens(source).values())).sum(0)
+    return config, tokenizer, source.batch(lengths.argsort()[-micro:].tolist(), 0, 0)
 
 
 @pytest.mark.medium
@@ -220,10 +221,9 @@ def test_sample_training_rows_assumes_rows_of_known_sets(tmp_path: Path) -> None
     assert "rows left out: " in rows.notes[1]
     assert "too long" in rows.notes[1]
     assert rows.num_rows == 385_620 * len(rows.source) // MAX_ROWS < 385_620
-    tokens = make_micro_batches(rows.source, 128)[-1].tokens
+    tokens = count_row_tokens(rows.source)
     assert 200 < max(map(sum, zip(*tokens.values(), strict=True))) <= 256
-    chains = np.concatenate([batch.tokens["chain"] for batch in make_micro_batches(rows.source, 16)])
-    assert np.median(chains) == pytest.approx(40, abs=4)  # as published, without the last step
+    assert np.median(tokens["chain"]) == pytest.approx(40, abs=4)  # as published, without the last step
     generated = load_recipe("icot-gpt2-mult4", [f"model.name={folder}"])[0]
     assert sample_training_rows(generated, tokenizer, 1024).num_rows == 808_000
     fewer = generated.model_copy(update={"data": generated.data.model_copy(update={"max_train_rows": 99})})
@@ -270,7 +270,7 @@ def test_sample_training_rows_of_documents_counts_rows_or_assumes_the_steps(tmp_
     assumed = sample_training_rows(recipe, tokenizer, 512)
     assert assumed.is_assumed
     assert assumed.num_rows == 3 * recipe.train.batch_size
-    assert make_micro_batches(assumed.source, 4)[0].tokens.keys() == {"document"}
+    assert count_row_tokens(assumed.source).keys() == {"document"}
     folder, _ = load_recipe("read-books", [f"data.path={tmp_path}", *keys])
     with pytest.raises(InputError, match="is a folder; give a file"):
         sample_training_rows(folder, tokenizer, 512)
@@ -281,22 +281,18 @@ def test_sample_training_rows_of_documents_counts_rows_or_assumes_the_steps(tmp_
     texts = [f"{i} short " * 8 for i in range(8000)] + [f"{i} long text " * 900 for i in range(9)]  # some are held out
     (tmp_path / "two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     source = sample_training_rows(recipe, tokenizer, 512).source
-    widest = make_micro_batches(source, recipe.train.batch_size)[-1].tokens["document"].max()
-    assert widest == recipe.data.text.row_tokens
+    assert count_row_tokens(source)["document"].max() == recipe.data.text.row_tokens
 
 
-def test_make_micro_batches_orders_them_by_width(tmp_path: Path) -> None:
+def test_count_row_tokens_counts_every_row(tmp_path: Path) -> None:
     rows = [{"text": "word " * n} for n in range(1, 101)]
     (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "lm.toml").write_text(TINY_DOCUMENT_RECIPE)
     recipe = load_recipe(tmp_path / "lm.toml", ["data.text.held_out_fraction=0"])[0]
     source = sample_training_rows(recipe, load_config_and_tokenizer(recipe)[1], 512).source
-    batches = make_micro_batches(source, 10)
-    widths = [int(batch.tokens["document"].max()) for batch in batches]
-    assert widths == sorted(widths)
-    assert len(batches) == len(source) // 10
-    assert len({row for batch in batches for row in batch.rows}) == 10 * len(batches)
-    assert [len(batch.rows) for batch in make_micro_batches(source, len(source) + 3)] == [len(source) + 3]
+    whole = source.batch(range(len(source)), 0, 0)
+    assert isinstance(whole, DocumentBatch)
+    assert count_row_tokens(source)["document"].tolist() == whole.attention_mask.sum(1).tolist()
 
 
 def test_plan_of_a_recipe_whose_initial_run_does_not_exist_yet(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from laconic.config.recipe import METHOD_TABLES
 from laconic.errors import BusyError, CorruptArtifactError, DiskError, UsageError
 from laconic.evaluation.model_card import build_model_card
 from laconic.experiment.export import export_model, export_run
-from laconic.experiment.load_run import load_config_and_tokenizer, load_initial_decoder, load_run
+from laconic.experiment.load_run import load_config_and_tokenizer, load_initial_model, load_run
 from laconic.interfaces import ThinksInLatents
 from tests.conftest import RunCli, check_refused, needs
 from tests.runs import train_tiny_run
@@ -80,7 +80,7 @@ def test_export_is_a_run_to_start_from(tmp_path: Path) -> None:
     export_run(load_run(run, CPU), tmp_path / "exported")
     recipe, _ = load_recipe(run / "recipe.toml", [f"model.init_from_run={tmp_path / 'exported'}"])
     config, tokenizer = load_config_and_tokenizer(recipe)
-    decoder, trained_tokenizer = load_initial_decoder(recipe, CPU)
+    decoder, trained_tokenizer, _ = load_initial_model(recipe, CPU)
     assert (config.vocab_size, config.hidden_size) == (decoder.config.vocab_size, decoder.config.hidden_size)
     assert tokenizer.fingerprint == trained_tokenizer.fingerprint
 

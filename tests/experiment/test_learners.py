@@ -22,7 +22,7 @@ from laconic.errors import UsageError
 from laconic.evaluation.validation import build_validation, score_lanes
 from laconic.experiment.from_recipe import build_nested
 from laconic.experiment.from_recipe.build import build_experiment
-from laconic.experiment.load_run import load_initial_decoder, load_run
+from laconic.experiment.load_run import load_initial_model, load_run
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.model import Hope, HopeAttention
@@ -132,17 +132,17 @@ def test_resumed_run_equals_uninterrupted_run_with_fast_weights(run: Run, folder
     assert loaded.parts.decoder.hope_config == exported.hope_config
     ids = torch.arange(20)[None]
     assert torch.equal(exported.read_tokens(ids).hidden_states, loaded.parts.decoder.read_tokens(ids).hidden_states)
-    initial, _ = load_initial_decoder(load_recipe("small.toml", ["model.init_from_run=whole"])[0], CPU)
+    initial, _, _ = load_initial_model(load_recipe("small.toml", ["model.init_from_run=whole"])[0], CPU)
     assert torch.equal(
         exported.read_tokens(ids).hidden_states, cast(Hope, initial).eval().read_tokens(ids).hidden_states
     )
 
 
 def test_new_model_follows_its_tables(folder: Path) -> None:
-    hope = load_initial_decoder(recipe(), CPU)[0]
+    hope = load_initial_model(recipe(), CPU)[0]
     assert type(hope) is Hope
     assert hope.hope_config.chunk_sizes == ((8,),)
-    titans = load_initial_decoder(recipe("mixer.kind=titans", "mixer.chunk_size=4", "cms.gated_mlp=false"), CPU)[0]
+    titans = load_initial_model(recipe("mixer.kind=titans", "mixer.chunk_size=4", "cms.gated_mlp=false"), CPU)[0]
     assert isinstance(titans, Hope)
     assert (
         titans.hope_config.mixer,
@@ -151,8 +151,8 @@ def test_new_model_follows_its_tables(folder: Path) -> None:
     ) == ("titans", 4, 2)
     titans.save_pretrained(folder / "titans")
     assert Hope.from_pretrained(folder / "titans").hope_config == titans.hope_config
-    assert type(load_initial_decoder(recipe(ATTENTION), CPU)[0]) is HopeAttention
-    one, two = (load_initial_decoder(recipe(f"model.init={init}", ATTENTION), CPU)[0] for init in ("normal", "fan_in"))
+    assert type(load_initial_model(recipe(ATTENTION), CPU)[0]) is HopeAttention
+    one, two = (load_initial_model(recipe(f"model.init={init}", ATTENTION), CPU)[0] for init in ("normal", "fan_in"))
     name = "model.layers.0.mlp.levels.0.gate_proj.weight"
     std = [float(model.get_parameter(name).detach().std()) for model in (one, two)]
     assert std == pytest.approx([0.02, 16**-0.5], rel=0.15)
@@ -161,34 +161,34 @@ def test_new_model_follows_its_tables(folder: Path) -> None:
 def test_hope_on_a_pretrained_decoder_without_inner_updates_equals_it(folder: Path) -> None:
     path = save_donor(folder)
     keys = (f"model.name={path}", ATTENTION, "cms.chunk_sizes=[4, 8]")
-    model = load_initial_decoder(recipe(*keys), CPU)[0]
+    model = load_initial_model(recipe(*keys), CPU)[0]
     assert isinstance(model, HopeAttention)
     assert model.hope_config.chunk_sizes == ((4,), (4,), (8,))
     ids = torch.arange(24)[None]
-    static = cast(Hope, load_initial_decoder(recipe(*keys, "cms.inner_lr=0.0"), CPU)[0])
+    static = cast(Hope, load_initial_model(recipe(*keys, "cms.inner_lr=0.0"), CPU)[0])
     decoder = Decoder.from_pretrained(path)
     assert torch.equal(static.read_tokens(ids).hidden_states, decoder(decoder.embed(ids)).hidden_states)
     with pytest.raises(UsageError, match=r"mixer\.kind"):
-        load_initial_decoder(recipe(f"model.name={path}"), CPU)
+        load_initial_model(recipe(f"model.name={path}"), CPU)
 
 
 def test_saved_nested_model_as_initial_model(folder: Path) -> None:
-    cast(Hope, load_initial_decoder(recipe(), CPU)[0]).save_pretrained(folder / "made")
+    cast(Hope, load_initial_model(recipe(), CPU)[0]).save_pretrained(folder / "made")
     build_byte_tokenizer().save(folder / "made")
     key = f"model.name={folder}/made"
-    assert cast(Hope, load_initial_decoder(recipe(key), CPU)[0]).hope_config.chunk_sizes == ((8,),)
+    assert cast(Hope, load_initial_model(recipe(key), CPU)[0]).hope_config.chunk_sizes == ((8,),)
     assert build_nested.read_decoder_config(folder / "made").hidden_size == 16
-    slower = cast(Hope, load_initial_decoder(recipe(key, "cms.chunk_sizes=[8, 16]"), CPU)[0])
+    slower = cast(Hope, load_initial_model(recipe(key, "cms.chunk_sizes=[8, 16]"), CPU)[0])
     assert slower.hope_config.chunk_sizes == ((8, 16),)
     saved = Hope.from_pretrained(folder / "made")
     ids = torch.arange(7)[None]
     assert torch.equal(slower.eval().read_tokens(ids).hidden_states, saved.read_tokens(ids).hidden_states)
     with pytest.raises(UsageError, match=r"\[cms\] differs"):
-        load_initial_decoder(recipe(key, "cms.chunk_sizes=[4]"), CPU)
+        load_initial_model(recipe(key, "cms.chunk_sizes=[4]"), CPU)
     with pytest.raises(UsageError, match=r"\[mixer\] differs"):
-        load_initial_decoder(recipe(key, "mixer.self_modifying.memory_chunk_size=16"), CPU)
+        load_initial_model(recipe(key, "mixer.self_modifying.memory_chunk_size=16"), CPU)
     with pytest.raises(UsageError, match="use method hope"):
-        load_initial_decoder(recipe(key, "method=lm", "train.stateful=false"), CPU)
+        load_initial_model(recipe(key, "method=lm", "train.stateful=false"), CPU)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_stateful_batches_need_hope(folder: Path) -> None:
 
 def test_rows_that_do_not_fit_the_model(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"data\.text\.row_tokens 128.*64 positions"):
-        load_initial_decoder(recipe(ATTENTION, "data.text.row_tokens=128"), CPU)
-    load_initial_decoder(recipe("data.text.row_tokens=128"), CPU)
+        load_initial_model(recipe(ATTENTION, "data.text.row_tokens=128"), CPU)
+    load_initial_model(recipe("data.text.row_tokens=128"), CPU)
     with pytest.raises(UsageError, match=r"cms\.chunk_sizes.*64.*32 tokens"):
         build_experiment(recipe("cms.chunk_sizes=[64]"), CPU)
 

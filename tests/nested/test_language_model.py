@@ -1,6 +1,5 @@
 """NestedLanguageModel and its metrics: streams continue, documents reset, micro-batches sum to the whole."""
 
-import math
 import warnings
 from dataclasses import replace
 from typing import Any, cast
@@ -11,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, find_untrained_level
-from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
+from laconic.config.nested import InnerLoopConfig, SelfModifyingOptions
+from laconic.interfaces import AfterUpdateHook, Method
 from laconic.nested.cms.layer import require_levels
 from laconic.nested.cms.level import to_dense
 from laconic.nested.dead_levels import DeadLevelMonitor
@@ -232,28 +231,3 @@ def test_dead_level_monitor_warns_once() -> None:
         warnings.simplefilter("error")
         vanishing.observe(step_metrics(2.0, 2e-8))
     NestedLanguageModel(build_hope(), InnerLoopConfig(enabled=False)).after_update({})
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("objective", ["associative", "task"])
-def test_language_model_locates_a_nonfinite_level(objective: str) -> None:
-    model = build_hope(objective)
-    with torch.no_grad():
-        model.get_parameter("model.layers.1.mlp.levels.0.step.bias").fill_(math.inf)
-    method, batch = NestedLanguageModel(model), documents(random_ids(2, 9), document_ids=("a", "b"))
-    assert isinstance(method, LocatesNonFinite)
-    assert not method(batch).metrics["level0_change"].isfinite()
-    location = method.locate_nonfinite(batch, None)
-    assert "level 0 of layer" in location
-    assert "row 0 (a)" in location
-    assert not NestedLanguageModel(model, InnerLoopConfig(enabled=False)).locate_nonfinite(batch, None)
-    assert not NestedLanguageModel(build_hope()).locate_nonfinite(batch, None)
-
-
-def test_find_untrained_level_names_a_level_without_an_outer_gradient() -> None:
-    cms = CMSConfig(chunk_sizes=(4, 16))
-    assert find_untrained_level(cms, 17, InnerLoopConfig()) is None
-    assert str(find_untrained_level(cms, 16, InnerLoopConfig())).startswith("level 1 has")
-    for inner_loop in (InnerLoopConfig(allow_untrained_level=True), InnerLoopConfig(enabled=False)):
-        assert find_untrained_level(cms, 16, inner_loop) is None
-    assert find_untrained_level(CMSConfig(chunk_sizes=(16,), inner_lr=0.0), 16, InnerLoopConfig()) is None

@@ -112,29 +112,6 @@ def slots(a: Tensor, N: Tensor, index: str, *, value: bool = False, all_: bool =
     return mask.double(), bias, to
 
 
-def score(
-    nats: Tensor, lengths: Tensor, log_p: Tensor, counted: Tensor, beta: float,
-    *, own_price: bool = False, own_nats: bool = False, with_own: bool = False, summed: bool = False, sign: int = -1,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Value, and gradient to log P(N_k) of both draws [2, B, w]."""
-    _, B, w = nats.shape
-    value, to = 0.0, torch.zeros(2, B, w, dtype=torch.float64)
-    for b in range(B):
-        for k in range(w):
-            if not counted[b, k]:
-                continue
-            G = []
-            for d in range(2):
-                after = sum(float(nats[d, b, i]) for i in range(k + (not own_nats), w))
-                paid = sum(float(lengths[d, b, j]) for j in range(k + (not own_price), w) if counted[b, j])
-                G.append(after + beta * paid)
-            for d, other in ((0, 1), (1, 0)):
-                baseline = (G[0] + G[1]) / 2 if with_own else 0.0 if summed else -sign * G[other]
-                to[d, b, k] = (G[d] - baseline) / 2
-                value += float(to[d, b, k]) * float(log_p[d, b, k])
-    return tensor(value), to
-
-
 def ponder(
     a: Tensor, nats: Tensor, lengths: tuple[int, ...], beta: float, index: str,
     *, column: Callable[[int, int], int] | None = None, law: Callable[..., Any] = probabilities, even: bool = False,
@@ -171,7 +148,6 @@ ORACLE = {
     "VL11": floors,
     "VL12": target_price,
     "VL19": gates,
-    "VL20": score,
     "VL21": slots,
     "VL22": ponder,
     "VL24": ratio_label,
@@ -229,16 +205,6 @@ MISREAD: dict[str, dict[str, Any]] = {
         "s for log s": lambda a, index: gates(a, index).exp(),
         "s_{t+1} where E[N] has s_t, and the reverse": lambda a, index: gates(
             a, "after" if index == "before" else "before"
-        ),
-    },
-    "VL20": {
-        "price inside G and by exact gradient": lambda *x: score(*x, own_price=True),
-        "its own segment's nats in G": lambda *x: score(*x, own_nats=True),
-        "baseline containing its own draw": lambda *x: score(*x, with_own=True),
-        "no baseline": lambda *x: score(*x, summed=True),
-        "sum for difference": lambda *x: score(*x, sign=1),
-        "compressions nobody reads": lambda nats, lengths, log_p, counted, beta: score(
-            nats, lengths, log_p, torch.ones_like(counted), beta
         ),
     },
     "VL21": {

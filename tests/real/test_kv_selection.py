@@ -15,7 +15,7 @@ from laconic import Decoder, GenerationConfig, KVCache, KVCompressionConfig
 from laconic.compression.kv import scores as kv_scores
 from laconic.compression.kv import selection as kv_selection
 from laconic.compression.kv.compress import compress_document
-from laconic.compression.kv.selection import NO_REPEAT_PROMPT, DocumentReader, Ranking, RepeatPrompt
+from laconic.compression.kv.selection import NO_REPEAT_PROMPT, DocumentReader, RepeatPrompt
 from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text, encode_messages
 from tests.conftest import needs, shared_dir
 
@@ -103,8 +103,7 @@ def test_kv_selection_scores_equal_kvpress(
             request = build_repeat_prompt(laconic.load_tokenizer(smollm2))
             prompt = RepeatPrompt(request.first, request.later, tuple(press._suffix_ids[0].tolist()))
             cache = reader.read(ids)
-            ranking = Ranking("kvzip", repeat_prompt=prompt, prefix_tokens=first)
-            mine = kv_selection.score_repetition(reader, ids, cache, ranking)
+            mine = kv_selection.score_repetition(reader, ids, cache, 4, prompt, first)
             # here the prefix is scored with the first piece, there it is not scored
             scored, theirs = slice(first + 150, None), final[0]
             assert_same_selection(mine[..., scored], theirs[..., scored])

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from laconic.models.decoder import Decoder
+from laconic.verification import traces
 from laconic.verification.low_precision import ErrorRatios
-from laconic.verification.parity import CaseComparison, ParityCase, StageResult, first_divergence, replay_stages
-from laconic.verification.traces import LayerActivations, iterate_stages, sharpened_queries, stage_key
+from laconic.verification.parity import CaseComparison, ParityCase, StageResult, first_divergence
+from laconic.verification.traces import LayerActivations, replay_stages, sharpened_queries
 from tests.verification.mutants import MUTANTS, Mutant, build_case, build_decoder, mutate, patched
 
 
@@ -24,20 +25,16 @@ class Divergence(NamedTuple):
 
 
 def trace_stages(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
-    """Run a case with eager attention and return every activation by key (see `stage_key`)."""
-    n, L, stages = len(case.pieces()), len(decoder.layers), {}
+    """Run a case with eager attention, with its scale of the queries; return every activation by key."""
     with sharpened_queries(decoder, case.query_scale):
-        for part in iterate_stages(decoder, case):
-            layer = part.layer if 0 <= part.layer < L else None
-            stages |= {stage_key(name, layer, part.piece, n): t for name, t in part.activations.items() if name != "x"}
-    return stages
+        return traces.trace_stages(decoder, case)
 
 
 def compare_stages(
     decoder: Decoder, reference: Mapping[str, Tensor], case: ParityCase, *, with_default_backend: bool = False
 ) -> list[StageResult]:
     """Compare every stage of a case with a reference's activations by key."""
-    stages = replay_stages(reference, case, decoder)
+    stages = replay_stages(reference, case, len(decoder.layers))
     return CaseComparison(decoder, case).run(stages, with_default_backend=with_default_backend)
 
 
@@ -90,7 +87,7 @@ class RecordedReference:
     stages: dict[str, Tensor]
 
     def iterate_stages(self, case: ParityCase) -> Iterator[LayerActivations]:
-        return replay_stages(self.stages, case, self.decoder)
+        return replay_stages(self.stages, case, len(self.decoder.layers))
 
 
 def compare_bfloat16(mutant: Mutant, case: ParityCase) -> Divergence:

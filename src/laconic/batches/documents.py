@@ -72,7 +72,6 @@ class DocumentBatch:
 
     @property
     def segment_slices(self) -> tuple[slice, ...]:
-        """Columns of each segment."""
         return tuple(slice(a, b) for a, b in zip((0, *self.segment_ends), self.segment_ends, strict=False))
 
     @property
@@ -88,7 +87,6 @@ class DocumentBatch:
         return tuple(self._window_batch(start, start != starts[-1]) for start in starts)
 
     def _window_batch(self, start: int, has_next: bool) -> "DocumentBatch":
-        """Return the window that begins with segment `start`."""
         w, o = self.windows
         ends = (0, *self.segment_ends)[start : start + w + 1]
         begin = ends[0]
@@ -121,12 +119,9 @@ class DocumentBatch:
 def next_token_targets(
     input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]
 ) -> Int[Tensor, "B T"]:
-    """Return the next real token of each real token if that one is scored, else IGNORE_INDEX.
+    """Return the next real token of each real token if `loss_mask` scores that one, else IGNORE_INDEX.
 
-    Args:
-        input_ids: Tokens.
-        attention_mask: True at real tokens; padding between two real tokens is skipped.
-        loss_mask: True at tokens that are targets.
+    Padding between two real tokens is skipped.
     """
     T = input_ids.shape[1]
     columns = torch.arange(T, device=input_ids.device).expand_as(input_ids)

@@ -36,7 +36,6 @@ def parse_dtype(name: DtypeName | None) -> Any:
 
 
 def command_line() -> str:
-    """Return the command of this process, as one types it in a shell."""
     return shlex.join(["laconic", *sys.argv[1:]])
 
 
@@ -53,8 +52,8 @@ def split_commas(text: str) -> tuple[str, ...]:
 
 
 def parse_ints(flag: str, text: str | None) -> tuple[int, ...]:
-    """Parse comma-separated non-negative integers; raise `UsageError` (2) naming `flag` for anything else."""
-    items = () if text is None else split_commas(text)
+    """Parse comma-separated non-negative integers; none for no text. Raises `UsageError` (2) for anything else."""
+    items = split_commas(text or "")
     if text is not None and not (items and all(item.isdecimal() for item in items)):
         raise UsageError(f"{flag} {text}: expected comma-separated integers, for example 1,2")
     return tuple(dict.fromkeys(map(int, items)))

@@ -2,19 +2,16 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
-from laconic.cli.generate_prompts import read_text
 from laconic.compression.kv.cartridge import CartridgeConfig, check_document_fits
 from laconic.compression.kv.compress import PROMPT_SHARE
 from laconic.compression.kv.config import MIN_DEFAULT_SLOTS, SHARED_METHODS, KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.console import log_message, pluralize, progress, status
-from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
 from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position
 from laconic.experiment.text_models.kv_compressor import compress_text, encode_document
@@ -32,7 +29,9 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         refuse_flags(command, ("seed",), "only with --method random or --fit")
     if config.method not in SHARED_METHODS:
         refuse_flags(command, ("equal_heads",), f"{config.method} always keeps the same number in every head")
-    texts = read_source_texts(command.source)
+    end = "" if command.is_jsonl else "\n"  # of a file's last line
+    with command.open_source() as file:
+        texts = [(name, "".join(parts).removesuffix(end)) for name, parts in command.iter_texts(file)]
     with status(f"loading {command.model}"):
         model = laconic.load(command.model, device=command.device)
     decoder, tokenizer = model.decoder, model.tokenizer
@@ -84,20 +83,11 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
 
 
 def note_short_texts(config: KVCompressionConfig, lengths: Sequence[int]) -> None:
-    """Log that texts are kept whole because they are no longer than the least that is kept by default."""
     num_short = sum(n <= MIN_DEFAULT_SLOTS for n in lengths)
     if num_short and config.keep is config.slots is config.max_loss is None:
         texts = f"{num_short:,} of {len(lengths):,} texts have" if len(lengths) > 1 else "the text has"
         least = f"{MIN_DEFAULT_SLOTS} tokens, the least that is kept by default"
         log_message(f"{texts} at most {least}, so all are kept; --keep or --slots keeps fewer")
-
-
-def read_source_texts(source: str) -> list[tuple[str, str]]:
-    path = Path(source)
-    if not source.endswith(".jsonl"):
-        return [("standard input" if source == "-" else path.name, read_text(path))]
-    with path.open("rb") as file:
-        return list(iter_texts(file, path.name))
 
 
 def compute_kv_cost(memory: KVMemory, config: DecoderConfig, num_windows: int, positions: int) -> dict[str, Any]:
@@ -127,9 +117,8 @@ def compute_kv_cost(memory: KVMemory, config: DecoderConfig, num_windows: int, p
 
 
 def cost_lines(cost: Mapping[str, Any]) -> list[str]:
-    num_texts, num_tokens, num_windows, num_slots = (
-        cost[name] for name in ("num_texts", "num_tokens", "num_windows", "num_slots")
-    )
+    names = ("num_texts", "num_tokens", "num_windows", "num_slots")
+    num_texts, num_tokens, num_windows, num_slots = (cost[name] for name in names)
     texts = f" of {num_texts:,} texts" if num_texts > 1 else ""
     reading = f" in {num_windows:,} windows, each read without the others" if num_windows > num_texts else ""
     after = f" after one of {num_texts:,} texts" if num_texts > 1 else ""
@@ -147,10 +136,7 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
 
 
 def loss_lines(measured: Mapping[str, Any], name: str | None = None) -> list[str]:
-    """Return what was measured to choose the size, a line per window, and what fitting gained.
-
-    `name` is that of the text, if there are several.
-    """
+    """Return what was measured to choose the size, a line per window, and what fitting gained; `name` the text."""
     lines = [] if name is None else [f"text       {name}"]
     windows = measured.get("windows", ())
     for index, window in enumerate(windows, 1):

@@ -1,9 +1,9 @@
 """`laconic data make`: generate rows and write them as JSONL."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, filterfalse, islice
+from itertools import chain, filterfalse, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum, refuse_flags
 from laconic.cli.files import check_output_path, print_json
-from laconic.console import log_message, progress, status
+from laconic.console import ProgressFn, log_message, progress, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,20 +95,16 @@ class DataMakeCommand:
     def run(self) -> int:
         self.validate()
         files = self.list_files()
-        steps = count(1)
-        total = sum(file.num_rows for file in files)
         with progress("writing") as show:
-            write_all(files, lambda: None if (n := next(steps)) % 100 else show("rows", n, total))
-        for file in files:
-            log_message(f"wrote {file.path}")
+            write_all(files, show)
+        for path, _, _, _ in files:
+            log_message(f"wrote {path}")
         if self.format == "json":
-            written = [
-                {"file": str(file.path), "rows": file.num_rows, "description": file.description} for file in files
-            ]
+            written = [{"file": str(path), "rows": n, "description": text} for path, text, n, _ in files]
             print_json({"schema": 1, "generator": self.generator, "seed": self.seed, "files": written})
             return 0
-        for file in files:
-            print(f"{file.path}: {file.num_rows:,} {file.description}")
+        for path, text, n, _ in files:
+            print(f"{path}: {n:,} {text}")
         return 0
 
     def validate(self) -> None:
@@ -140,36 +136,32 @@ class DataMakeCommand:
         files = {"gsm-variants": self.gsm_variant_files, "digits": self.digit_files}.get(self.generator)
         return [file for file in files() if file.num_rows] if files else [self.generator_file()]
 
-    @property
-    def held_out_path(self) -> Path:
-        return self.out.with_suffix(f".held_out{self.out.suffix}")
-
     def digit_files(self) -> list[OutputFile]:
         from laconic.data.generators.digits import iter_digit_rows
 
         num_valid = round(self.rows * self.held_out_fraction)
-        low = self.min_operations
-        high = self.num_operations
+        low, high = self.min_operations, self.num_operations
         style = cast("DigitChain", self.chain_style or "brackets")
         make_rows = partial(iter_digit_rows, seed=self.seed, num_operations=high, min_operations=low, chain=style)
         rows = make_rows(self.rows, part="train", results_only_fraction=self.results_only_fraction)
         valid_rows = make_rows(num_valid, part="valid")
+        valid_path = self.out.with_suffix(f".held_out{self.out.suffix}")
         numbers = f"{high}" if low in (None, high) else f"{low} to {high}"
         return [
             OutputFile(self.out, f"chains of {numbers} operations", self.rows, rows),
-            OutputFile(self.held_out_path, f"rows that {self.out.name} does not contain", num_valid, valid_rows),
+            OutputFile(valid_path, f"rows that {self.out.name} does not contain", num_valid, valid_rows),
         ]
 
     def gsm_variant_files(self) -> list[OutputFile]:
         """Return the files of training variants, of held-out templates, and of other numbers in training templates."""
-        from laconic.data.generators.gsm_variants import has_new_numbers, interleave_variants, is_held_out, mask_numbers
+        from laconic.data.generators.gsm_variants import NEW_NUMBERS_KEY, interleave_variants, is_held_out, mask_numbers
         from laconic.data.generators.write_jsonl import example_to_row
 
         def holds_out(masked: str) -> bool:
             return is_held_out(masked, self.held_out_fraction)
 
         def is_new(example: "ReasoningExample") -> bool:
-            return has_new_numbers(example.question, self.new_numbers_fraction)
+            return is_held_out(example.question, self.new_numbers_fraction, NEW_NUMBERS_KEY)
 
         def make_variants(templates: "list[QuestionTemplate]") -> "Iterator[ReasoningExample]":
             return filter(self.is_within_limits, interleave_variants(templates, self.seed, excluded, self.max_value))
@@ -188,20 +180,22 @@ class DataMakeCommand:
         training = [template for template in templates if not holds_out(template.masked_question)]
         originals = [
             replace(example, metadata={})
-            for example in sources
-            if self.include_originals and not holds_out(mask_numbers(example.question))
+            for example in (sources if self.include_originals else ())
+            if not holds_out(mask_numbers(example.question))
         ]
         num_held_out, num_new = (round(self.rows * f) for f in (self.held_out_fraction, self.new_numbers_fraction))
         held_out_rows = islice(self.convert_chains(make_variants(held_out)), num_held_out)
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
-        new_path = self.out.with_suffix(f".new_numbers{self.out.suffix}")
+        held_out_path, new_path = (
+            self.out.with_suffix(f".{name}{self.out.suffix}") for name in ("held_out", "new_numbers")
+        )
         new_description = f"rows with other numbers in the templates of {self.out.name}"
         num_originals = min(len(originals), self.rows)
         start = f": {num_originals:,} original questions, {self.rows - num_originals:,} variants" if originals else ""
         description = f"rows{start} of {len(training):,} templates"
         return [
             OutputFile(self.out, description, self.rows, map(example_to_row, make_training_rows())),
-            OutputFile(self.held_out_path, held_out_description, num_held_out, map(example_to_row, held_out_rows)),
+            OutputFile(held_out_path, held_out_description, num_held_out, map(example_to_row, held_out_rows)),
             OutputFile(new_path, new_description, num_new, map(example_to_row, make_new_rows() if num_new else ())),
         ]
 
@@ -240,11 +234,9 @@ class DataMakeCommand:
 
         if self.integers_only and not list_results(example):
             return False
-
         num_steps = len(example.steps)
-        has_many = self.min_steps is None or num_steps >= self.min_steps
-        has_few = self.max_steps is None or num_steps <= self.max_steps
-        return has_many and has_few and (self.max_value is None or largest_result(example.steps) <= self.max_value)
+        has_length = (self.min_steps or 0) <= num_steps <= (self.max_steps or num_steps)
+        return has_length and (self.max_value is None or largest_result(example.steps) <= self.max_value)
 
     def generator_file(self) -> OutputFile:
         from laconic.data.generators.multiplication import iter_products
@@ -275,17 +267,16 @@ class DataMakeCommand:
         return DataConfig(source="catalog", name=names, data_dir=data_dir)
 
 
-def write_all(files: list[OutputFile], report_row: Callable[[], object]) -> None:
+def write_all(files: list[OutputFile], show: ProgressFn) -> None:
     """Write all files or none: a file is put in place once all later ones are written."""
     from laconic.data.generators.write_jsonl import write_jsonl
 
+    def report(rows: Iterable[JsonRow]) -> Iterator[JsonRow]:
+        for n, row in enumerate(rows):
+            if n % 100 == 0:
+                show(f"{path.name}, rows", n, num_rows)
+            yield row
+
     if files:
-        file = files[0]
-        rows = report_rows(file.rows, report_row)
-        write_jsonl(file.path, rows, file.num_rows, lambda: write_all(files[1:], report_row))
-
-
-def report_rows(rows: Iterable[JsonRow], report_row: Callable[[], object]) -> Iterator[JsonRow]:
-    for row in rows:
-        yield row
-        report_row()
+        path, _, num_rows, rows = files[0]
+        write_jsonl(path, report(rows), num_rows, lambda: write_all(files[1:], show))

@@ -54,7 +54,6 @@ def count_steps(run: "DemoRun") -> int:
 
 
 def measure_share(run: "DemoRun") -> float:
-    """Return the share of a run's steps that it has logged."""
     return min(1.0, read_last_step(run.path / "metrics.jsonl") / count_steps(run))
 
 

@@ -25,9 +25,8 @@ def main(args: Sequence[str]) -> int:
     recipe, out, *overrides = args
     sys.argv[1:] = ["train", recipe, "--out", out, *overrides]  # the command that env.json records
     try:
-        return TrainCommand(recipe, tuple(overrides), out=Path(out), device="cpu").run() or evaluate_conditions(
-            Path(out)
-        )
+        train = TrainCommand(recipe, tuple(overrides), out=Path(out), device="cpu")
+        return train.run() or evaluate_conditions(Path(out))
     except LaconicError as error:
         log_message(f"laconic: {error}")
         return error.exit_code
@@ -55,7 +54,6 @@ def evaluate_conditions(folder: Path) -> int:
 
 
 def planned_conditions(recipe: "Recipe") -> "Iterator[EvalCondition]":
-    """Yield the conditions that the report of the demo needs."""
     from laconic.evaluation.reasoning.run import EvalCondition
 
     yield EvalCondition()

@@ -15,6 +15,10 @@ from laconic.storage.temporary import follow_link, is_device_or_pipe
 STANDARD_INPUT = "-"  # as the path of an input
 
 
+def name_source(path: Path) -> str:
+    return "standard input" if str(path) == STANDARD_INPUT else path.name
+
+
 def check_file(path: Path, expected: str) -> None:
     """Raise `InputError` (66) if a path is neither a file nor a pipe; `expected` says in the message what to give."""
     if path.is_dir():
@@ -33,12 +37,7 @@ def check_model(name: str) -> None:
 
 
 def check_memories(paths: Iterable[Path], system: str | None = None) -> None:
-    """Check the files of memories before a model is loaded; a folder is a cartridge.
-
-    Raises:
-        InputError: For a memory that does not exist (66).
-        UsageError: For a system message with a memory that opens a user message (2).
-    """
+    """Raise `InputError` (66) for a missing memory, `UsageError` (2) for a system message before one with `--chat`."""
     for path in paths:
         if not path.exists():
             raise InputError(f"no file {path}; give one that laconic compress wrote")
@@ -57,12 +56,7 @@ def check_memories(paths: Iterable[Path], system: str | None = None) -> None:
 
 
 def check_output_path(flag: str, path: Path) -> None:
-    """Check that a file that a flag names can be written, before the work for it.
-
-    Raises:
-        UsageError: It is `-` or a folder, or its folder does not exist (2).
-        DiskError: Its folder is not writable (74).
-    """
+    """Raise `UsageError` (2) or `DiskError` (74) if the file of a flag cannot be written, before the work for it."""
     if str(path) == "-":
         raise UsageError(f"{flag} -: give a file; /dev/stdout is standard output")
     if is_device_or_pipe(path):
@@ -103,10 +97,7 @@ def check_text_format(path: Path) -> None:
 
 
 def check_replaceable(flag: str, path: Path) -> None:
-    """Raise `BusyError` (73) if a flag names an existing file that is no memory or state, and as `check_output_path`.
-
-    Memories and states are written again under the same name.
-    """
+    """Raise `BusyError` (73) if a flag names an existing file that is no memory, and as `check_output_path`."""
     if path.exists() and (path.is_dir() or path.stat().st_size) and not holds_memory(path):
         raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file")
     check_output_path(flag, path)
@@ -138,12 +129,10 @@ def check_page_path(flag: str, path: Path) -> None:
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """Print one JSON object to standard output, for `--format json`."""
     print(json.dumps(data, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table that fits the width of the terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

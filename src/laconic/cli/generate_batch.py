@@ -28,9 +28,7 @@ def generate_rows(
 ) -> None:
     """Generate for all rows, and write each as JSON, with its fields and a field `generation`.
 
-    Row i samples with seed + i. Without --output, rows go to standard output. With it, they are collected in
-    OUTPUT.part, which is renamed at the end and which the same command continues after an interruption. The errors are
-    those of `PartialOutput`.
+    Row i samples with seed + i. Rows go to standard output, or with --output to a `PartialOutput`.
     """
     config = replace(config, return_state=False, on_prefill=timer.on_prefill)
     num_rows = len(prompts.prompts)
@@ -68,7 +66,6 @@ def generate_rows(
 
 
 def build_key(command: "GenerateCommand", prompts: PreparedPrompts, config: GenerationConfig) -> str:
-    """Return the hash of all that determines the output."""
     options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
     flags = [getattr(command, name) for name in KEY_FLAGS]
     weights = [prompts.fingerprint, str(prompts.model.decoder.config.dtype), *hash_memory_files(command.memory)]

@@ -18,10 +18,7 @@ MIN_PROGRESS_PROMPT = 256  # positions of a prompt from which reading it shows p
 
 
 class GenerationTimer:
-    """Measure prefill and decoding of one or more `generate` calls, and show the progress of prefill.
-
-    With `counts_passes`, for runs that also think, it describes passes instead.
-    """
+    """Measure prefill and decoding, or passes of runs that also think, and show the progress of prefill."""
 
     def __init__(self, *, shows_progress: bool = True, counts_passes: bool = False) -> None:
         self.shows_progress, self.counts_passes = shows_progress, counts_passes
@@ -108,10 +105,7 @@ class GenerationTimer:
 
 
 class GenerationPrinter:
-    """Print a single text as it is generated, and several in row order as they finish, each after its row's label.
-
-    Until then, and if the printer is silent, progress is shown.
-    """
+    """Print a single text as it is generated, and several, with progress until then, in row order as they finish."""
 
     def __init__(self, labels: Sequence[str], timer: GenerationTimer, *, is_silent: bool = False) -> None:
         self.labels, self.timer, self.is_silent = labels, timer, is_silent
@@ -136,7 +130,6 @@ class GenerationPrinter:
         self.num_tokens += 1
 
     def print_finished(self, row: int, generation: "GeneratedText") -> None:
-        """Print the rows that have ended, in order."""
         self.finished[row] = generation.text
         self.timer.close_progress()  # it must not be on the terminal while a text is printed
         self.show = None

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from laconic.cli.files import STANDARD_INPUT
+from laconic.cli.files import STANDARD_INPUT, name_source
 from laconic.config.data import DataConfig
 from laconic.console import log_message, pluralize
 from laconic.data.messages import check_messages, parse_messages
 from laconic.data.reasoning.chat import parse_tools
 from laconic.data.reasoning.columns import find_question
-from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
+from laconic.data.strict_jsonl import RowError, convert_rows, iter_lines, parse_lines, read_rows
 from laconic.errors import InputError, UsageError, translate_os_errors
 from laconic.experiment.text_models.prompts import PromptRow
 
@@ -28,8 +28,7 @@ def read_text(path: Path) -> str:
     """Read a UTF-8 text, or standard input for "-", without byte-order mark and the line end at its end."""
     from laconic.data.documents.tokenize import decode_utf8
 
-    name = "standard input" if str(path) == STANDARD_INPUT else path.name
-    return "".join(decode_utf8([read_bytes(path)], name)).removesuffix("\n")
+    return "".join(decode_utf8([read_bytes(path)], name_source(path))).removesuffix("\n")
 
 
 def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
@@ -47,7 +46,7 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
 
 
 def read_message_file(path: Path, system: str | None) -> PromptRow:
-    name = "standard input" if str(path) == STANDARD_INPUT else path.name
+    name = name_source(path)
     return PromptRow(name, None, parse_messages(read_bytes(path), name)).to_chat(system)
 
 
@@ -79,11 +78,11 @@ def read_prompt_rows(
         prompt = PromptRow(name, None if messages else value, messages, source=row, tools=tools)
         return prompt.to_chat(system) if is_chat or messages else prompt
 
-    name = "standard input" if str(path) == STANDARD_INPUT else path.name
+    name = name_source(path)
     if str(path) == STANDARD_INPUT:
-        rows = read_row_stream(sys.stdin.buffer, name, convert)[0]
+        rows = convert_rows(name, parse_lines(iter_lines(sys.stdin.buffer)), convert)
     else:
-        rows = read_rows(path, convert)[0]
+        rows = read_rows(path, convert)
     if system is not None and all(row.text is not None for row in rows):
         raise UsageError(f'--system: the rows of {name} have "prompt", which is continued as text; add --chat')
     if num_generated:

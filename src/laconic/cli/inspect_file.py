@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,6 @@ def document_lines(row: dict[str, Any]) -> list[str]:
 
 
 def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata and sizes of a KV memory as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     memory = KVMemory.load(path)
     metadata, heads, size = memory.metadata, memory.slots, path.stat().st_size
     assert metadata is not None
@@ -77,7 +77,7 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     ]
     if metadata.chat:
         lines.append("chat       the text opens a user message; a prompt continues it")
-    for document in (document for row in metadata.documents for document in row):
+    for document in chain.from_iterable(metadata.documents):
         windows = f" in {len(document.segments):,} windows" if len(document.segments) > 1 else ""
         lines.append(
             f"text       {document.name}: {pluralize(document.tokens, 'token')}{windows}; "
@@ -94,15 +94,13 @@ def describe_setting(value: object) -> str:
 
 
 def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     state, metadata = read_state_file(path)
     with translate_structure_errors(path):
         summary = state_file_to_json(state, metadata)
         size = path.stat().st_size
         chunk_sizes = (metadata.get("source") or {}).get("chunks") or ()
         levels = read_untrained_levels(path)
-        writer = "hope"
-        checkpoint = ""
+        writer, checkpoint = "hope", ""
         if levels is not None:
             writer = "levels added to a checkpoint"
             name = read_writer_metadata(path)["checkpoint"][:12]
@@ -115,8 +113,7 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
             f"written    {summary['created'] or 'at an unknown time'} by laconic {summary['version']}",
             *(format_reports(state, chunk_sizes) if chunk_sizes else []),
         ]
-        for document in (document for row in summary["documents"] for document in row):
-            name = document["name"]
+        for document in chain.from_iterable(summary["documents"]):
             digest = document["sha256"][:12]
-            lines.append(f"text       {name}: {document['tokens']:,} tokens; sha256 {digest}…")
+            lines.append(f"text       {document['name']}: {document['tokens']:,} tokens; sha256 {digest}…")
         return {"schema": 1, "file": str(path), "bytes": size, "state": summary}, lines

@@ -14,7 +14,6 @@ from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
 from laconic.evaluation.inspection.conditions import NUM_REFERENCE_QUESTIONS
 from laconic.evaluation.inspection.dataset import (
-    DatasetInspection,
     DatasetSummary,
     dataset_tables,
     dataset_to_json,
@@ -77,10 +76,8 @@ def build_inspected_runs(runs: Sequence[LoadedRun], question_sets: Sequence[Ques
 
 
 def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> QuestionSummary:
-    text = str(command.question)
-    gold = command.answer
+    text, gold, steps = str(command.question), command.answer, list(command.chain)
     first = runs[0]
-    steps = list(command.chain)
     protocol = choose_protocol(first.recipe, command.protocol)
     question_sets = [single_question(run, text, steps, gold, protocol) for run in runs]
     inspected = build_inspected_runs(runs, question_sets)
@@ -115,24 +112,16 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetS
     ids = [[example.id for example in questions.examples] for questions in question_sets]
     if any(other != ids[0] for other in ids):
         raise UsageError("--baseline: the runs drop different rows of the task (data.on_too_long)")
-    inspections: list[DatasetInspection] = []
+    batch_size = command.batch_size or DEFAULT_BATCH_SIZE
     with progress("inspecting") as show:
-        for run, questions in zip(build_inspected_runs(runs, question_sets), question_sets, strict=True):
-            inspections.append(
-                inspect_dataset(
-                    run,
-                    questions,
-                    limit=num_questions,
-                    seed=command.seed,
-                    batch_size=command.batch_size or DEFAULT_BATCH_SIZE,
-                    progress=show,
-                )
-            )
+        inspections = [
+            inspect_dataset(run, data, limit=num_questions, seed=command.seed, batch_size=batch_size, progress=show)
+            for run, data in zip(build_inspected_runs(runs, question_sets), question_sets, strict=True)
+        ]
     return DatasetSummary(inspections, [*question_sets[0].notes, *list_notes(runs, None)], describe_runs(runs))
 
 
 def check_comparable(runs: Sequence[LoadedRun]) -> None:
-    """Raise `UsageError` (2) for runs with different tokenizers or row formats."""
     first = runs[0]
     for run in runs[1:]:
         if run.parts.tokenizer.fingerprint != first.parts.tokenizer.fingerprint:

@@ -45,12 +45,8 @@ from laconic.cli.data_make import DataMakeCommand
 from laconic.cli.threads import apply_cpu_quota, limit_spinning
 from laconic.cli.usage_errors import summarise_usage_error
 from laconic.console import log_message, open_missing_streams
+from laconic.errors import DiskError, InputError, LaconicError, OutOfMemoryError, UsageError, is_out_of_memory
 
-EXIT_USAGE = 2
-EXIT_MISSING_INPUT = 66
-EXIT_BUG = 70
-EXIT_OUT_OF_MEMORY = 71
-EXIT_IO_ERROR = 74
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 MIN_COLUMNS = 20  # help for a narrower terminal would never end
@@ -59,8 +55,7 @@ EXTRA_OF_PACKAGE = {
     "matplotlib": "report",
     **dict.fromkeys(("fastapi", "uvicorn", "sse_starlette", "prometheus_client"), "serve"),
     "trackio": "track",
-    **{name: name for name in ("wandb", "tensorboard")},
-    "gguf": "gguf",
+    **{name: name for name in ("wandb", "tensorboard", "gguf")},
     "lm_eval": "eval",
 }
 
@@ -93,12 +88,7 @@ DESCRIPTIONS = {  # of commands with subcommands
 
 
 def parse_command(args: list[str]) -> Any:
-    """Parse the arguments into a command.
-
-    Raises:
-        SystemExit: 0 after `--help`; 2, with one line on standard error, for arguments that cannot be parsed.
-        UsageError: For arguments that are not UTF-8.
-    """
+    """Parse the arguments into a command. Exits after `--help`, and with 2 and one line if they cannot be parsed."""
     for argument in args:
         check_utf8(argument)
     if args == ["--version"]:
@@ -107,7 +97,7 @@ def parse_command(args: list[str]) -> Any:
     if not args:  # as git does, the list of commands; as of other incomplete commands, the exit code is 2
         with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
             parse_command(["--help"])
-        sys.exit(EXIT_USAGE)
+        sys.exit(UsageError.exit_code)
     check_command_name(args)
     args = insert_default_subcommand(args)
     args = ["tasks", *args[2:]] if args[:2] == ["tasks", "list"] else args
@@ -134,15 +124,13 @@ def parse_command(args: list[str]) -> Any:
 
 
 def select_command(args: list[str]) -> Any:
-    """Return the type to parse: the command that the arguments name and `version`, or the list of all commands.
+    """Return the type to parse: the list of commands, or that of `args` and `version`, since tyro needs two.
 
-    To build the parsers of all commands takes two to three times as long. With one alone, tyro would expect no command
-    name.
+    So tyro does not suggest options of other commands.
     """
-    name = args[0] if args else ""
-    if name in COMMANDS and name != "version":
-        return build_type(name) | build_type("version")
-    return reduce(operator.or_, (build_type(key) if key == name else build_list_entry(key) for key in COMMANDS))
+    if args[0] not in COMMANDS or args[0] == "version":
+        return reduce(operator.or_, (build_type(key) if key == args[0] else build_list_entry(key) for key in COMMANDS))
+    return build_type(args[0]) | build_type("version")
 
 
 def build_type(name: str) -> Any:
@@ -155,7 +143,7 @@ def build_type(name: str) -> Any:
 
 
 def build_list_entry(name: str) -> Any:
-    """Return a command without arguments, with the first paragraph of its help, for the list of `laconic --help`."""
+    """Return a command with the first paragraph of its help, for the list of `laconic --help`."""
     text = DESCRIPTIONS.get(name) or inspect.cleandoc(COMMANDS[name].__doc__)
     return Annotated[VersionCommand, subcommand(name, description=" ".join(text.partition("\n\n")[0].split()))]
 
@@ -166,7 +154,7 @@ def list_subcommands(args: list[str]) -> list[str]:
 
 
 def insert_default_subcommand(args: list[str]) -> list[str]:
-    """Return the arguments with the subcommand that a command such as `laconic data --format json` leaves out."""
+    """Return the arguments with the subcommand that `laconic data --format json` leaves out."""
     names = list_subcommands(args)
     follows = args[1:2]
     if not names or follows in (["--help"], ["-h"]) or (follows and not follows[0].startswith("-")):
@@ -182,39 +170,40 @@ def check_command_name(args: list[str]) -> None:
         close = [name for name in names if name.startswith(args[i])] or get_close_matches(args[i], names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"give one of {', '.join(names)}"
         log_message(f"laconic: no command {' '.join(args[: i + 1])}; {hint}")
-        sys.exit(EXIT_USAGE)
+        sys.exit(UsageError.exit_code)
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
-    from laconic.errors import LaconicError, is_out_of_memory
-
     match error:
         case LaconicError():
             return error.exit_code, str(error)
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED, "interrupted"
         case FileNotFoundError():
-            return EXIT_MISSING_INPUT, f"{error.filename}: no such file" if error.filename else str(error)
+            return InputError.exit_code, f"{error.filename}: no such file" if error.filename else str(error)
         case OSError():
-            return EXIT_IO_ERROR, f"{error.filename or 'input/output'}: {error.strerror or error}"
+            return DiskError.exit_code, f"{error.filename or 'input/output'}: {error.strerror or error}"
         case ImportError() if error.name and error.name.partition(".")[0] in EXTRA_OF_PACKAGE:
             extra = EXTRA_OF_PACKAGE[error.name.partition(".")[0]]
-            return EXIT_USAGE, f"{error.name} is not installed; in a clone of laconic: pip install '.[{extra}]'"
+            return (
+                UsageError.exit_code,
+                f"{error.name} is not installed; in a clone of laconic: pip install '.[{extra}]'",
+            )
         case _ if is_out_of_memory(error):
-            return EXIT_OUT_OF_MEMORY, "out of memory; try a smaller --dtype, a smaller batch, or a smaller model"
+            advice = "out of memory; try a smaller --dtype, a smaller batch, or a smaller model"
+            return OutOfMemoryError.exit_code, advice
         case _:
             text = f"{type(error).__name__}: {error}"
             if place := find_user_code(error):
-                text = f"{place}: {' '.join(text.split())}"
-                return EXIT_BUG, f"{text}; this line is in your code; LACONIC_DEBUG=1 prints the traceback"
-            return EXIT_BUG, f"internal error: {text}; please report it with the traceback that LACONIC_DEBUG=1 prints"
+                text = " ".join(text.split())
+                text = f"{place}: {text}; this line is in your code; LACONIC_DEBUG=1 prints the traceback"
+            else:
+                text = f"internal error: {text}; please report it with the traceback that LACONIC_DEBUG=1 prints"
+            return LaconicError.exit_code, text
 
 
 def find_user_code(error: BaseException) -> str | None:
-    """Return file and line of the innermost frame of an error that is in code of the user's own, such as a method.
-
-    That is neither laconic nor Python nor an installed package.
-    """
+    """Return file and line of the innermost frame that is neither of laconic nor Python nor an installed package."""
     roots = [str(Path(str(module.__file__)).parent) + os.sep for module in (laconic, os)]
     packages = ("site-packages", "dist-packages", "torchinductor_", ".triton")  # the last two hold generated code
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -225,7 +214,6 @@ def find_user_code(error: BaseException) -> str | None:
 
 
 def main() -> None:
-    """Run one command and exit with its code."""
     if sys.getfilesystemencoding() != "utf-8":  # a locale with another encoding, in which é would not be found
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     run_and_exit(lambda: parse_command(sys.argv[1:]).run())
@@ -234,21 +222,17 @@ def main() -> None:
 def main_lm_eval() -> None:
     """Run lm-eval's command line with the model `laconic` registered: the command `laconic-lm-eval`."""
 
-    def run() -> int:
+    def run() -> None:
         from laconic.evaluation.lm_eval_model import run_lm_eval
 
         run_lm_eval()
-        return 0
 
     run_and_exit(run)
 
 
 @contextlib.contextmanager
 def exit_at_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `SystemExit`, so that files that are half written are removed.
-
-    Signals that are ignored, as under `nohup`, stay so.
-    """
+    """Let SIGTERM and SIGHUP raise `SystemExit`, so that half-written files are removed, unless they are ignored."""
 
     def leave(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
@@ -265,7 +249,7 @@ def exit_at_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def run_and_exit(run: Callable[[], int]) -> NoReturn:
+def run_and_exit(run: Callable[[], int | None]) -> NoReturn:
     """Exit with the code that a function returns, or that of its error; tracebacks only with `LACONIC_DEBUG=1`."""
     open_missing_streams()
     warnings.showwarning = lambda message, *_: log_message(f"laconic: {message}")

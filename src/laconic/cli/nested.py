@@ -22,10 +22,7 @@ from laconic.experiment.text_models.read_into_state import load_read_documents, 
 
 
 def load_model(command: CompressCommand | GenerateCommand | ServeCommand, memory: Path | None) -> NestedTextModel:
-    """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say.
-
-    Raises `UsageError` (2) for a run that does not learn while it reads.
-    """
+    """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say."""
     name = command.model
     options: dict[str, Any] = {"device": command.device}
     if isinstance(command, ModelFlags):  # the dtype of laconic compress is that of the file
@@ -59,10 +56,17 @@ def compress_text(command: CompressCommand) -> int:
     num_texts = 1
     if before is not None and len(before.position) > 1:
         with command.open_source() as file:
-            num_texts = len(list(command.iter_texts(file, lambda name, text: name)))
+            num_texts = len(list(command.iter_texts(file)))
     job = model.start_reading(before, num_texts)
     start = time.perf_counter()
-    command.run_job(job, partial(model.token_stream, is_new=before is None), compress_resume_key(command, model))
+    key = {
+        "batch_size": command.batch_size if command.is_jsonl else None,
+        "weights": model.model.weights_fingerprint,
+        "tokenizer": model.tokenizer.fingerprint,
+    }
+    if command.memory is not None:
+        key["memory"] = sha256(command.memory.read_bytes()).hexdigest()
+    command.run_job(job, partial(model.token_stream, is_new=before is None), key)
     assert job.done is not None
     earlier = spread_documents(documents, len(job.documents))
     texts = [[*row, *new] for row, new in zip(earlier, job.documents, strict=True)]
@@ -76,11 +80,3 @@ def compress_text(command: CompressCommand) -> int:
     data = {"kind": "state", "nats": job.loss.mean, "cost": cost}
     command.print_result(lines, data, time.perf_counter() - start, job.tokens - job.previous_tokens)
     return 0
-
-
-def compress_resume_key(command: CompressCommand, model: NestedTextModel) -> dict[str, Any]:
-    return {
-        "batch_size": command.batch_size if command.is_jsonl else None,
-        "weights": model.model.weights_fingerprint,
-        "tokenizer": model.tokenizer.fingerprint,
-    } | ({} if command.memory is None else {"memory": sha256(command.memory.read_bytes()).hexdigest()})

@@ -24,8 +24,8 @@ from laconic.compression.halting import inference
 from laconic.compression.halting.inference import StopRule
 from laconic.compression.halting.losses import length_loss, mark_priced_segments
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_policy import max_segment_tokens, max_segments
-from laconic.compression.segment import MemoryPrompt, build_memory_prompt, resolve_position_scheme
+from laconic.compression.memory_policy import max_memory_vectors, max_segment_tokens
+from laconic.compression.segment import MemoryPrompt, resolve_position_scheme
 from laconic.compression.segment_model import SegmentModel
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.compression.training_window import TrainingPhase, WindowRun
@@ -33,7 +33,7 @@ from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
 from laconic.halting.estimators import length_entropy, penalty_ramp
-from laconic.halting.stop_distribution import RandomStream, expected_length
+from laconic.halting.stop_distribution import expected_length
 from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
@@ -108,13 +108,13 @@ class AutoCompressor(nn.Module):
         return self.training_phase(batch.step) == "head_only" and batch.step == self.head_only_step
 
     def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
-        """Count rows, scored tokens (in total and by segment of the window), and compressions with a price."""
+        """Count scored tokens, in total and by segment of the window, and compressions with a price."""
         phase = self.training_phase(batch.step)
-        counts: dict[str, float] = {"rows": float(batch.B), "scored": 0.0, "compressions": 0.0}
+        counts: dict[str, float] = {"scored": 0.0, "compressions": 0.0}
         counts |= {f"scored.{i + 1}": 0.0 for i in range(batch.windows[0])}
         for part in batch.sequential_parts:
             empty = self.segment_model.empty_memory(batch.B)
-            window = WindowRun(self.segment_model, part, empty, phase, self.seed, "length")
+            window = WindowRun(self.segment_model, part, empty, phase, self.seed)
             for i, columns in enumerate(part.segment_slices):
                 n = float((window.targets[:, columns] != IGNORE_INDEX).sum())
                 counts["scored"] += n
@@ -135,28 +135,24 @@ class AutoCompressor(nn.Module):
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
         phase = self.training_phase(batch.step)
         head = self.stop_head_config
-        streams: tuple[RandomStream, ...] = ("length",)
-        is_learned = self.config.length_policy == "stop_head" and phase != "decoder"
-        if head is not None and is_learned and head.estimator == "reinforce":
-            streams = ("length", "second")  # a second sample of lengths is the baseline of the first
-        windows = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
+        window = WindowRun(self.segment_model, batch, memory, phase, self.seed).run()
         denominators = batch.loss_denominators or self.loss_denominators(batch)
-        weight = self._row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
-        loss = torch.stack([(self.row_nats(window) * weight).sum() for window in windows]).mean()
+        weight = 1 / (denominators["scored"] or 1.0)  # of a nat
+        loss = (self.row_nats(window) * weight).sum()
         if head is not None and phase != "decoder":
             omega = 1.0
             if phase == "joint":
                 omega = penalty_ramp(batch.step, self.total_steps, head.cost_start, head.cost_ramp)
-            loss = loss + length_loss(windows, head, omega, weight, denominators) + self.summaries.zero_loss
+            loss = loss + length_loss(window, head, omega, weight, denominators) + self.summaries.zero_loss
         if torch.is_grad_enabled() and not loss.requires_grad:  # no segment reads a summary, and reading trains nothing
             loss = loss + sum(0 * parameter.sum() for parameter in self.parameters() if parameter.requires_grad)
-        carried = windows[0].carried_memory
+        carried = window.carried_memory
         if carried is not None and not self.has_soft_lengths:
             carried = replace(carried, log_s=None)
-        return StepOutput(loss, self._compute_metrics(windows[0], denominators), carried)
+        return StepOutput(loss, self._compute_metrics(window, denominators), carried)
 
     def _check_window(self, batch: DocumentBatch) -> None:
-        """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
+        """Raise `UsageError` for a window that trains nothing."""
         w, n = batch.windows[0], len(batch.segment_ends)
         if w < 2:
             raise UsageError(f"segments_per_window = {w}: no segment of a window reads a summary; use 2 or more")
@@ -164,16 +160,6 @@ class AutoCompressor(nn.Module):
             raise UsageError(
                 f"the batch has {n} segments, but a window has {w}; pass `batch.sequential_parts` one after another"
             )
-        is_gated = self.config.summary == "select" or self.training_phase(batch.step) == "joint"
-        if is_gated and self.decoder.attn_implementation == "flex":
-            raise UsageError('attention "flex" has no gradient for a bias, which the gate needs; use "sdpa"')
-
-    def _row_loss_weights(self, window: WindowRun, denominators: Mapping[str, float]) -> Float[Tensor, " B"]:
-        """Return the weight of a nat of each row: 1 / scored tokens of the step, or a mean over windows."""
-        n = (window.targets != IGNORE_INDEX).sum(1)
-        if self.config.loss_reduction == "token":
-            return torch.full_like(n, 1 / (denominators["scored"] or 1.0), dtype=torch.float64)
-        return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
     def row_nats(self, window: WindowRun) -> Float[Tensor, " B"]:
         """Eq. VL30: sum of the cross-entropies of the segments of `window`, and of the weighted KL divergences."""
@@ -285,12 +271,18 @@ class AutoCompressor(nn.Module):
 
     def build_prompt(self, memory: SummaryMemory) -> MemoryPrompt:
         """Build [bos; memory], the prefix of a prompt, for a memory of one text per row."""
-        return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
+        return self.segment_model.build_prompt(memory)
 
     def max_segments(self, segment_tokens: int, num_vectors: int | None = None) -> int | None:
         """Return how many segments of `segment_tokens` fit, of `num_vectors` each; None if there is no limit."""
-        prefix_length = self.segment_model.prefix_length
-        return max_segments(self.decoder.config, self.config, prefix_length, segment_tokens, num_vectors)
+        config, n = self.config, self.config.fixed_length
+        room = max_memory_vectors(self.decoder.config, config, self.segment_model.prefix_length, segment_tokens)
+        budget = config.max_memory_vectors or n
+        if config.length_policy == "fixed":
+            budget -= budget % n  # all segments have n vectors, so the memory never has more
+        if room is None or (config.memory_policy != "accumulate" and room >= budget):
+            return None
+        return room // (num_vectors or n) + 1 if room >= 0 else 0
 
     @property
     def max_segment_tokens(self) -> int:

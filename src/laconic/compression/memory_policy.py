@@ -8,7 +8,7 @@ Symbols: M_i memory after segment i, sigma^i its vectors, N_i their number; K su
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from laconic.compression.memory import SummaryMemory
@@ -39,19 +39,6 @@ def drop_oldest_segments(memory: SummaryMemory, budget: int) -> SummaryMemory:
     return memory.mask_slots(stays).compact()
 
 
-def update_memory(
-    memory: SummaryMemory, segment_vectors: SegmentVectors, num_tokens: Int[Tensor, " B"], config: CompressionConfig
-) -> SummaryMemory:
-    """Compute M_i from M_{i-1} and sigma^i by the configured policy; "budgeted" has recompressed M_{i-1} before."""
-    vectors, valid, log_s = segment_vectors
-    if config.memory_policy == "replace":
-        return memory.overwrite(vectors, valid, num_tokens, log_s).compact()
-    grown = memory.append(vectors, valid, num_tokens, log_s).compact()
-    if config.memory_policy == "fifo" and config.max_memory_vectors is not None:
-        return drop_oldest_segments(grown, config.max_memory_vectors)
-    return grown
-
-
 def num_summary_positions(config: CompressionConfig) -> int:
     """Return how many columns a compression adds after the text."""
     if config.summary == "parallel":
@@ -59,6 +46,10 @@ def num_summary_positions(config: CompressionConfig) -> int:
     if config.summary == "autoregressive":
         return config.fixed_length + (config.trigger_placement == "insert")
     return 0
+
+
+def find_smallest_window(decoder_config: DecoderConfig) -> int | None:
+    return min((window for window in decoder_config.sliding_windows if window is not None), default=None)
 
 
 def max_memory_vectors(
@@ -75,9 +66,8 @@ def max_memory_vectors(
     text unless it is only read (`compresses`). With "zero" positions only the text takes position ids.
     """
     n = num_summary_positions(config) if compresses else 0
-    windows = [window for window in decoder_config.sliding_windows if window is not None]
-    P = decoder_config.max_position_embeddings
-    limits = [min(windows) - prefix_length - segment_tokens - n] if windows else []
+    window, P = find_smallest_window(decoder_config), decoder_config.max_position_embeddings
+    limits = [] if window is None else [window - prefix_length - segment_tokens - n]
     if resolve_position_scheme(config, decoder_config) != "zero":
         limits.append(P - prefix_length - segment_tokens - n)
     elif prefix_length + segment_tokens > P:
@@ -87,32 +77,9 @@ def max_memory_vectors(
 
 def max_segment_tokens(decoder_config: DecoderConfig, config: CompressionConfig, prefix_length: int) -> int:
     """Return how many tokens a segment can have that follows no memory; 0 or less if none fits."""
-    n = num_summary_positions(config)
-    windows = [window for window in decoder_config.sliding_windows if window is not None]
-    counted = 0 if resolve_position_scheme(config, decoder_config) == "zero" else n
-    limits = [decoder_config.max_position_embeddings - counted, *(window - n for window in windows)]
-    return min(limits) - prefix_length
-
-
-def max_segments(
-    decoder_config: DecoderConfig,
-    config: CompressionConfig,
-    prefix_length: int,
-    segment_tokens: int,
-    num_vectors: int | None = None,
-) -> int | None:
-    """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit.
-
-    Each becomes `num_vectors`, by default the configured number.
-    """
-    n = config.fixed_length
-    room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens)
-    budget = config.max_memory_vectors or n
-    if config.length_policy == "fixed":
-        budget -= budget % n  # all segments have n vectors, so the memory never has more
-    if room is None or (config.memory_policy != "accumulate" and room >= budget):
-        return None
-    return room // (num_vectors or n) + 1 if room >= 0 else 0
+    longest = decoder_config.max_position_embeddings - prefix_length
+    room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens=0)
+    return longest if room is None else min(longest, room)
 
 
 def check_fits(
@@ -130,10 +97,10 @@ def check_fits(
     room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens, compresses=compresses)
     if room is None or num_slots <= room:
         return
-    P = decoder_config.max_position_embeddings
     n = num_summary_positions(config) if compresses else 0
-    windows = [window for window in decoder_config.sliding_windows if window is not None]
-    limit = f"{P} positions" + (f" and a sliding window of {min(windows)}" if windows else "")
+    window = find_smallest_window(decoder_config)
+    limit = f"{decoder_config.max_position_embeddings} positions"
+    limit += "" if window is None else f" and a sliding window of {window}"
     longest = max_segment_tokens(decoder_config, config, prefix_length) if compresses and num_slots == 0 else 0
     hint = 'shorter segments or prompts, or memory_policy = "budgeted", "fifo" or "replace"'
     raise UsageError(

@@ -1,6 +1,10 @@
 """Read and compress one segment; optionally recomputed in the backward pass as a whole.
 
-Implements Eq. AC5, the loss of a segment. B rows, T columns of text, K summary positions, D width.
+AutoCompressors (arXiv:2305.14788); self-generated summaries are those of the variable-length AutoCompressor
+(jo100sun/AutoCompressors bb15bc1).
+
+Columns of a pass are [bos;] memory [M], text [T], summary positions [n], under a causal mask; invalid slots and padding
+are attended by nothing. B rows, K the largest number of summary positions, D width.
 """
 
 from collections.abc import Callable
@@ -17,21 +21,20 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from laconic.batches import IGNORE_INDEX
 from laconic.compression.distillation import distillation_loss
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_policy import SegmentVectors, check_fits, exceeds_budget, update_memory
+from laconic.compression.memory_policy import SegmentVectors, check_fits, drop_oldest_segments, exceeds_budget
 from laconic.compression.segment import (
     CompressionOutput,
+    MemoryPrompt,
+    SegmentOutput,
     StopCheck,
-    build_memory_prompt,
-    count_prefix,
-    generate_summaries,
     mark_last_valid,
     masked_mean,
-    read_segment,
     replace_last_with_trigger,
+    resolve_position_scheme,
 )
 from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
-from laconic.halting.stop_distribution import scale_by_survival
+from laconic.halting.stop_distribution import attention_gate_bias, scale_by_survival
 from laconic.losses import score_rows, score_rows_in_chunks
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
@@ -82,7 +85,8 @@ class SegmentModel:
 
     @property
     def prefix_length(self) -> int:
-        return count_prefix(self.config, self.bos_token_id)
+        """1 if bos precedes every memory, else 0."""
+        return int(self.bos_token_id is not None and self.config.bos == "sink")
 
     def check_fits(self, memory: SummaryMemory, segment_tokens: int, *, compresses: bool = True) -> None:
         check_fits(
@@ -102,19 +106,93 @@ class SegmentModel:
         vectors = scale_by_survival(memory.vectors, memory.log_s) if gate == "scale_vectors" else memory.vectors
         return replace(memory, vectors=vectors, log_s=None)
 
+    def build_prompt(
+        self, memory: SummaryMemory, text_mask: Bool[Tensor, "B T"] | None = None, num_summaries: int = 0
+    ) -> MemoryPrompt:
+        """Build [bos; M_{i-1}]; mask and position ids include a text and summary positions after it, if any.
+
+        With "zero" positions, memory and summaries have none (-1), and the text has those that it has alone.
+        """
+        embeds = memory.vectors.to(self.decoder.token_embedding.weight.dtype)
+        text_mask = memory.valid[:, :0] if text_mask is None else text_mask
+        bos = embeds.new_full((memory.B, self.prefix_length), self.bos_token_id or 0, dtype=torch.long)
+        if bos.shape[1]:
+            embeds = torch.cat([self.decoder.embed(bos), embeds], 1)
+        summary_mask = text_mask.new_ones(memory.B, num_summaries)
+        mask = torch.cat([torch.ones_like(bos, dtype=torch.bool), memory.valid, text_mask, summary_mask], 1)
+        position_ids = None
+        if resolve_position_scheme(self.config, self.decoder.config) == "zero":
+            text_ids = (bos.shape[1] + text_mask.cumsum(1) - 1) * text_mask
+            memory_ids, summary_ids = (x.long().fill_(-1) for x in (memory.valid, summary_mask))
+            position_ids = torch.cat([torch.zeros_like(bos), memory_ids, text_ids, summary_ids], 1)
+        return MemoryPrompt(embeds, mask, position_ids)
+
+    def forward_segment(
+        self,
+        memory: SummaryMemory,
+        text_embeds: Float[Tensor, "B T D"],
+        attention_mask: Bool[Tensor, "B T"],
+        summary_embeds: Float[Tensor, "*#B n D"] | None = None,
+    ) -> SegmentOutput:
+        """Eq. AC2: one pass over [bos; M_{i-1}; text; e_1..e_n]; a soft memory is gated."""
+        B, T = attention_mask.shape
+        n = 0 if summary_embeds is None else summary_embeds.shape[-2]
+        prompt = self.build_prompt(memory, attention_mask, n)
+        P = prompt.inputs_embeds.shape[1]
+        parts = [prompt.inputs_embeds.to(text_embeds.dtype), text_embeds]
+        if summary_embeds is not None:
+            parts.append(summary_embeds.to(text_embeds.dtype).expand(B, -1, -1))
+        bias = None
+        if memory.log_s is not None:
+            bias = attention_gate_bias(memory.log_s, memory.segment_ids, self.prefix_length, T + n)
+        output = self.decoder(
+            torch.cat(parts, 1),
+            attention_mask=None if bool(prompt.attention_mask.all()) else prompt.attention_mask,
+            position_ids=prompt.position_ids,
+            attention_bias=bias,
+        )
+        states = output.hidden_states
+        return SegmentOutput(states[:, P : P + T], states[:, P + T :], output.cache)
+
+    def generate_summaries(
+        self,
+        memory: SummaryMemory,
+        z: Float[Tensor, "B 1 D"],
+        cache: KVCache,
+        num_vectors: int,
+        should_stop: StopCheck | None = None,
+    ) -> Float[Tensor, "B n D"]:
+        """Eq. VL2: z_t = state of one more position that reads A(z_{t-1}) + step_t, for t = 1..num_vectors.
+
+        `cache` is that of memory and segment; `should_stop` ends the loop if it returns True for the states so far.
+        """
+        position_ids = None
+        if resolve_position_scheme(self.config, self.decoder.config) == "zero":
+            position_ids = torch.full((len(z), 1), -1, device=z.device)
+        states: list[Tensor] = []
+        for t in range(1, num_vectors + 1):
+            bias = None
+            if memory.log_s is not None:
+                suffix = cache.S + 1 - self.prefix_length - memory.M
+                bias = attention_gate_bias(memory.log_s, memory.segment_ids, self.prefix_length, suffix, cache.S)
+            inputs = self.summaries.loop_input(t, z)
+            output = self.decoder(inputs, cache, position_ids=position_ids, attention_bias=bias)
+            z, cache = output.hidden_states, output.cache
+            states.append(z)
+            if should_stop is not None and should_stop(torch.cat(states, 1)):
+                break
+        return torch.cat(states, 1)
+
     def read_segment(
         self, memory: SummaryMemory, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """Compute the last hidden states of a text that follows a memory."""
         before = self.apply_gate(memory)
         with self.reading_context():
-            embeds = self.decoder.embed(input_ids)
-            output = read_segment(self.decoder, self.config, before, embeds, attention_mask, self.bos_token_id)
-        return output.text_states
+            return self.forward_segment(before, self.decoder.embed(input_ids), attention_mask).text_states
 
     def prefill_memory(self, memory: SummaryMemory) -> KVCache | None:
         """Compute the KV cache of bos and memory; None if both are empty."""
-        prompt = build_memory_prompt(self.decoder, self.config, memory, self.bos_token_id)
+        prompt = self.build_prompt(memory)
         if not prompt.inputs_embeds.shape[1]:
             return None
         with self.reading_context():
@@ -134,10 +212,8 @@ class SegmentModel:
     ) -> CompressionOutput:
         """Compute the states from which a text's vectors are made, by the configured kind of summary.
 
-        Args:
-            num_vectors: Number of summary positions; pooled and selected summaries have none.
-            keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
-            should_stop: Ends that loop early, see `generate_summaries`.
+        There are `num_vectors` summary positions, none of pooled and selected summaries. Without `keep_graph`, the loop
+        of self-generated summaries builds no autograd graph; the text's pass does.
         """
         config, summaries = self.config, self.summaries
         memory = self.apply_gate(memory)
@@ -151,10 +227,7 @@ class SegmentModel:
             text_embeds = replace_last_with_trigger(summaries.trigger_vector, text_embeds, attention_mask)
         elif config.summary == "autoregressive":
             summary_embeds = summaries.trigger_vector[None]
-        output = read_segment(
-            self.decoder, config, memory, text_embeds, attention_mask, self.bos_token_id, summary_embeds
-        )
-        h, z = output.text_states, output.summary_states
+        h, z, cache = self.forward_segment(memory, text_embeds, attention_mask, summary_embeds)
         if config.summary == "parallel":
             return CompressionOutput(h, z, z[:, 0], last)
         if config.summary in ("pool", "select"):
@@ -162,8 +235,8 @@ class SegmentModel:
         if config.trigger_placement == "replace":
             z = last_valid(h, attention_mask)[:, None]
         with torch.set_grad_enabled(keep_graph and torch.is_grad_enabled()):
-            start = output if keep_graph else output._replace(cache=output.cache.detach())
-            states = generate_summaries(self.decoder, summaries, memory, z, start, num_vectors, should_stop)
+            start = cache if keep_graph else cache.detach()
+            states = self.generate_summaries(memory, z, start, num_vectors, should_stop)
         return CompressionOutput(h, states, z[:, 0])
 
     def read_and_compress(
@@ -233,9 +306,7 @@ class SegmentModel:
         """Compute the last hidden states of the teacher, the base model without a memory, over a text."""
         with self.teacher_context():
             memory = self.empty_memory(len(input_ids))
-            embeds = self.decoder.embed(input_ids)
-            output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, self.bos_token_id)
-        return output.text_states
+            return self.forward_segment(memory, self.decoder.embed(input_ids), attention_mask).text_states
 
     def is_read_like_teacher(self, memory: SummaryMemory) -> bool:
         """Return whether a text after this memory is read as the teacher reads it: without adapter, after nothing."""
@@ -274,13 +345,17 @@ class SegmentModel:
     def update_memory(
         self, memory: SummaryMemory, segment_vectors: SegmentVectors, num_tokens: Int[Tensor, " B"]
     ) -> SummaryMemory:
-        """Compute M_i from M_{i-1} and sigma^i; a memory that would exceed its budget is recompressed first."""
-        config = self.config
-        if config.memory_policy == "budgeted" and config.max_memory_vectors is not None:
-            rows = exceeds_budget(memory, segment_vectors, config.max_memory_vectors)
+        """Compute M_i from M_{i-1} and sigma^i by the configured policy."""
+        policy, budget = self.config.memory_policy, self.config.max_memory_vectors
+        vectors, valid, log_s = segment_vectors
+        if policy == "replace":
+            return memory.overwrite(vectors, valid, num_tokens, log_s).compact()
+        if policy == "budgeted" and budget is not None:
+            rows = exceeds_budget(memory, segment_vectors, budget)
             if bool(rows.any()):
                 memory = self.recompress(memory, rows)
-        return update_memory(memory, segment_vectors, num_tokens, config)
+        grown = memory.append(vectors, valid, num_tokens, log_s).compact()
+        return drop_oldest_segments(grown, budget) if policy == "fifo" and budget is not None else grown
 
     def recompress(self, memory: SummaryMemory, rows: Bool[Tensor, " B"]) -> SummaryMemory:
         """Eq. VL27: one pass over [M_{i-1}; summary tokens] without text; its K vectors replace M_{i-1} in `rows`."""

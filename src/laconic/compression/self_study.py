@@ -75,12 +75,10 @@ def write_study_rows(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[StudyRow]:
-    """Return passages of a document and texts that the model writes about it.
+    """Return passages of a document, whose `cache` has one row, and texts that the model writes about it.
 
-    Args:
-        cache: Cache of the whole document, one row.
-        max_tokens: Largest number of scored ids of a row.
-        on_progress: Called with the number of rows that the model has written and their total.
+    A row has at most `max_tokens` scored ids. `on_progress` gets the number of rows that the model has written, and
+    their total.
     """
     ids = torch.tensor([list(document)])
     num_passages = int(num_rows * PASSAGE_SHARE)

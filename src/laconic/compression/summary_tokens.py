@@ -99,7 +99,6 @@ class SummaryParameters(SavedModule):
         self.c = nn.Parameter(torch.zeros(1, dtype=self.param_dtype)) if selects else None
 
     def init_noisy_copies(self, row: Float[Tensor, " D"], n: int, generator: torch.Generator) -> Float[Tensor, "n D"]:
-        """Return `n` copies of a row with independent noise."""
         noise = torch.randn(n, self.width, generator=generator, device="cpu") * NORMAL_STD
         return row.to(self.param_dtype) + noise.to(self.param_dtype)
 
@@ -118,7 +117,6 @@ class SummaryParameters(SavedModule):
         return self.r.dtype
 
     def add_heads(self, generator: torch.Generator) -> None:
-        """Create the stop head or the ratio classifier."""
         config, head, D = self.config, self.stop_head_config, self.width
         has_stop_head = head is not None and config.length_policy == "stop_head" and head.head == "linear"
         self.u = nn.Parameter(torch.zeros(D, dtype=self.param_dtype)) if has_stop_head else None
@@ -183,9 +181,7 @@ class SummaryParameters(SavedModule):
     ) -> Float[Tensor, "B n"]:
         """Compute the stop logits a_t, by the stop head or from the probability of the stop row in the vocabulary.
 
-        Args:
-            z: States at the summary positions, detached if the settings say so.
-            head_only: Whether only the head is trained, so that the graph stops at z and at the vocabulary.
+        If only the head is trained (`head_only`), the graph stops at z and at the vocabulary.
         """
         assert self.stop_head_config is not None
         z = z.detach() if self.stop_head_config.detaches_head_input or head_only else z
@@ -257,8 +253,7 @@ def pool_spans(
 ) -> tuple[Float[Tensor, "B K D"], Bool[Tensor, "B K"]]:
     """Eq. VL25: means of h over the spans (floor((t-1)c/N), floor(tc/N)] of the c tokens, N = min(`lengths`, c).
 
-    Returns:
-        The means, and which of them exist.
+    Also return which of them exist.
     """
     c = attention_mask.sum(1)
     N = torch.minimum(lengths, c)[:, None]
@@ -276,8 +271,7 @@ def select_top_columns(
 ) -> tuple[Int[Tensor, "B K"], Bool[Tensor, "B K"]]:
     """Eq. VL26: columns of the N tokens with the largest r, in text order; ties go to the earlier token.
 
-    Returns:
-        The columns, padded to K, and which of them are selected.
+    The columns are padded to K; also return which of them are selected.
     """
     T, c = r.shape[1], attention_mask.sum(1)
     order = r.detach().masked_fill(~attention_mask, -torch.inf).argsort(dim=1, descending=True, stable=True)

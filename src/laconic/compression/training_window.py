@@ -25,7 +25,7 @@ from laconic.halting.stop_distribution import (
     draw_uniforms,
     length_by_quantile,
     length_by_threshold,
-    length_log_probs,
+    length_probs,
     length_support,
     mask_disallowed_stops,
     uniform_length,
@@ -37,50 +37,29 @@ TrainingPhase = Literal["decoder", "joint", "head_only"]
 class WindowRun:
     """One pass over a window.
 
-    Args:
-        phase: "decoder": lengths are fixed or uniformly random, and the decoder is trained; "joint": decoder and stop
-            head are trained; "head_only": only the head or the ratio classifier is.
-        stream: Random stream of lengths sampled from the stop head.
-
-    Attributes:
-        segment_losses: Summed loss of each segment in nats, [B] each.
-        segment_kls: Summed KL divergence of each segment from the teacher in nats, [B] each.
-        num_correct: Correctly predicted targets of each segment, [B] each.
-        a: Stop logits of each compression, [B, K] each; None for segments that are not compressed.
-        first_states: Input of the ratio classifier at each compression, [B, D] each.
-        hard_lengths: Number of vectors of each compression by the inference rule, [B, w].
-        memory_sizes: Expected number of vectors that each segment reads, [B, w].
-        trial_losses: Loss in nats of the segment after each compression, for every possible length, [B, A] each.
-        length_log_probs: Log probability of the sampled lengths, [B] each.
-        carried_memory: The memory that the next window begins with.
+    In phase "decoder", lengths are fixed or uniformly random, and the decoder is trained; in "joint", decoder and stop
+    head are trained; in "head_only", only the head or the ratio classifier is. Lists have an entry for each segment.
     """
 
     def __init__(
-        self,
-        model: SegmentModel,
-        batch: DocumentBatch,
-        memory: SummaryMemory,
-        phase: TrainingPhase,
-        seed: int,
-        stream: RandomStream,
+        self, model: SegmentModel, batch: DocumentBatch, memory: SummaryMemory, phase: TrainingPhase, seed: int
     ) -> None:
         self.model, self.batch, self.memory, self.phase = model, batch, memory, phase
         self.seed, self.config = seed, model.config
         self.stop_head_config = model.summaries.stop_head_config
-        self.stream: RandomStream = stream
         self.w = len(batch.segment_ends)
-        self.carried_memory = None if batch.carried_segments is None else memory
+        self.carried_memory = None if batch.carried_segments is None else memory  # with which the next window begins
         self.num_tokens = torch.stack([batch.attention_mask[:, s].sum(1) for s in batch.segment_slices], 1)
         zero = torch.zeros(batch.B, self.w, device=batch.attention_mask.device)
-        self.hard_lengths, self.memory_sizes = zero.long(), zero.clone()
-        self.segment_losses: list[Tensor] = []
-        self.segment_kls: list[Tensor] = []
+        self.hard_lengths = zero.long()  # number of vectors by the inference rule
+        self.memory_sizes = zero.clone()  # expected number of vectors that each segment reads
+        self.segment_losses: list[Tensor] = []  # summed loss in nats [B]
+        self.segment_kls: list[Tensor] = []  # summed KL divergence from the teacher in nats [B]
         self.teacher_states: Float[Tensor, "B T D"] | None = None
-        self.num_correct: list[Tensor] = []
-        self.a: list[Tensor | None] = [None] * self.w
-        self.first_states: list[Tensor | None] = [None] * self.w
-        self.trial_losses: list[Tensor | None] = [None] * self.w
-        self.length_log_probs: list[Tensor] = [zero[:, 0]] * self.w
+        self.num_correct: list[Tensor] = []  # correctly predicted targets [B]
+        self.a: list[Tensor | None] = [None] * self.w  # stop logits [B, K]; None without a compression
+        self.first_states: list[Tensor | None] = [None] * self.w  # input of the ratio classifier [B, D]
+        self.trial_losses: list[Tensor | None] = [None] * self.w  # of the next segment, by possible length [B, A]
         self.is_read_hard = self.sample_hard_rows()
         self.pending_trial: tuple[SummaryMemory, CompressionOutput, Tensor] | None = None
         self.targets = build_window_targets(model, batch)
@@ -148,18 +127,15 @@ class WindowRun:
         return i < self.w - 1 or is_carried or (self.prices_all_segments and self.phase != "decoder")
 
     def draw_uniforms(self, stream: RandomStream, i: int, n: int) -> Float[Tensor, "B n"]:
-        """Draw random numbers keyed by each row's document and segment `i`."""
         batch = self.batch
         return draw_uniforms(stream, self.seed, batch.epoch, batch.row_index, batch.first_segment + i, n)
 
     @property
     def losses(self) -> Float[Tensor, "B w"]:
-        """Summed loss of each segment in nats."""
         return torch.stack(self.segment_losses, 1)
 
     @property
     def kls(self) -> Float[Tensor, "B w"]:
-        """Summed KL divergence of each segment from the teacher in nats; 0 for the first segment."""
         return torch.stack(self.segment_kls, 1)
 
     def map_stop_logits(self, function: Callable[..., Tensor]) -> Float[Tensor, "B w"]:
@@ -229,12 +205,10 @@ class WindowRun:
         with torch.enable_grad():  # the head is trained in the phase "head_only" too
             logits = model.summaries.stop_logits(model.decoder, z, head_only=self.phase == "head_only")
             a = mask_disallowed_stops(logits, self.config.possible_lengths, stop_position)
-            log_p = length_log_probs(a, stop_position)
         self.a[i] = a
-        column = sample_column(log_p.detach().exp(), self.draw_uniforms(self.stream, i, 1)[:, 0])
-        N = column + (a.shape[1] + 1 - log_p.shape[1])  # the first column is length 0 or 1, the last is K
-        with torch.enable_grad():
-            self.length_log_probs[i] = log_p.gather(1, column[:, None])[:, 0]
+        p = length_probs(a.detach(), stop_position)
+        column = sample_column(p, self.draw_uniforms("length", i, 1)[:, 0])
+        N = column + (a.shape[1] + 1 - p.shape[1])  # the first column is length 0 or 1, the last is K
         self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(~has_text, 0)
         vectors = model.summaries.map_to_vectors(z, compressed.last_embeds)
         sampled = first_slots_mask(N, a.shape[1]) & has_text[:, None]

@@ -13,6 +13,7 @@ FORMER_DEFAULTS: dict[str, Any] = {
     "mlp_width": None, "loss_factor": 1, "forbid_unknown_fields": False, "reduction": "mean", "joint_training": False,
     "exploration": 0.3, "prior_kl_weight": 0.0, "prior_stop_prob": 0.25, "entropy_weight": 0.0, "entropy_floor": 0.0,
     "target_mean_length": None, "cost_step_size": 0.01, "max_length_cost": 10.0,
+    "loss_reduction": "token",
 }  # fmt: skip
 
 
@@ -28,11 +29,6 @@ def drop_former_options(content: Any) -> Any:
     }
 
 
-def path_to_text(value: Any) -> Any:
-    """Return a path as text, as recipes hold it; other values stay as they are."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
 def check_ascending(numbers: tuple[int, ...]) -> tuple[int, ...]:
     """Return numbers that are distinct and ascend; raise ValueError for others, and for none."""
     if not numbers or list(numbers) != sorted(set(numbers)):
@@ -45,7 +41,7 @@ AscendingCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(check_ascend
 PositiveFloat = Annotated[float, Field(gt=0, le=1e38)]  # what float32 can hold
 NonNegative = Annotated[float, Field(ge=0, le=1e38)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-PathText = Annotated[str, BeforeValidator(path_to_text)]
+PathText = Annotated[str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,10 @@ import tomli_w
 from pydantic import ValidationError
 
 from laconic.config.config_model import FREE_TABLE, drop_former_options
-from laconic.config.data import DataConfig, is_row_file
-from laconic.config.notes import list_notes
+from laconic.config.data import SYNTHETIC_DOCUMENTS, DataConfig, is_row_file
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
+    COT_TEACHER_METHODS,
     FULL_CHAIN_METHODS,
     METHOD_SCHEDULES,
     NEW_DECODER_KEYS,
@@ -53,13 +53,11 @@ class RecipeDraft:
     def add_error(self, key: str, message: str) -> None:
         """Record an error with the file, or with the override that set the key or a table around it."""
         place = f"{self.file}: {key}"
-        if key in self.overrides:
-            place = f"{key}={self.overrides[key]}"
-        else:
-            for table in iter_parents(key):
-                if table in self.overrides:
-                    place = f"{table}={self.overrides[table]}: {key}"
-                    break
+        table = key
+        while table and table not in self.overrides:
+            table = table.rpartition(".")[0]
+        if table:
+            place = f"{table}={self.overrides[table]}" + ("" if table == key else f": {key}")
         self.errors.append(f"{place}: {message}")
 
 
@@ -125,19 +123,15 @@ def parse_recipe_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path.name}: not valid TOML: {error}") from None
 
 
-def normalize_key(key: str) -> str:
-    """Return a key with _ in place of -, except in names that users choose."""
-    plain = key.replace("-", "_")
-    table = find_name_table(plain)
-    return plain if table is None else table + key[len(table) :]
-
-
 def apply_overrides(draft: RecipeDraft, overrides: Sequence[str]) -> None:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
             raise UsageError(f"{override}: no value; write {override}=VALUE")
-        apply_override(draft, normalize_key(key.lstrip("-")), text)
+        key = key.lstrip("-")
+        plain = key.replace("-", "_")
+        table = find_name_table(plain)  # whose keys are names that users choose
+        apply_override(draft, plain if table is None else table + key[len(table) :], text)
     drop_replaced_keys(draft)
 
 
@@ -153,7 +147,10 @@ def apply_override(draft: RecipeDraft, key: str, text: str) -> None:
         hint = 'write lists as ["a", "b"] (in a shell, quote the whole argument)'
         draft.errors.append(f"{key}={text}: not a TOML list; {hint}")
         return
-    *tables, last = split_key(key)
+    name_table = find_name_table(key)
+    *tables, last = key.split(".")
+    if name_table is not None and name_table != FREE_TABLE:  # a name in `deviations` is itself a key, with dots
+        tables, last = name_table.split("."), key.removeprefix(f"{name_table}.")
     table = draft.content
     for name in tables:
         table = table.setdefault(name, {})
@@ -166,14 +163,6 @@ def apply_override(draft: RecipeDraft, key: str, text: str) -> None:
             draft.notes.append(f"{key} is removed from the recipe")
         return
     table[last] = resolve_path_value(key, value, Path.cwd()) if key in PATH_KEYS else value
-
-
-def split_key(key: str) -> list[str]:
-    """Return the parts of a dotted key; a name in `deviations` is itself one, with dots."""
-    table = find_name_table(key)
-    if table is None or table == FREE_TABLE:
-        return key.split(".")
-    return [*table.split("."), key.removeprefix(f"{table}.")]
 
 
 def drop_replaced_keys(draft: RecipeDraft) -> None:
@@ -301,15 +290,33 @@ def closest_key(key: str, keys: Sequence[str]) -> str | None:
     return names[same[0]] if same else None
 
 
+def list_notes(recipe: Recipe, model_keys: Collection[str]) -> Iterator[str]:
+    """Yield a note for each group of keys that do nothing; `model_keys` are those that [model] gives."""
+    data, model = recipe.data, recipe.model
+    learns_chain = recipe.method in FULL_CHAIN_METHODS and model.init_from_run is None  # else it may know it
+    if learns_chain and data.chain_steps == "drop_last":
+        yield f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
+    distils = recipe.method in COT_TEACHER_METHODS and recipe.distillation and recipe.distillation.hidden_weight
+    if distils and (data.format in ("coconut", "icot") or (data.format == "chat" and data.answer_type == "text")):
+        format = f'data.format "{data.format}"' + (" and answers that are texts" if data.format == "chat" else "")
+        yield f"distillation.hidden_weight: not used with {format}, which have no token to distil before an answer"
+    if data.source in ("digits", *SYNTHETIC_DOCUMENTS):
+        keys = [f"data.{key}" for key in ("valid", "test", "max_train_rows") if getattr(data, key) is not None]
+        if keys:
+            yield f'{", ".join(keys)}: not used with data.source "{data.source}", which generates its rows'
+    elif data.valid is not None and recipe.validation is None:
+        yield (
+            "data.valid: only checked for questions that are also in data.path; a table [validation] measures accuracy"
+        )
+    sizes = [f"model.{key}" for key in NEW_DECODER_KEYS if key in model_keys]
+    if sizes and model.family is None:
+        origin = "model.init_from_run" if model.name is None else "model.name"
+        yield f"{', '.join(sizes)}: not used with {origin}; a trained model has its own sizes and weights"
+
+
 def describe_field(key: str) -> str:
     info = find_field(key)
     return f"it is: {' '.join(info.description.split())}" if info and info.description else "see laconic train --schema"
-
-
-def iter_parents(key: str) -> Iterator[str]:
-    while "." in key:
-        key = key.rpartition(".")[0]
-        yield key
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -165,8 +165,6 @@ class CompressionConfig(ConfigModel):
     """weight of the KL divergence from the base model that reads the window's text (Eq. VL30)"""
     distillation_temperature: PositiveFloat = 1.0
     """temperature of both distributions of that KL divergence"""
-    loss_reduction: Literal["token", "window"] = "token"
-    """mean over all scored tokens of an update, or sum of the windows' means"""
     checkpoint_segments: bool = False
     """recompute each segment in the backward pass to save memory"""
     carry_between_windows: Literal["soft"] | None = None
@@ -232,8 +230,8 @@ class CompressionConfig(ConfigModel):
 class StopHeadConfig(ConfigModel):
     """[stop_head]: how the number of summary vectors of a segment is learned and decided."""
 
-    estimator: Literal["ponder", "reinforce", "soft"] = "ponder"
-    """gradient of the stop head: expectation over every length; REINFORCE; mean field"""
+    estimator: Literal["ponder", "soft"] = "ponder"
+    """gradient of the stop head: expectation over every length, or mean field"""
     stop_rule: Literal["quantile", "threshold", "sample"] = "quantile"
     """rule that decides a length"""
     stop_quantile: OpenFraction = 0.5
@@ -253,7 +251,7 @@ class StopHeadConfig(ConfigModel):
     cost_ramp: Fraction = 0.25
     """soft: fraction of training over which the cost rises"""
     head_only_after: Fraction = 0.8
-    """ponder, reinforce: fraction of training with random lengths; after it only the head is trained"""
+    """ponder: fraction of training with random lengths; after it only the head is trained"""
     hard_window_fraction: Fraction = 0.3
     """soft: fraction of windows read hard, with a sampled length instead of gates"""
     head_lr_multiplier: PositiveFloat = 3.0
@@ -288,4 +286,4 @@ class StopHeadConfig(ConfigModel):
     @property
     def detaches_head_input(self) -> bool:
         """Whether the stop head's gradient ends at the hidden state it reads."""
-        return self.estimator in ("ponder", "reinforce")
+        return self.estimator == "ponder"

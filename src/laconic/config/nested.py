@@ -268,15 +268,3 @@ def find_size_error(width: int, intermediate_size: int, chunk_sizes: Sequence[in
         if not isinstance(size, SupportsIndex) or index(size) < 1:
             return f"{name} {size!r}: must be an integer of at least 1"
     return find_chunk_error(chunk_sizes)
-
-
-def find_untrained_level(cms: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> str | None:
-    """Return a message if a level's inner learning rate would get no outer gradient in rows of `row_tokens`."""
-    slow = next((l for l, C in enumerate(cms.chunk_sizes) if row_tokens <= C), None)
-    if slow is None or inner_loop.allow_untrained_level or not inner_loop.enabled or cms.initial_inner_lr == 0:
-        return None
-    return (
-        f"level {slow} has chunk size {cms.chunk_sizes[slow]}, but a row has only {row_tokens} tokens, so no gradient "
-        "reaches its inner learning rate; use longer rows or smaller chunks, or set "
-        "inner_loop.allow_untrained_level = true"
-    )

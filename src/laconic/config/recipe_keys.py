@@ -40,7 +40,6 @@ def fields_by_key() -> Mapping[str, FieldInfo]:
 
 
 def known_keys() -> list[str]:
-    """Return every dotted key that a recipe may have."""
     return list(fields_by_key())
 
 

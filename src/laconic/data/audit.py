@@ -1,13 +1,14 @@
 """Audit a data file: invalid rows, repeated questions, token lengths, rows over a limit."""
 
 import hashlib
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, TextConfig
@@ -49,8 +50,6 @@ class RowsAudit:
 
 @dataclass(frozen=True)
 class DocumentAudit:
-    """Audit of documents."""
-
     documents_by_part: Mapping[str, int]  # documents of each split, "unspecified" for those whose rows name none
     num_sections: int
     num_duplicate_sections: int  # sections that repeat an earlier one
@@ -114,7 +113,9 @@ def audit_examples(
     too_long: list[str] = []
     num_unknown = 0
     for row in [] if tokenizer is None else encode_rows(rows, tokenizer, config, problems, progress):
-        counts.append(count_part_tokens(row))
+        steps = row.chain_step_index  # ascending
+        without_last = bisect_left(steps, steps[-1]) if steps else 0
+        counts.append((len(row.question_ids), len(row.chain_ids), without_last, len(row.answer_ids), len(row)))
         num_unknown += row.num_unknown
         if max_tokens is not None and len(row) > max_tokens:
             too_long.append(row.id)
@@ -144,8 +145,12 @@ def encode_rows(
     progress: ProgressFn,
 ) -> Iterator[EncodedExample]:
     """Yield encoded rows, and add the problems of others; conversations need the chat template."""
-    row_format = "chat" if tokenizer.chat_template and any(map(has_history, examples)) else config.format
-    values = {"eos_token": fallback_eos_token(tokenizer), "format": row_format}
+    values: dict[str, str | None] = {}
+    if tokenizer.chat_template and any(map(has_history, examples)):
+        values["format"] = "chat"
+    if tokenizer.eos_token_id is None:  # then any special token, since lengths do not depend on which
+        added = tokenizer.backend.get_added_tokens_decoder().values()
+        values["eos_token"] = next((token.content for token in added if token.special), None)
     encoder = ReasoningEncoder(tokenizer, config.model_copy(update=values))
     for done, example in enumerate(examples):
         if done % 100 == 0:
@@ -156,19 +161,6 @@ def encode_rows(
             problems.append(RowProblem(0, "that cannot be encoded", str(error)))
         else:
             yield row
-
-
-def count_part_tokens(row: EncodedExample) -> tuple[int, int, int, int, int]:
-    steps = row.chain_step_index  # ascending
-    without_last = bisect_left(steps, steps[-1]) if steps else 0
-    return len(row.question_ids), len(row.chain_ids), without_last, len(row.answer_ids), len(row)
-
-
-def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
-    """Return any special token for a tokenizer without eos; lengths do not depend on which."""
-    added = tokenizer.backend.get_added_tokens_decoder().values()
-    special = (token.content for token in added if token.special)
-    return None if tokenizer.eos_token_id is not None else next(special, None)
 
 
 def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str]]:
@@ -187,6 +179,5 @@ def find_duplicates(examples: Sequence[ReasoningExample]) -> list[tuple[str, str
 
 def compute_quantiles(counts: Sequence[int]) -> dict[str, int]:
     """Return the median, the 90th and 99th percentile, and the maximum, by nearest rank."""
-    ordered = sorted(counts)
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "maximum": 1}
-    return {name: ordered[max(0, math.ceil(share * len(ordered)) - 1)] for name, share in shares.items()}
+    quantiles = np.percentile(counts, (50, 90, 99, 100), method="inverted_cdf").tolist()
+    return dict(zip(("p50", "p90", "p99", "maximum"), quantiles, strict=True))

@@ -1,8 +1,4 @@
-"""Render untrusted chat templates in Jinja's sandbox, with limits on time and on the length of strings.
-
-The sandbox keeps a template from running code or changing its arguments. The limits stop endless loops and operations
-that build huge strings.
-"""
+"""Render untrusted chat templates in Jinja's sandbox, with limits on time and on the length of strings."""
 
 import json
 import re

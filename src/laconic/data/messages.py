@@ -1,7 +1,6 @@
 """Chat messages: validate them, read and write them as JSON, and put a system message before them."""
 
 import codecs
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,3 @@ def read_messages(path: Path) -> list[Message]:
         raise InputError(f"no file {path}; give a JSON list of messages")
     with translate_os_errors(path):
         return parse_messages(path.read_bytes(), path.name)
-
-
-def format_messages(messages: Sequence[Message]) -> str:
-    return json.dumps(list(messages), ensure_ascii=False, indent=2) + "\n"

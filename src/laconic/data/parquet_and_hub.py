@@ -22,17 +22,12 @@ BATCH_ROWS = 1024
 
 
 class TableRows(NamedTuple):
-    """The number of rows of a Hub table, and an iterable of them."""
-
     num_rows: int
     rows: Iterable[dict[str, Any]]
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file. Raises `InputError`.
-
-    A file with more rows than bytes repeats few rows very often: a small file could take hours.
-    """
+    """Yield the rows of a Parquet file. Raises `InputError`, also for a small file whose rows would take hours."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 

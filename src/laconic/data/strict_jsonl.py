@@ -3,10 +3,10 @@
 Rows of Parquet files and of Hub data sets pass through the same functions, so that they are checked and reported alike.
 """
 
+import codecs
 import difflib
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +22,7 @@ EXCERPT_LENGTH = 80
 ROWS_PER_SKIP = 1000  # `on_invalid_row = "skip"` may drop one row in this many
 ONE_OBJECT = "write one JSON object per line"
 WRONG_FILE_TYPE = "other files"  # kind of a problem after which no line is read
-# Lone surrogates, NUL and bidirectional control characters.
-FORBIDDEN_CHARACTERS = re.compile("[\0\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
-# Any of them, any escaped surrogate, and text that only looks like an escape: most lines have none.
-SUSPICIOUS_TEXT = re.compile(f"{FORBIDDEN_CHARACTERS.pattern}" r"|\\u(?:0000|[dD][89a-fA-F]|20(?:2[a-eA-E]|6[6-9]))")
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 COMPRESSED_FILES = {  # by their first bytes
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
 }  # fmt: skip
@@ -77,35 +74,18 @@ def check_data_file(file: Path) -> None:
         raise InputError(f"no file {file}; paths are relative to a recipe's file, else to the current folder")
 
 
-def read_rows(
-    path: str | Path, convert: RowConverter[T], is_last: IsLast[T] | None = None, parse: RowParser | None = None
-) -> tuple[list[T], list[str]]:
-    """Read a JSONL or Parquet (`.parquet`) file up to the first row for which `is_last` is true; return rows and notes.
+def read_rows(path: str | Path, convert: RowConverter[T], is_last: IsLast[T] | None = None) -> list[T]:
+    """Read a JSONL or Parquet (`.parquet`) file up to the first row for which `is_last` is true.
 
-    `convert` is called with each row and its name (`file:line`), `parse` with each line of JSONL.
-
-    Raises:
-        InputError: If the file does not exist, has no rows, or has invalid ones; the first 20 problems are listed.
+    `convert` is called with each row and its name (`file:line`). Raises `InputError` if the file does not exist, has no
+    rows, or has invalid ones; the first 20 problems are listed.
     """
     file = Path(path)
     check_data_file(file)
     if file.suffix.lower() == ".parquet":
-        return convert_rows(file.name, enumerate(read_parquet(file), 1), convert, is_last), []
+        return convert_rows(file.name, enumerate(read_parquet(file), 1), convert, is_last)
     with translate_os_errors(file), file.open("rb") as stream:
-        return read_row_stream(stream, file.name, convert, is_last, parse)
-
-
-def read_row_stream(
-    stream: BinaryIO,
-    name: str,
-    convert: RowConverter[T],
-    is_last: IsLast[T] | None = None,
-    parse: RowParser | None = None,
-) -> tuple[list[T], list[str]]:
-    """Read the rows of an open JSONL file as `read_rows` does; `name` is that of messages."""
-    notes: Counter[str] = Counter()
-    rows = convert_rows(name, parse_lines(iter_lines(stream), notes, parse or parse_row), convert, is_last)
-    return rows, format_notes(name, notes)
+        return convert_rows(file.name, parse_lines(iter_lines(stream)), convert, is_last)
 
 
 def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -113,27 +93,22 @@ def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b"")
 
 
-def parse_lines(lines: Iterable[bytes], notes: Counter[str], parse: RowParser) -> Iterator[NumberedRow | RowProblem]:
-    """Yield the row or the problem of each line, and count accepted irregularities in `notes`; see `read_rows`."""
+def parse_lines(lines: Iterable[bytes], parse: RowParser | None = None) -> Iterator[NumberedRow | RowProblem]:
+    """Yield the row or the problem of each line that is not blank, by default of JSON."""
     number, is_continuation = 1, False
     for line in lines:
         if not is_continuation:
             try:
-                text = decode_line(line, is_first=number == 1, notes=notes)
+                text = decode_line(line, is_first=number == 1)
                 if text.strip():
-                    yield number, parse(text)
-                else:
-                    notes["blank lines, which are skipped"] += 1
+                    yield number, (parse or parse_row)(text)
             except RowError as error:
                 yield RowProblem(number, error.kind, error.describe())
                 if error.kind == WRONG_FILE_TYPE:
                     return
         # Of a line over the limit, only the first part is reported.
         is_continuation = not line.endswith(b"\n")
-        if not is_continuation:
-            number += 1
-    if is_continuation:
-        notes["no line end after the last row"] += 1
+        number += not is_continuation
 
 
 def convert_rows(
@@ -159,7 +134,6 @@ def convert_rows(
 def convert_each(
     name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T]
 ) -> Iterator[T | RowProblem]:
-    """Yield the converted rows, and the problems of the others."""
     for item in rows:
         if isinstance(item, RowProblem):
             yield item
@@ -191,41 +165,33 @@ def require_text(row: Mapping[str, Any], field: str, accepted: str) -> str:
 # --- parsing a line
 
 
-def decode_line(line: bytes, is_first: bool, notes: Counter[str]) -> str:
-    """Decode a line without its byte-order mark and line end, both of which are noted. Raises `RowError`."""
+def decode_line(line: bytes, is_first: bool) -> str:
+    """Decode a line without its byte-order mark and line end. Raises `RowError`."""
     if is_first:
+        line = line.removeprefix(codecs.BOM_UTF8)
         check_file_type(line)
-        if line.startswith(b"\xef\xbb\xbf"):
-            notes["a byte-order mark at the start"] += 1
-            line = line[3:]
     if len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
         raise RowError("long lines", f"a line over {MAX_LINE_BYTES:,} bytes", f"{ONE_OBJECT}, or remove this row")
-    if line.endswith(b"\r\n"):
-        notes["lines end with CR LF"] += 1
     try:
         return line.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise RowError("not UTF-8", f"byte {error.start + 1} of the line is not UTF-8", "save as UTF-8") from None
 
 
-def find_compression(start: bytes) -> str | None:
-    return next((program for magic, program in COMPRESSED_FILES.items() if start.startswith(magic)), None)
-
-
 def check_file_type(line: bytes) -> None:
-    program = find_compression(line)
-    if program is not None:
-        raise RowError(WRONG_FILE_TYPE, f"compressed with {program}", "unpack it")
+    for magic, program in COMPRESSED_FILES.items():
+        if line.startswith(magic):
+            raise RowError(WRONG_FILE_TYPE, f"compressed with {program}", "unpack it")
     if line.startswith(b"PAR1"):
         raise RowError(WRONG_FILE_TYPE, "Parquet by its first bytes", "give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise RowError(WRONG_FILE_TYPE, "UTF-16 by its first bytes", "save the file as UTF-8")
-    if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+    if line.lstrip().startswith(b"["):
         raise RowError(WRONG_FILE_TYPE, "the file is one JSON array", f"{ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl")
 
 
-def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> dict[str, Any]:
-    """Parse the object on a line as strictly as `parse_json`, without `forbidden` characters. Raises `RowError`."""
+def parse_row(text: str) -> dict[str, Any]:
+    """Parse the object on a line as strictly as `parse_json`. Raises `RowError`."""
     try:
         row: Any = STRICT_DECODER.decode(text)
         is_too_deep = text.count("[") + text.count("{") > MAX_JSON_DEPTH and measure_depth(row) > MAX_JSON_DEPTH
@@ -240,21 +206,11 @@ def parse_row(text: str, forbidden: re.Pattern[str] = FORBIDDEN_CHARACTERS) -> d
         raise RowError("deep JSON", f"nested deeper than {MAX_JSON_DEPTH}", "use plain fields")
     if not isinstance(row, dict):
         raise RowError("other JSON", f"not an object: {make_excerpt(text)}", ONE_OBJECT)
-    if ("\\u" in text or not text.isascii()) and SUSPICIOUS_TEXT.search(text):
-        check_characters(row, forbidden)
+    for key, value in row.items() if SURROGATE_ESCAPE.search(text) else ():
+        if any(map(LONE_SURROGATES.search, iter_texts([key, value]))):
+            remedy = "remove them, or write the intended characters"
+            raise RowError("lone surrogates", "has lone surrogates", remedy, field=key)
     return row
-
-
-def check_characters(row: dict[str, Any], forbidden: re.Pattern[str]) -> None:
-    for key, value in row.items():
-        match = next(filter(None, map(forbidden.search, iter_texts([key, value]))), None)
-        if match is not None:
-            kind = "bidirectional control characters"
-            if match[0] == "\0":
-                kind = "NUL characters"
-            elif LONE_SURROGATES.match(match[0]):
-                kind = "lone surrogates"
-            raise RowError(kind, f"has {kind}", "remove them, or write the intended characters", field=key)
 
 
 # --- reporting problems
@@ -269,10 +225,6 @@ def format_problems(problems: Sequence[RowProblem], name: str) -> str:
     return "\n".join(lines)
 
 
-def format_notes(name: str, notes: Counter[str]) -> list[str]:
-    return [f"{name}: {note}" + (f" ({n:,} lines)" if n > 1 else "") for note, n in notes.items()]
-
-
 def is_within_skip_limit(num_invalid: int, num_rows: int) -> bool:
     """Return whether few enough rows are invalid for `on_invalid_row = "skip"` to drop them."""
     return num_invalid * ROWS_PER_SKIP <= num_rows
@@ -281,13 +233,7 @@ def is_within_skip_limit(num_invalid: int, num_rows: int) -> bool:
 def make_excerpt(text: str, column: int = 1) -> str:
     """Return at most 80 characters of a line around a column, with control characters escaped."""
     start = max(0, min(column - 1 - EXCERPT_LENGTH // 4, len(text) - EXCERPT_LENGTH))
-    part = ("…" if start else "") + "".join(map(escape_character, text[start : start + EXCERPT_LENGTH]))
+    characters = (c if c.isprintable() else ascii(c)[1:-1] for c in text[start : start + EXCERPT_LENGTH])
+    part = ("…" if start else "") + "".join(characters)
     is_complete = len(part) <= EXCERPT_LENGTH and start + EXCERPT_LENGTH >= len(text)
     return part if is_complete else part[: EXCERPT_LENGTH - 1] + "…"
-
-
-def escape_character(c: str) -> str:
-    """Return a character as a terminal can show it; controls, surrogates and unusual spaces as escapes."""
-    if c == " " or unicodedata.category(c)[0] not in "CZ":
-        return c
-    return f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"

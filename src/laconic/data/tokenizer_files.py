@@ -1,8 +1,4 @@
-"""Read special tokens, added tokens and the chat template of a checkpoint's tokenizer as transformers does.
-
-Files: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja, chat_template.json,
-additional_chat_templates/tool_use.jinja.
-"""
+"""Read special tokens, added tokens and the chat template of a checkpoint's tokenizer as transformers does."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,10 +56,7 @@ def find_tokenizer_class(root: Path, config: Mapping[str, Any]) -> str:
 def read_special_tokens(
     root: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer | None = None
 ) -> dict[str, str]:
-    """Return the special tokens by role. A role that is null in the files has no token.
-
-    Defaults of a class that the vocabulary of `backend` does not have are left out.
-    """
+    """Return the special tokens by role, without roles that are null, and defaults that `backend` does not have."""
     defaults = CLASS_SPECIAL_TOKENS.get(read_tokenizer_class(root, config), {})
     tokens: dict[str, str | None] = {
         role: text for role, text in defaults.items() if backend is None or backend.token_to_id(text) is not None
@@ -75,29 +68,24 @@ def read_special_tokens(
 
 def read_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
     """Return the tokens that the files name beside the vocabulary, by id; those without an id are last."""
+    named = read_named_tokens(root, config)
     try:
-        return list_added_tokens(root, config, special_tokens)
+        others = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
+        others = list(others.values()) if isinstance(others, dict) else others
+        roles = [value for key, value in named.items() if key.endswith("_token") and key not in SPECIAL_TOKEN_ROLES]
+        texts = (get_token_text(token) for token in [*special_tokens.values(), *roles, *others])
+        special = list(dict.fromkeys(text for text in texts if text is not None))
+        by_id = config.get("added_tokens_decoder")
+        if isinstance(by_id, dict):
+            ordered = [entry for _, entry in sorted(by_id.items(), key=lambda item: int(item[0]))]
+            added = [build_added_token(entry) for entry in ordered if get_token_text(entry) is not None]
+        else:
+            ids = read_optional_json(root, "added_tokens.json")
+            in_order = sorted(ids, key=lambda text: ids[text])
+            added = [AddedToken(text, normalized=text not in special, special=text in special) for text in in_order]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         problem = f"added tokens of the wrong type: {error}"
         raise InputError(f"tokenizer_config.json or added_tokens.json: {problem}; download them again") from None
-
-
-def list_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
-    """See `read_added_tokens`; what has the wrong type raises any error."""
-    named = read_named_tokens(root, config)
-    others = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
-    others = list(others.values()) if isinstance(others, dict) else others
-    model_roles = [value for key, value in named.items() if key.endswith("_token") and key not in SPECIAL_TOKEN_ROLES]
-    texts = (get_token_text(token) for token in [*special_tokens.values(), *model_roles, *others])
-    special = list(dict.fromkeys(text for text in texts if text is not None))
-    by_id = config.get("added_tokens_decoder")
-    if isinstance(by_id, dict):
-        ordered = [entry for _, entry in sorted(by_id.items(), key=lambda item: int(item[0]))]
-        added = [build_added_token(entry) for entry in ordered if get_token_text(entry) is not None]
-    else:
-        ids = read_optional_json(root, "added_tokens.json")
-        in_order = sorted(ids, key=lambda text: ids[text])
-        added = [AddedToken(text, normalized=text not in special, special=text in special) for text in in_order]
     return [*added, *(AddedToken(text, normalized=False, special=True) for text in special)]
 
 

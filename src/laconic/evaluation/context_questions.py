@@ -46,4 +46,4 @@ def parse_question(row: dict[str, Any], name: str) -> ContextQuestion:
 
 def load_questions(path: str | Path) -> list[ContextQuestion]:
     """Load the rows of a JSONL or Parquet file. Raises `InputError` for invalid rows."""
-    return read_rows(path, parse_question)[0]
+    return read_rows(path, parse_question)

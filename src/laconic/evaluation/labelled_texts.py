@@ -39,7 +39,7 @@ def parse_labelled_text(row: dict[str, Any], name: str) -> LabelledText:
 
 
 def load_labelled_texts(path: str | Path) -> list[LabelledText]:
-    rows = read_rows(path, parse_labelled_text)[0]
+    rows = read_rows(path, parse_labelled_text)
     labels = {row.label for row in rows}
     if len(labels) < 2:
         raise InputError(f"{Path(path).name}: fewer than two different labels; give two or more")

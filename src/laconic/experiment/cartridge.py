@@ -51,8 +51,7 @@ def fit_text(
 ) -> DocumentCompression:
     """Train a selection of a text's keys and values so that the model answers as with the whole text.
 
-    Returns:
-        The memory after training; its metadata has the held-out loss by step.
+    The metadata of the result have the held-out loss by step.
     """
     metadata = selection.memory.metadata
     assert metadata is not None

@@ -17,7 +17,7 @@ from laconic.config.recipe import PATH_KEYS
 from laconic.data.tokenizer import Tokenizer
 from laconic.data.tokenizer_files import TEMPLATES_FOLDER
 from laconic.errors import InputError, UsageError
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_model
 from laconic.experiment.lora import lora
 from laconic.experiment.model_checkpoint import write_then_move
 from laconic.generation.config import check_type
@@ -46,31 +46,19 @@ class ServerFiles:
 def export_run(
     run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | None = None, server: ServerFiles | None = None
 ) -> Decoder:
-    """Write a run as a folder that `laconic.load` opens anywhere, and transformers as a plain decoder.
+    """Write a run as a folder, new or empty, that `laconic.load` opens anywhere, and transformers as a plain decoder.
 
-    An adapter is merged into the weights. If the method switches it on and off (`compression.adapter_scope =
-    "write"`), it is stored beside the decoder instead.
-
-    Args:
-        run: The run; its decoder is merged in place.
-        folder: Folder to create; it may exist only if it is empty.
-        dtype: Convert the decoder's weights.
-        server: What a server needs besides.
-
-    Returns:
-        The decoder that was written.
-
-    Raises:
-        BusyError: If the folder is not empty.
-        DiskError: If the disk is full.
-        UsageError: For something else than a loaded run.
+    An adapter is merged into the weights, in place. If the method switches it on and off (`compression.adapter_scope =
+    "write"`), it is stored beside the decoder instead. `dtype` converts the weights; `server` is what a server needs
+    besides. Returns the decoder that was written. Raises BusyError if the folder is not empty, DiskError if the disk is
+    full.
     """
     expected = 'the result of laconic.experiment.load_run.load_run("runs/NAME", torch.device("cpu"))'
     check_type("run", run, LoadedRun, expected)
     has_switched_adapter = run.recipe.compression is not None and run.recipe.compression.adapter_scope == "write"
     if has_switched_adapter and run.parts.adapter is not None:
         adapter = run.parts.adapter
-        decoder = load_initial_decoder(run.recipe, torch.device("cpu"))[0]
+        decoder = load_initial_model(run.recipe, torch.device("cpu"))[0]
     else:
         adapter = None
         decoder = run.merged_decoder()

@@ -56,11 +56,7 @@ class TrainerModel(nn.Module):
         every_n_layers: int = 1,
         offload: bool = False,
     ) -> None:
-        """Recompute every n-th block of the decoder in the backward pass, as Trainer's `gradient_checkpointing` asks.
-
-        Raises:
-            UsageError: With `offload`, or if the method has no `laconic.Decoder`.
-        """
+        """Recompute every n-th block of a `laconic.Decoder` in the backward pass; UsageError with `offload`."""
         decoders = [module for module in self.method.modules() if isinstance(module, Decoder)]
         if offload or not decoders:
             reason = "offload is not supported" if offload else f"{type(self.method).__name__} has no laconic.Decoder"

@@ -1,6 +1,5 @@
 """Load a run at a committed step or as `laconic export` wrote it, or the decoder that a run starts with."""
 
-import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,12 +116,9 @@ def check_not_empty_run(folder: Path) -> None:
 def load_run(path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False) -> LoadedRun:
     """Load a run at its latest valid checkpoint or another, or an exported run, which has only one.
 
-    With `allow_code`, or the variable LACONIC_ALLOW_CODE=1, a method outside laconic may be imported.
-
-    Raises:
-        InputError: If the path is not a run directory or the step does not exist.
-        CorruptArtifactError: If the step belongs to another recipe, tokenizer or base model.
-        UsageError: If its method is code that is not allowed.
+    With `allow_code`, or the variable LACONIC_ALLOW_CODE=1, a method outside laconic may be imported; else UsageError.
+    Raises InputError if there is no such run or step, CorruptArtifactError for a step of another recipe, tokenizer or
+    base model.
     """
     folder = Path(path)
     if is_export(folder):
@@ -221,7 +217,7 @@ def restore_parts(
     dtype = getattr(torch, recipe.model.dtype)
     is_full = recipe.train.trainable == "full"
     if not is_full:
-        decoder, _ = load_initial_decoder(recipe, device)
+        decoder = load_initial_model(recipe, device)[0]
         check_fingerprint(step, "base", decoder.fingerprint)
     elif not shards:
         decoder = build_nested.load_decoder(step.path, dtype, device)
@@ -263,10 +259,6 @@ def read_planned_recipe(run: Path) -> str:
             f"model.init_from_run {run}: no run, and no recipe of its name; train it first, or set model.name"
         )
     return run.name
-
-
-def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
-    return load_initial_model(recipe, device)[:2]
 
 
 def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | None, DecoderConfig, Tokenizer]:
@@ -316,8 +308,7 @@ def held_out_fingerprint(recipe: Recipe) -> str:
     measured = {key: values.get(key) for key in MEASURE_KEYS}
     path = Path(recipe.data.valid or "")
     if path.is_file():
-        with path.open("rb") as file:
-            measured["data.valid"] = hashlib.file_digest(file, "sha256").hexdigest()
+        measured["data.valid"] = manifest.hash_file(path)[1]
     return manifest.hash_json(measured)
 
 

@@ -70,7 +70,6 @@ def write_then_move(folder: Path, write: Callable[[Path], None]) -> None:
 
 @torch.no_grad()
 def load_weights_into(decoder: Decoder, folder: Path) -> None:
-    """Copy the weights of a folder into a decoder's parameters."""
     first = decoder.token_embedding.weight
     loaded = type(decoder).from_pretrained(folder, first.dtype, first.device)
     sizes = [{name: tuple(p.shape) for name, p in module.named_parameters()} for module in (loaded, decoder)]

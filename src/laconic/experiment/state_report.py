@@ -1,7 +1,7 @@
 """Report what a fast-weight state holds: updates and norms of CMS levels and memories, and bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,26 +12,24 @@ from laconic.models.config import DecoderConfig
 from laconic.nested.cms.level import frobenius_norm
 from laconic.nested.state import FastWeightState, MLPMemoryState, num_bytes
 
-Key = TypeVar("Key")
 
+def group_layers(parts: Iterable[tuple[Any, Tensor, Tensor]], key_name: str, count_name: str) -> list[dict[str, Any]]:
+    """Return for each key the number of its layers, the mean count, and the norm over all layers, a mean over rows.
 
-def group_layers(parts: Iterable[tuple[Key, Tensor, Tensor]]) -> list[tuple[Key, int, float, float]]:
-    """Group layers by key.
-
-    Args:
-        parts: For each layer a key, and for each row a count and ‖·‖_F².
-
-    Returns:
-        For each key the number of its layers, the mean count, and the norm over all layers, a mean over rows.
+    `parts` are for each layer a key, and for each row a count and ‖·‖_F².
     """
-    groups = dict[Key, list[tuple[float, Tensor]]]()
+    groups = dict[Any, list[tuple[float, Tensor]]]()
     for key, counts, squares in parts:
         groups.setdefault(key, []).append((float(counts.double().mean()), squares.cpu()))
-    reports = list[tuple[Key, int, float, float]]()
-    for key, rows in groups.items():
-        norm = torch.stack([x for _, x in rows]).sum(0).sqrt().mean()
-        reports.append((key, len(rows), sum(n for n, _ in rows) / len(rows), float(norm)))
-    return reports
+    return [
+        {
+            key_name: key,
+            "num_layers": len(rows),
+            count_name: sum(n for n, _ in rows) / len(rows),
+            "update_norm": float(torch.stack([x for _, x in rows]).sum(0).sqrt().mean()),
+        }
+        for key, rows in groups.items()
+    ]
 
 
 def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
@@ -41,8 +39,7 @@ def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> li
         for layer, sizes in zip(state.layers, chunks, strict=True)
         for level, chunk in zip(layer.cms.levels if layer.cms else (), sizes, strict=True)
     )
-    names = ("chunk_size", "num_layers", "updates_per_layer", "update_norm")
-    return [dict(zip(names, row, strict=True)) for row in sorted(group_layers(parts))]
+    return sorted(group_layers(parts, "chunk_size", "updates_per_layer"), key=lambda report: report["chunk_size"])
 
 
 def memory_reports(state: FastWeightState) -> list[dict[str, Any]]:
@@ -54,8 +51,7 @@ def memory_reports(state: FastWeightState) -> list[dict[str, Any]]:
             matrices = {f"{name}.W1": memory.W1, f"{name}.W2": memory.W2} if is_mlp else {name: memory}
             for part, x in matrices.items():
                 parts.append((part, x.num_tokens, x.change.detach().double().square().flatten(1).sum(1)))
-    names = ("name", "num_layers", "num_tokens", "update_norm")
-    return [dict(zip(names, row, strict=True)) for row in group_layers(parts)]
+    return group_layers(parts, "name", "num_tokens")
 
 
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:

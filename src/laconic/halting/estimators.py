@@ -1,7 +1,7 @@
 """Prices and gradient estimators for training the stop head, which learns how many vectors to keep.
 
 ACT (arXiv:1603.08983), PonderNet (arXiv:2107.05407), the variable-length AutoCompressor (jo100sun/AutoCompressors
-bb15bc1); the score term is REINFORCE (doi:10.1007/BF00992696) with a second sample as baseline.
+bb15bc1).
 
 Symbols: w segments in a window, k a compression in it; N_k its number of vectors, E[N_k] the mean; CE_i the
 cross-entropy of segment i in nats; beta the price of a vector in nats; P the distribution of N. Everything is computed
@@ -80,7 +80,6 @@ def length_entropy(a: Float[Tensor, "B K"], stop_position: StopPosition = "after
 
 
 def first_slots_mask(N: Int[Tensor, " B"], K: int) -> Bool[Tensor, "B K"]:
-    """Mark the first N of K positions."""
     return torch.arange(K, device=N.device) < N[:, None]
 
 
@@ -95,24 +94,6 @@ def sample_column(p: Float[Tensor, "B n"], u: Float[Tensor, " B"]) -> Int[Tensor
     # If rounding leaves the total below u, take the last column with non-zero probability.
     last_possible = p.shape[1] - 1 - (p > 0).flip(1).long().argmax(1)
     return torch.where(exceeds.any(1), exceeds.long().argmax(1), last_possible)
-
-
-def cost_to_go(nats: Float[Tensor, "*B w"], price: Float[Tensor, "*B w"]) -> Float[Tensor, "*B w"]:
-    """Eq. VL20: G_k = sum over i > k of CE_i + sum over j > k of beta E[N_j]; the price of k itself is excluded."""
-    both = upcast(nats + price).detach()
-    return both.flip(-1).cumsum(-1).flip(-1) - both
-
-
-def reinforce_two_samples(
-    log_p: Float[Tensor, "2 B w"], G: Float[Tensor, "2 B w"], is_priced: Bool[Tensor, "B w"]
-) -> Float[Tensor, ""]:
-    """Eq. VL20: sum over k of sg((G_k - G'_k) / 2) (log P(N_k) - log P(N'_k)), for two samples of each row.
-
-    Its gradient is the estimate; its value is meaningless.
-    """
-    half = (G[0] - G[1]).detach() / 2
-    scores = upcast(log_p)
-    return (half * (scores[0] - scores[1])).masked_fill(~is_priced, 0.0).sum()
 
 
 def ponder_loss(

@@ -27,10 +27,9 @@ from laconic.models.attention import accumulation_dtype
 from laconic.rng import uniform
 
 StopPosition = Literal["after", "before", "mixture"]
-RandomStream = Literal["nested", "length", "second", "harden"]
-# Random streams: lengths of nested dropout; lengths sampled from the stop head, and their second sample; the windows
-# that are read hard.
-STREAM_KEYS: dict[RandomStream, int] = {"nested": 1, "length": 2, "second": 3, "harden": 4}
+RandomStream = Literal["nested", "length", "harden"]
+# Random streams: lengths of nested dropout; lengths sampled from the stop head; the windows that are read hard.
+STREAM_KEYS: dict[RandomStream, int] = {"nested": 1, "length": 2, "harden": 4}
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -195,7 +194,6 @@ def first_stop(stops: Bool[Tensor, "B K"], stop_position: StopPosition = "after"
 
 
 def stop_by_threshold(a: Float[Tensor, "B t"], tau: float) -> Bool[Tensor, "B t"]:
-    """Test lam_t >= tau at each position."""
     return upcast(a).sigmoid() >= tau
 
 

@@ -32,21 +32,13 @@ class PrefixHead(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KVPrefix:
-    """Immutable keys and values that every query attends to, whatever a sliding window hides.
+    """Immutable keys and values that every query attends to, whatever a sliding window hides; per layer."""
 
-    Args:
-        keys: Per layer, rotated keys of all KV heads side by side [B, N, E].
-        values: Per layer, values [B, N, E].
-        valid: Per layer, True at the keys that a row has [B, N]; empty if every row has all of them.
-        num_tokens: Tokens that the prefix was computed from [B]; the next token has this position.
-        sizes: Per layer, number of keys of every head, padded to the longest row.
-    """
-
-    keys: tuple[Float[Tensor, "B _ E"], ...]
+    keys: tuple[Float[Tensor, "B _ E"], ...]  # rotated keys of all KV heads side by side
     values: tuple[Float[Tensor, "B _ E"], ...]
-    valid: tuple[Bool[Tensor, "B _"], ...]
-    num_tokens: Int[Tensor, " B"]
-    sizes: tuple[tuple[int, ...], ...]
+    valid: tuple[Bool[Tensor, "B _"], ...]  # True at the keys that a row has; empty if every row has all of them
+    num_tokens: Int[Tensor, " B"]  # tokens that the prefix was computed from; the next token has this position
+    sizes: tuple[tuple[int, ...], ...]  # number of keys of every head, padded to the longest row
 
     @property
     def num_bytes(self) -> int:

@@ -25,7 +25,6 @@ from laconic.nested.dead_levels import DeadLevelMonitor
 from laconic.nested.hope.model import Hope
 from laconic.nested.hope.task_updates import cms_params_of
 from laconic.nested.memory_metrics import memory_metrics
-from laconic.nested.nan_check import find_nonfinite
 from laconic.nested.state import CMSLevelState, FastWeightState, LowRankChange, num_bytes, reset_rows
 from laconic.nested.state_file import NODE_TYPES
 
@@ -100,15 +99,6 @@ class NestedLanguageModel(nn.Module):
         row_share = batch.B / total["rows"]  # micro-batches sum to the mean over all rows
         metrics |= {name: (row_share * x).to(loss) for name, x in reading.items()}
         return StepOutput(loss, metrics, carry_state(self.decoder, after))
-
-    def locate_nonfinite(self, batch: DocumentBatch, state: FastWeightState | None) -> str:
-        """Read a batch again and describe the first level or memory that is not finite, or return ""."""
-        if not self.config.enabled:
-            return ""
-        inputs = prepare_inputs(batch)
-        before = prepare_state(self.decoder, batch, state)
-        output = self.decoder.read_tokens(inputs.input_ids, before, attention_mask=inputs.attention_mask)
-        return find_nonfinite(output.cache, batch.document_ids)
 
     def after_update(self, metrics: Mapping[str, float]) -> None:
         """Warn once about each level that does not change."""

@@ -220,15 +220,10 @@ def fsync_path(path: Path) -> None:
 def save_artifact(
     path: Path, tensors: Mapping[str, Tensor], kind: str, metadata: Mapping[str, object], is_named: bool = False
 ) -> None:
-    """Write a self-describing safetensors file atomically.
+    """Write a self-describing safetensors file of finite tensors atomically.
 
-    Args:
-        path: File to create or replace.
-        tensors: Finite tensors by name.
-        kind: Type of artifact, for example "memory"; `load_artifact` asks for the same one.
-        metadata: Any JSON values; stored as canonical JSON under the header key `laconic`, beside a `digest` of that
-            JSON and of all tensors.
-        is_named: Whether a user names the file, as in `write_named_file`.
+    The metadata, any JSON values, are stored as canonical JSON under the header key `laconic`, with the `kind` that
+    `load_artifact` asks for, beside a `digest` of that JSON and of all tensors. `is_named`: as in `write_named_file`.
     """
     copies = unshare_tensors(tensors)
     text = to_canonical_json({**metadata, "format": FORMAT_VERSION, "kind": kind})
@@ -239,13 +234,9 @@ def save_artifact(
 
 
 def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Open a file written by `save_artifact` and verify its digest.
+    """Return the memory-mapped tensors and the metadata of a file that `save_artifact` wrote.
 
-    Returns:
-        The memory-mapped tensors by name, and the metadata.
-
-    Raises:
-        CorruptArtifactError: If it is of another kind or format, or was changed since it was written.
+    Raises CorruptArtifactError if it is of another kind or format, or was changed since it was written.
     """
     header, metadata = read_artifact_header(path)
     check_artifact_kind(path, metadata, kind)

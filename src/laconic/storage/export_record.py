@@ -120,10 +120,8 @@ def warn_of_changed_vocabulary(folder: Path, names: Iterable[str]) -> None:
 def check_weights_while_reading(folder: Path) -> Generator[None]:
     """Check the weights of a folder with a record in other threads while the body reads them.
 
-    SHA-256 takes about as long as reading, and releases the GIL.
-
-    Raises:
-        CorruptArtifactError: If a file was changed; it replaces an error of the body, which the change explains.
+    SHA-256 takes about as long as reading, and releases the GIL. CorruptArtifactError for a changed file replaces an
+    error of the body, which the change explains.
     """
     record = read_export_record(folder)
     names = [name for name in record.files if is_weights_file(name)] if record else []

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from laconic import __version__
@@ -70,7 +71,6 @@ class ManifestWriter:
         self._add_entry(name, _hash_expected_file(path, copies))
 
     def add_text(self, name: str, text: str) -> None:
-        """Write a new UTF-8 file."""
         data = text.encode()
         with self._create_parent(name).open("xb") as file:
             file.write(data)
@@ -152,25 +152,20 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} has format {version} and was written by laconic {str(fields.get('laconic'))[:20]}; "
             f"laconic {__version__} reads format {FORMAT_VERSION}. Use that version"
         )
+    changed = CorruptArtifactError(f"{folder}: {MANIFEST_FILE} was changed after it was written")
     try:
-        files = {name: FileEntry(int(file["bytes"]), str(file["sha256"])) for name, file in fields["files"].items()}
-        fingerprints = cast(dict[str, str], dict(fields["fingerprints"]))
-        manifest = Manifest(fields["kind"], fields["step"], files, fingerprints, fields["laconic"], fields["format"])
-        is_intact = manifest.canonical_text == (folder / MANIFEST_FILE).read_text(encoding="utf-8")
-    except (KeyError, TypeError, ValueError, AttributeError):
-        is_intact = False
-        manifest = Manifest("", 0, {}, {})
-    if not is_intact:
-        raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} was changed after it was written")
+        manifest = TypeAdapter(Manifest).validate_python(fields)
+    except ValidationError:
+        raise changed from None
+    if manifest.canonical_text != (folder / MANIFEST_FILE).read_text(encoding="utf-8"):
+        raise changed
     return manifest
 
 
 def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
     """Check kind and step (unless None) of a folder, size and hash of its files, and their safetensors headers.
 
-    Raises:
-        CorruptArtifactError: For the first file that is missing, extra or changed.
-        UnsafeFileError: For a file that is a link that leads out of the folder.
+    Raises CorruptArtifactError for the first file that is missing, extra or changed, UnsafeFileError for a link out.
     """
     with translate_os_errors(folder):
         manifest = read_manifest(folder)

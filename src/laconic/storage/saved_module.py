@@ -10,12 +10,7 @@ from laconic.storage import atomic
 
 
 class SavedModule(nn.Module):
-    """Writes its tensors to a file, with the settings that a module must have to load them.
-
-    Attributes:
-        artifact_kind: Type of the file.
-        settings: JSON values, compared when the file is loaded.
-    """
+    """Writes its tensors to a file, with `settings`, JSON values that a module must have to load them."""
 
     artifact_kind: ClassVar[str]
     settings: Mapping[str, object]
@@ -26,10 +21,6 @@ class SavedModule(nn.Module):
         atomic.save_artifact(Path(path), self.state_dict(), self.artifact_kind, stored)
 
     def load(self, path: str | Path, metadata: Mapping[str, object]) -> Self:
-        """Load what `save` wrote to `path` with the same `metadata` into this module, and return it.
-
-        Raises:
-            CorruptArtifactError: If the file has other metadata, settings or tensors.
-        """
+        """Load what `save` wrote with the same `metadata` and settings, and return self; else CorruptArtifactError."""
         atomic.load_into_module(self, Path(path), self.artifact_kind, {**metadata, "settings": self.settings})
         return self

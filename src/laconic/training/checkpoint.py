@@ -61,11 +61,7 @@ def save_model(writer: ManifestWriter, model_io: ModelIO, method: nn.Module, ran
 
 
 def load_model(folder: Path, model_io: ModelIO, method: nn.Module) -> None:
-    """Load the model of a step, sharded or not, into a method that is whole on this rank.
-
-    Raises:
-        CorruptArtifactError: If the shards hold other parameters than the trainable ones.
-    """
+    """Load the model of a step into a method that is whole on this rank; CorruptArtifactError for other parameters."""
     if not (folder / SHARDS_FOLDER).is_dir():
         model_io.load(folder)
         return
@@ -197,11 +193,7 @@ def carried_states_name(rank: int) -> str:
 
 
 def load_carried_states(folder: Path, state_types: Mapping[str, type], ranks: Ranks) -> list[MethodState]:
-    """Return the state that each micro-batch of this rank continues from.
-
-    Raises:
-        UsageError: If another number of ranks carried states, whose rows are divided otherwise.
-    """
+    """Return the state that each micro-batch of this rank continues from; UsageError for another number of ranks."""
     if not (folder / f"{carried_states_name(0)}.json").exists():
         return []
     num_ranks = read_settings(folder, f"{carried_states_name(0)}.json", CarriedSettings).num_ranks

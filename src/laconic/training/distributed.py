@@ -51,13 +51,10 @@ FSDP_VIEW_WARNING = "FSDP2-wrapped module"  # keys and values are views of one p
 
 @contextmanager
 def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started, or yield this process alone.
+    """Join the ranks that torchrun started, or yield this process alone; UsageError if options allow only one.
 
     An error on one rank inside this context ends all ranks with the same exit code. `config` is None without training,
     when every rank holds the whole model.
-
-    Raises:
-        UsageError: If the environment is not torchrun's or the options do not allow several ranks.
     """
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size == "1":
@@ -84,7 +81,6 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
 
 
 def check_distributed_config(config: TrainingConfig, world_size: int) -> None:
-    """Raise `UsageError` for options that do not allow this number of ranks."""
     if config.batch_size < world_size:
         raise UsageError(f"batch_size = {config.batch_size} is less than the {world_size} ranks; raise it")
     if config.stateful and config.batch_size % world_size:
@@ -146,21 +142,14 @@ class DistributedRanks(Ranks):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it once the first rank has ended
         with suppress(dist.DistError):
-            if isinstance(error, LaconicError):
-                self.store.compare_set(FAILED_KEY, "", json.dumps(error_to_json(error)))
-            else:
-                error = self.find_cause(error)
+            bug = {"code": LaconicError.exit_code, "message": f"rank {self.rank}: {type(error).__name__}: {error}"}
+            report = error_to_json(error) if isinstance(error, LaconicError) else bug
+            if isinstance(error, RuntimeError):  # raised by a collective if a peer has ended
+                with suppress(dist.DistStoreError):
+                    self.store.wait([FAILED_KEY], ERROR_TIMEOUT)
+                    error = error_from_json(json.loads(self.store.get(FAILED_KEY)))
+            self.store.compare_set(FAILED_KEY, "", json.dumps(report))
             self.wait_for_peers()
-        return error
-
-    def find_cause(self, error: Exception) -> Exception:
-        """Return the error that a peer ended with; if there is none, publish this one as a bug and return it."""
-        if isinstance(error, RuntimeError):  # raised by a collective if a peer has ended
-            with suppress(dist.DistStoreError):
-                self.store.wait([FAILED_KEY], ERROR_TIMEOUT)
-                return error_from_json(json.loads(self.store.get(FAILED_KEY)))
-        bug = {"code": LaconicError.exit_code, "message": f"rank {self.rank}: {type(error).__name__}: {error}"}
-        self.store.compare_set(FAILED_KEY, "", json.dumps(bug))
         return error
 
     def wait_for_peers(self) -> None:
@@ -171,7 +160,6 @@ class DistributedRanks(Ranks):
             time.sleep(0.02)
 
     def wrap(self, method: nn.Module) -> nn.Module:
-        """Return the method in DDP, or with FSDP2 applied to it."""
         if not any(p.requires_grad for p in method.parameters()):
             return method  # building the optimizer raises the error
         if self.is_sharded:
@@ -235,9 +223,6 @@ class DistributedRanks(Ranks):
         dist.all_reduce(total)
         return total
 
-    def any_rank(self, flag: bool) -> bool:
-        return bool(self.all_reduce_sum(torch.tensor(float(flag))).item())
-
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the global norm, the same on all ranks."""
         shards = [gradient for gradient in gradients if gradient.ndim]
@@ -288,7 +273,6 @@ def error_to_json(error: LaconicError | None) -> dict[str, object] | None:
 
 
 def error_from_json(report: dict[str, object]) -> LaconicError:
-    """Return an error of the class that has this exit code."""
     return ERROR_CLASSES.get(int(str(report["code"])), LaconicError)(str(report["message"]))
 
 

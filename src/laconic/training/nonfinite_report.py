@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
-from laconic.interfaces import Batch, LocatesNonFinite, TrainingData
+from laconic.interfaces import TrainingData
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
@@ -63,7 +63,7 @@ def build_report(
     with ModuleTracker() as modules, FirstNonFiniteOp(modules) as mode:
         updater.backward_micro_batches(batches)
     updater.optimizer.zero_grad()
-    first = f"parameter {bad_parameter}" if bad_parameter else locate_with_method(updater, batches) or mode.first
+    first = f"parameter {bad_parameter}" if bad_parameter else mode.first
     return {
         "step": index.step + 1,
         "epoch": index.epoch,
@@ -77,19 +77,6 @@ def build_report(
         "operation": mode.first,
         "largest": replace_nonfinite(largest),
     }
-
-
-def locate_with_method(updater: Updater, batches: list[Batch]) -> str:
-    """Return the method's own description of the place, or an empty string."""
-    method = updater.method
-    if not isinstance(method, LocatesNonFinite):
-        return ""
-    for batch, state in zip(batches, updater.incoming_states(len(batches)), strict=True):
-        with updater.autocast():
-            location = method.locate_nonfinite(batch.to(updater.device), state)
-        if location:
-            return location
-    return ""
 
 
 def write_report(

@@ -8,11 +8,7 @@ from laconic.errors import UsageError
 
 
 def build_adamw(method: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters; norms, biases and other vectors are not decayed.
-
-    Raises:
-        UsageError: If no parameter is trainable.
-    """
+    """Return AdamW over the trainable parameters; norms, biases and other vectors are not decayed."""
     trained = [p for p in method.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f'trainable = "{config.trainable}" leaves no parameter to train; choose another value')

@@ -13,7 +13,6 @@ def get_random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor]) -> None:
-    """Restore what `get_random_state` returned."""
     torch.set_rng_state(state["torch"])
     for name, value in state.items():
         if name.startswith("cuda.") and torch.cuda.is_initialized():

@@ -41,19 +41,15 @@ class Ranks:
         return nullcontext()
 
     def all_reduce_sum(self, numbers: Tensor) -> Tensor:
-        """Return the sum over ranks."""
         return numbers
 
     def any_rank(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
-        return flag
+        return bool(self.all_reduce_sum(torch.tensor(float(flag))).item())
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
-        """Return the global norm of all gradients."""
         return torch.nn.utils.get_total_norm(gradients)
 
     def all_gather(self, value: JsonT) -> list[JsonT]:
-        """Return the value of every rank, in order."""
         return [value]
 
     def run_on_rank_zero(self, function: Callable[[], JsonT]) -> JsonT:

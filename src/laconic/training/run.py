@@ -136,7 +136,6 @@ class TrainingRun:
                 )
 
     def restore(self, start: StepFolder) -> None:
-        """Restore everything but the model of a step."""
         updater = self.updater
         state_types = self.method.state_types if isinstance(self.method, CarriesState) else {}
         self.progress, states = checkpoint.load_training_state(
@@ -173,11 +172,7 @@ class TrainingRun:
                 report_progress(text, self.progress.step, self.num_steps)
 
     def advance(self) -> UpdateResult:
-        """Run one update and record the progress.
-
-        Raises:
-            NonFiniteError: If a number is not finite and the update may not be skipped.
-        """
+        """Run one update and record the progress; NonFiniteError if it is not finite and may not be skipped."""
         index = compute_update_index(self.config, self.seed, self.progress.step, len(self.data))
         random_state = get_random_state()
         result = self.updater.update(self.data, index, random_state)
@@ -220,11 +215,7 @@ class TrainingRun:
         return validate is not None and is_due and step not in self.validations.metrics
 
     def run_validation(self, stop: StopSignal, validate: ValidateFn) -> None:
-        """Validate, leaving no trace but the metrics.
-
-        Raises:
-            UsageError: If the validation lacks the metric of `best_metric` or `early_stop`.
-        """
+        """Validate, leaving no trace but the metrics; UsageError without that of `best_metric` or `early_stop`."""
         random_state = get_random_state()
         metrics: dict[str, float] = {}
         context = stop.interruptible() if self.ranks.world_size == 1 else nullcontext()
@@ -312,7 +303,6 @@ class TrainingRun:
             self.ranks.run_on_rank_zero(lambda: check_free_space(run.steps_folder, self.step_bytes))
 
     def prune(self) -> None:
-        """Delete the steps that need not be kept."""
         if self.run_directory is None or self.ranks.rank > 0:
             return
         every = self.config.keep_every
@@ -351,11 +341,7 @@ class TrainingRun:
 
 
 def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder | None:
-    """Return the step to resume from, which rank 0 chooses and verifies.
-
-    Raises:
-        BusyError: If `resume` is "never" and the run has steps.
-    """
+    """Return the step to resume from, which rank 0 chooses and verifies; BusyError for `resume` "never" and steps."""
 
     def find() -> int | None:
         if resume == "never":

@@ -26,15 +26,12 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def write_shards(writer: ManifestWriter, name: str, tensors: Mapping[str, Tensor], rank: int) -> None:
-    """Write a folder with one file per rank and record this rank's; all ranks call it.
-
-    Raises:
-        ValueError: For a value that is not a tensor, which torch would pickle into a file called safetensors.
-    """
+    """Write a folder with one file per rank and record this rank's; all ranks call it."""
     from torch.distributed.checkpoint.api import CheckpointException  # slow imports
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    # torch would pickle what is not a tensor into a file called safetensors
     bad = next((key for key, value in tensors.items() if not isinstance(cast(Any, value), Tensor)), None)
     if bad is not None:
         raise ValueError(f"{name}: {bad} is a {type(tensors[bad]).__name__}, not a tensor; store it in a JSON file")

@@ -30,7 +30,6 @@ class StopSignal:
 
     @property
     def signal_name(self) -> str:
-        """Name of the signal, for example SIGTERM."""
         return signal.Signals(self.signal).name
 
     @contextmanager
@@ -46,11 +45,7 @@ class StopSignal:
 
     @contextmanager
     def preemptible(self) -> Iterator[None]:
-        """Let a signal end work that precedes the first update.
-
-        Raises:
-            PreemptedError: After a signal.
-        """
+        """Let a signal end work that precedes the first update, by `PreemptedError`."""
         try:
             with self.interruptible():
                 yield

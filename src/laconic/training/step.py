@@ -1,7 +1,7 @@
 """One optimizer update: micro-batches forward and backward, a check that all numbers are finite, clipping, step."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -148,7 +148,8 @@ class Updater:
         total = torch.zeros((), device=self.device)
         terms: dict[str, Tensor] = {}
         states: list[MethodState] = []
-        for i, (batch, state) in enumerate(zip(batches, self.incoming_states(len(batches)), strict=True)):
+        incoming = self.states if len(self.states) == len(batches) else [None] * len(batches)
+        for i, (batch, state) in enumerate(zip(batches, incoming, strict=True)):
             parts = batch.sequential_parts
             for j, part in enumerate(parts):
                 is_last = i == len(batches) - 1 and j == len(parts) - 1
@@ -166,10 +167,6 @@ class Updater:
             if self.config.stateful and state is not None:
                 states.append(state)
         return total, terms, states
-
-    def incoming_states(self, n: int) -> Sequence[MethodState | None]:
-        """Return the state that each of n micro-batches continues from."""
-        return self.states if len(self.states) == n else [None] * n
 
     def autocast(self) -> torch.autocast:
         dtype = PRECISION_DTYPES[self.config.precision]

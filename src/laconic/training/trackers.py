@@ -64,11 +64,8 @@ def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[st
     """Start tracking a run under the name of its directory; a resumed run continues its old record.
 
     A tracker takes its account, server or mode from its own environment variables. TensorBoard's files and those of
-    wandb are written inside the run. `project` and `config`, the recipe, are sent to trackio and wandb only.
-
-    Raises:
-        ImportError: If the package is not installed.
-        UsageError: If its client cannot start, for example without a login.
+    wandb are written inside the run. `project` and `config`, the recipe, are sent to trackio and wandb only. Raises
+    ImportError without the package, UsageError if its client cannot start, for example without a login.
     """
     package = importlib.import_module(name)
     if name == "tensorboard":

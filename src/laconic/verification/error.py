@@ -12,7 +12,6 @@ from torch import Tensor
 
 # If the reference's rms is below TINY_RMS, rms(x - y) may be up to TINY_ABS_ERROR, whatever the floor is.
 TINY_RMS, TINY_ABS_ERROR = 1e-6, 1e-7
-CHUNK_NUMEL = 1 << 20  # elements to compare at once; larger tensors are compared in slices along T or the first axis
 MASK_SENSITIVE_STAGES = ("scores_seen", "probs")  # stages that are compared at masked keys too: -inf, and 0
 
 
@@ -30,23 +29,14 @@ class ErrorAccumulator:
     is_bitwise_equal: bool = True
     shape_note: str = ""
 
-    def add(self, x: Tensor, y: Tensor, mask: Tensor, S: int, axes: str, start: int = 0) -> None:
+    def add(self, x: Tensor, y: Tensor, mask: Tensor, S: int, axes: str) -> None:
         """Add one piece, whose axes have names such as "B H T P".
 
-        Both are compared where the mask is True; scores that are -inf on both sides are left out. A slice of a larger
-        tensor begins at `start`.
+        Both are compared where the mask is True; scores that are -inf on both sides are left out.
         """
         if x.shape != y.shape:
             self.shape_note = f"shape {list(x.shape)}, reference {list(y.shape)}"
             self.squared_error, self.is_bitwise_equal = math.inf, False
-            return
-        names = axes.split()
-        axis = names.index("T") if "T" in names else 0
-        if x.numel() > CHUNK_NUMEL and x.shape[axis] > 1:
-            size = max(1, CHUNK_NUMEL * x.shape[axis] // x.numel())
-            for start in range(0, x.shape[axis], size):
-                part = [t.narrow(axis, start, min(size, x.shape[axis] - start)) for t in (x, y, mask)]
-                self.add(part[0], part[1], part[2], S, axes, start)
             return
         if axes.endswith("P"):
             mask = mask & ~((x == -math.inf) & (y == -math.inf))
@@ -70,9 +60,8 @@ class ErrorAccumulator:
             if len(difference):
                 flat = int(difference.abs().argmax())
                 position = flat if is_complete else int(mask.flatten().nonzero()[flat, 0])
-                offsets = [(S if name == "T" else 0) + (start if i == axis else 0) for i, name in enumerate(names)]
-                indices = np.unravel_index(position, x.shape)
-                self.index = tuple(int(i) + offset for i, offset in zip(indices, offsets, strict=False))
+                indices = zip(axes.split(), np.unravel_index(position, x.shape), strict=False)
+                self.index = tuple(int(i) + (S if name == "T" else 0) for name, i in indices)
 
     @property
     def is_tiny(self) -> bool:

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
 
 from laconic.errors import InputError, LaconicError
+from laconic.models.checkpoints.hf_fields import JsonModel
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import open_tensors
 from laconic.storage.safetensors_header import read_safetensors_header
 from laconic.storage.strict_json import read_json, validate_json
-from laconic.verification.local import stages_at_layer
-from laconic.verification.parity import MAX_ERROR_IN_FLOORS, MIN_FLOOR, StageResult, replay_stages
-from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, layer_index, stage_key
+from laconic.verification.parity import MAX_ERROR_IN_FLOORS, MIN_FLOOR, StageResult
+from laconic.verification.traces import LayerActivations, ParityCase, parse_stage_key, replay_stages, trace_stages
 
 BUNDLE_FORMAT, METADATA_FILE, TENSOR_FILE = 1, "golden.json", "golden.safetensors"
 BUNDLE_DIR = Path(__file__).parent / "bundles"
@@ -39,13 +39,7 @@ class NotRunError(LaconicError):
     exit_code = 1
 
 
-class BundleModel(BaseModel):
-    """Base: unknown keys are ignored, types are not coerced."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class BundleInput(BundleModel):
+class BundleInput(JsonModel):
     name: str
     ids: Annotated[list[list[Annotated[int, Field(ge=0, lt=2**31)]]], Field(min_length=1)]
     positions: list[list[NonNegativeInt]] | None
@@ -77,15 +71,15 @@ class BundleInput(BundleModel):
         )
 
 
-class BundleStage(BundleModel):
+class BundleStage(JsonModel):
     shape: list[NonNegativeInt]
     at: str
     sha256: str
-    floor: float = Field(ge=0, allow_inf_nan=False)
+    floor: NonNegativeFloat
     index: str = ""
 
 
-class BundleCase(BundleModel):
+class BundleCase(JsonModel):
     """A case with its stages; all numbers of a small one are stored."""
 
     kind: Literal["small", "long"]
@@ -93,7 +87,7 @@ class BundleCase(BundleModel):
     stages: dict[str, BundleStage]
 
 
-class BundleMetadata(BundleModel):
+class BundleMetadata(JsonModel):
     format: Literal[1]  # BUNDLE_FORMAT
     reference: str
     fingerprint: str
@@ -115,22 +109,15 @@ class GoldenBundle:
             t = self.tensors[stage.at].reshape(stage.shape)
             t = t.masked_fill(t == STORED_MINUS_INFINITY, -math.inf) if t.is_floating_point() else t
             stages[key] = t.to(case.device)
-        return replay_stages(stages, case, decoder)
+        return replay_stages(stages, case, len(decoder.layers))
 
     def compare_sampled(self, entry: BundleCase, case: ParityCase, decoder: Decoder) -> list[StageResult]:
         """Return the propagated error of every stage in the last piece of a long case, at the sampled elements."""
-        n = len(case.pieces())
         results: list[StageResult] = []
-        for recorded in iterate_stages(decoder, case):
-            if recorded.piece < n - 1:
-                continue
-            layer = layer_index(decoder, recorded.layer)
-            for stage in stages_at_layer(decoder, recorded.layer):
-                key = stage_key(stage.name, layer, recorded.piece, n)
-                x = recorded.activations[stage.name]
-                result = StageResult(
-                    case.name, stage.name, layer, "propagated", note=f"{key}: not in the bundle: not run"
-                )
+        for key, x in trace_stages(decoder, case).items():
+            name, layer, piece = parse_stage_key(key)
+            if piece == len(case.pieces()) - 1:
+                result = StageResult(case.name, name, layer, "propagated", note=f"{key}: not in the bundle: not run")
                 results.append(self.compare_sample(result, x, entry.stages[key]) if key in entry.stages else result)
         return results
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.models.config import WEIGHT_NAMES, WeightNames
-from laconic.verification.traces import LayerActivations, ParityCase
+from laconic.verification.traces import ParityCase, stage_key
 
 # The recording function of each attention module.
 ATTENTION_HOOKS: "WeakKeyDictionary[nn.Module, Callable[..., Any]]" = WeakKeyDictionary()
@@ -40,28 +40,32 @@ def find_attention(layer: nn.Module, names: WeightNames) -> nn.Module:
 
 
 class HookRecorder:
-    """Hooks on one model while a case runs; passes the activations of each finished layer to `emit`."""
+    """Hooks on one model while a case runs. They record the activations of its pieces in `stages`, by key.
 
-    def __init__(self, model: Any, case: ParityCase, emit: Callable[[LayerActivations], None]) -> None:
-        self.model, self.case, self.emit = model, case, emit
+    `layer` is the current layer; None outside the layers.
+    """
+
+    def __init__(self, model: Any, case: ParityCase) -> None:
+        self.model, self.case = model, case
         self.names = WEIGHT_NAMES[model.config.model_type]
         self.layers: list[Any] = list(model.get_submodule(self.names.layers))
-        self.current = LayerActivations(0, -1)
-        self.final = LayerActivations(0, -1)
-        self.T = 0
-        self.S = 0
+        self.stages: dict[str, Tensor] = {}
+        self.piece, self.S, self.T = 0, 0, 0
+        self.layer: int | None = None
         self.handles: list[Any] = []
 
     def start_piece(self, piece: int, S: int, T: int) -> None:
-        self.current = LayerActivations(piece, -1)
-        self.S = S
-        self.T = T
+        self.piece, self.S, self.T = piece, S, T
+
+    def store(self, **stages: Tensor) -> None:
+        n = len(self.case.pieces())
+        self.stages |= {stage_key(name, self.layer, self.piece, n): value for name, value in stages.items()}
 
     def record(self, name: str, value: Tensor) -> None:
         """Store an activation of the current layer; OPT flattens rows and positions in its MLP."""
         B = self.case.shape[0]
         is_batched = value.shape[0] == B and value.ndim > 2
-        self.current.activations[name] = value if is_batched else value.view(B, self.T, -1)
+        self.store(**{name: value if is_batched else value.view(B, self.T, -1)})
 
     def __enter__(self) -> None:
         names = self.names
@@ -81,7 +85,7 @@ class HookRecorder:
             self.hook_projections(layer, attention.head_dim)
             self.hook_output(layer, self.finish_layer)
         final_norm = self.model.get_submodule(names.final_norm)
-        self.hook_output(final_norm, lambda x: self.final.activations.update(final_norm=x))
+        self.hook_output(final_norm, lambda x: self.store(final_norm=x))
 
     def __exit__(self, *_: Any) -> None:
         for handle in self.handles:
@@ -124,14 +128,12 @@ class HookRecorder:
 
     def start_layer(self, l: int, x: Tensor) -> None:
         if l == 0:
-            self.emit(LayerActivations(self.current.piece, -1, {"embed": x}))
-        self.current = LayerActivations(self.current.piece, l, {"x": x})
+            self.store(embed=x)
+        self.layer = l
 
     def finish_layer(self, x: Tensor) -> None:
-        self.current.activations["resid2"] = x
-        self.final = LayerActivations(self.current.piece, len(self.layers), {"x": x})
-        self.emit(self.current)
-        self.current = LayerActivations(self.current.piece, self.current.layer)
+        self.store(resid2=x)
+        self.layer = None
 
     def attention_hook(self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **kwargs: Any) -> Any:
         """Record rotated queries, the KV cache and the scores, and run the model's own eager attention.
@@ -149,10 +151,8 @@ class HookRecorder:
         layer_scale = getattr(module, "scaling", scale)
         q_rot = q if layer_scale == scale else q / layer_scale
         seen = (scores + mask).masked_fill(is_masked, -math.inf)
-        self.current.activations |= {
-            "q_rot": q_rot, "k_rot": k[:, :, self.S :], "k_cache": k, "v_cache": v, "scores": scores,
-            "scores_seen": seen, "probs": probs, "context": out.flatten(2),
-        }  # fmt: skip
+        self.store(q_rot=q_rot, k_rot=k[:, :, self.S :], k_cache=k, v_cache=v)
+        self.store(scores=scores, scores_seen=seen, probs=probs, context=out.flatten(2))
         valid = self.case.valid_mask[:, self.S : P]
         difference = (seen.softmax(-1, torch.float32) - probs.float()).abs().amax((1, 3))[valid]
         if difference.numel() and difference.max() > (1e-5 if mask.dtype == torch.float32 else 1e-2):
@@ -162,12 +162,9 @@ class HookRecorder:
             )
         return out, probs
 
-    def finish_piece(self, logits: Tensor, valid: Tensor) -> LayerActivations:
-        """Return the activations after the last layer; the next token is that of each row's last valid position."""
+    def finish_piece(self, logits: Tensor, valid: Tensor) -> None:
+        """Store the logits, and the next token after each row's last valid position."""
         columns = [max((t for t, is_valid in enumerate(row) if is_valid), default=0) for row in valid.tolist()]
         last = torch.stack([logits[b, t] for b, t in enumerate(columns)])
         next_probs = last.float().softmax(-1)
-        self.final.activations |= {
-            "logits": logits, "last_logits": last, "token": last.argmax(-1), "next_probs": next_probs
-        }  # fmt: skip
-        return self.final
+        self.store(logits=logits, last_logits=last, token=last.argmax(-1), next_probs=next_probs)

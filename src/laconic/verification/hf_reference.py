@@ -1,6 +1,6 @@
 """transformers as an unmodified reference; its activations are recorded by `hf_hooks`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.models.config import WEIGHT_NAMES
 from laconic.verification.hf_hooks import HookRecorder, find_attention, hooked_attention
-from laconic.verification.traces import LayerActivations, ParityCase, scaled, threaded_generator
+from laconic.verification.traces import LayerActivations, ParityCase, replay_stages, scaled
 
 ATTENTION_NAME = "laconic_parity"
 
@@ -44,15 +44,15 @@ class TransformersReference:
         self.dtype = dtype
 
     def iterate_stages(self, case: ParityCase) -> Iterator[LayerActivations]:
-        """Run a case and yield the activations layer by layer; position ids are always passed."""
-        return threaded_generator(lambda emit: self.run_case(case, emit))
+        return replay_stages(self.run_case(case), case, len(self.layers))
 
-    def run_case(self, case: ParityCase, emit: Callable[[LayerActivations], None]) -> None:
-        """Run the pieces of a case on one cache without sliding-window eviction."""
+    @torch.no_grad()
+    def run_case(self, case: ParityCase) -> dict[str, Tensor]:
+        """Run the pieces of a case on one cache without sliding-window eviction; return the activations by key."""
         self.reset_rope()
         cache = self.cache_class()
         valid = case.valid_mask
-        recorder = HookRecorder(self.model, case, emit)
+        recorder = HookRecorder(self.model, case)
         with self.sharpened_queries(case.query_scale), recorder:
             for piece, (S, T) in enumerate(case.pieces()):
                 recorder.start_piece(piece, S, T)
@@ -68,7 +68,8 @@ class TransformersReference:
                     past_key_values=cache,
                     use_cache=True,
                 )
-                emit(recorder.finish_piece(output.logits, valid[:, S : S + T]))
+                recorder.finish_piece(output.logits, valid[:, S : S + T])
+        return recorder.stages
 
     def reset_rope(self) -> None:
         """Run one token at position 0: dynamic and longrope keep the table of the longest pass until a short one."""

@@ -32,7 +32,7 @@ REQUIRED_INPUTS = {
     "I16": "an attention bias",
     "I17": "a single token without a cache, eight rows",
 }
-MAX_CASE_TOKENS = 1_024  # length of the longest case; its attention scores of all heads fit into memory
+MAX_CASE_TOKENS = 512  # length of the longest case; its attention scores of all heads fit into memory
 FAR_START = 3_000
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 

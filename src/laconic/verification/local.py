@@ -7,13 +7,14 @@ from torch import Tensor
 
 from laconic.models import activations as models_activations
 from laconic.models.activations import Activation, BlockContext
+from laconic.models.block import ForwardContext, build_context
 from laconic.models.decoder import Decoder
 from laconic.verification.float64_copy import compute_dtype, get_block
 from laconic.verification.traces import (
     LayerActivations,
     ParityCase,
-    build_block_context,
     expected_position_ids,
+    forward_arguments,
     layer_index,
 )
 
@@ -28,15 +29,13 @@ def stages_at_layer(decoder: Decoder, layer: int) -> tuple[Activation, ...]:
 
 
 class LocalStages:
-    """The functions of one decoder on one case; keeps the masks of one piece at a time."""
-
     def __init__(self, decoder: Decoder, case: ParityCase) -> None:
         self.decoder = decoder
         self.case = case
         self.pieces = case.pieces()
         self.dtype = compute_dtype(decoder)
         self.embeddings = case.embed(decoder)
-        self.contexts: dict[int, Any] = {}
+        self.contexts = [self.build_context(S, T) for S, T in self.pieces]
 
     def compute(
         self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None, names: frozenset[str] | None = None
@@ -51,21 +50,27 @@ class LocalStages:
             positions = expected_position_ids(self.case, S, T)[:, S:]
             inputs |= {"inputs_embeds": self.embeddings[:, S : S + T], "position_ids": positions}
         inputs["attention_mask"] = self.case.valid_mask[:, S : S + T]
-        context = self.build_stage_context(recorded, past)
+        layer = layer_index(self.decoder, recorded.layer)
+        place: Any = self.decoder  # the first argument of the functions
+        if layer is not None:
+            cached = None if past is None else (past[0].to(self.dtype), past[1].to(self.dtype))
+            place = BlockContext(get_block(self.decoder, layer), self.contexts[recorded.piece], cached)
         with torch.no_grad():
             return {
-                stage.name: stage.function(context, *(inputs[name] for name in stage.inputs))
+                stage.name: stage.function(place, *(inputs[name] for name in stage.inputs))
                 for stage in stages_at_layer(self.decoder, recorded.layer)
                 if (names is None or stage.name in names) and all(name in inputs for name in stage.inputs)
             }
 
-    def build_stage_context(self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None) -> Any:
-        """Return the first argument of the layer's functions: the decoder, or a `BlockContext` inside the layers."""
-        layer = layer_index(self.decoder, recorded.layer)
-        if layer is None:
-            return self.decoder
-        if recorded.piece not in self.contexts:
-            S, T = self.pieces[recorded.piece]
-            self.contexts = {recorded.piece: build_block_context(self.decoder, self.case, S, T, self.dtype)}
-        cached = None if past is None else (past[0].to(self.dtype), past[1].to(self.dtype))
-        return BlockContext(get_block(self.decoder, layer), self.contexts[recorded.piece], cached)
+    def build_context(self, S: int, T: int) -> ForwardContext:
+        return build_context(
+            self.decoder.config,
+            expected_position_ids(self.case, S, T),
+            self.case.valid_mask[:, : S + T],
+            S,
+            forward_arguments(self.case, S, T)["attention_bias"],
+            self.dtype,
+            backend=self.decoder.attn_implementation,
+            all_valid=False,
+            needs_visible=True,
+        )

@@ -42,7 +42,6 @@ class ErrorRatios:
         self.own_predictions, self.reference_predictions = PredictionAgreement(), PredictionAgreement()
 
     def add_case(self, case: ParityCase, reference: Any) -> None:
-        """Run a case with the decoder, its float64 copy and the reference, and add their differences."""
         wide_decoder = Float64Decoder.from_decoder(self.decoder)
         local = LocalStages(self.decoder, case)
         with sharpened_queries(self.decoder, case.query_scale):

@@ -7,7 +7,7 @@ of the decoder's own run. A floor is the error of float32 against float64 at the
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -25,9 +25,9 @@ from laconic.verification.local import LocalStages, stages_at_layer
 from laconic.verification.traces import (
     LayerActivations,
     ParityCase,
-    forward_arguments,
     iterate_stages,
     layer_index,
+    run_case,
     sharpened_queries,
     stage_key,
 )
@@ -65,31 +65,21 @@ def usual_suspects(stage: str) -> str:
 
 @dataclass(frozen=True)
 class StageResult:
-    """The error of one stage of one layer of one case, and its verdict.
-
-    Attributes:
-        layer: Layer index; None outside the layers.
-        kind: "local", "propagated", "backend" (default attention backend against eager) or "ratio" (low precision).
-        error: Relative L2 error.
-        index: Position of the largest difference, counted from the start of the case.
-        verdict: "shown" is informational: neither pass nor fail.
-        kl: KL divergence of the predictions in nats per token, at the logits.
-        top1: Share of equal most likely tokens, at the logits.
-    """
+    """The error of one stage of one layer of one case, and its verdict; "shown" is neither pass nor fail."""
 
     case: str
     stage: str
-    layer: int | None
-    kind: str
-    error: float = math.nan
+    layer: int | None  # None outside the layers
+    kind: str  # "local", "propagated", "backend" (default attention against eager) or "ratio" (low precision)
+    error: float = math.nan  # relative L2 error
     floor: float = math.nan
     max_abs: float = math.nan
-    index: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()  # position of the largest difference, counted from the start of the case
     cosine: float = math.nan
     bitwise: bool = False
     verdict: Verdict = "not run"
-    kl: float | None = None
-    top1: float | None = None
+    kl: float | None = None  # divergence of the predictions in nats per token, at the logits
+    top1: float | None = None  # share of equal most likely tokens, at the logits
     note: str = ""
 
     @property
@@ -97,7 +87,6 @@ class StageResult:
         return self.error / self.floor
 
     def with_errors(self, errors: ErrorAccumulator, floor: float, verdict: Verdict) -> "StageResult":
-        """Return the result of the same stage after its comparison."""
         return replace(
             self,
             error=errors.error,
@@ -109,20 +98,6 @@ class StageResult:
             verdict=verdict,
             note=errors.shape_note,
         )
-
-
-def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
-    """Yield the stages of a dictionary in the order of computation, with each block's input `x`."""
-    n, L = len(case.pieces()), len(decoder.layers)
-    for piece in range(n):
-        for layer in range(-1, L + 1):
-            index = layer_index(decoder, layer)
-            keys = {stage.name: stage_key(stage.name, index, piece, n) for stage in stages_at_layer(decoder, layer)}
-            stages = {name: reference[key] for name, key in keys.items() if key in reference}
-            previous = stage_key("embed", None, piece, n) if layer <= 0 else stage_key("resid2", layer - 1, piece, n)
-            if layer >= 0 and previous in reference:
-                stages["x"] = reference[previous]
-            yield LayerActivations(piece, layer, stages)
 
 
 class CaseComparison:
@@ -143,9 +118,8 @@ class CaseComparison:
         self.predictions = PredictionAgreement()
 
     def run(self, reference: Iterator[LayerActivations], *, with_default_backend: bool = False) -> list[StageResult]:
-        """Run the decoder and its float64 copy beside a reference, and return the results."""
         with sharpened_queries(self.decoder, self.case.query_scale):
-            default = run_default_backend(self.decoder, self.case) if with_default_backend else None
+            default = run_case(self.decoder, self.case, ("context", "logits")) if with_default_backend else {}
             runs = iterate_stages(self.decoder, self.case), iterate_stages(self.float64_decoder, self.case)
             for recorded, actual, wide in zip(reference, *runs, strict=True):
                 self.add_layer(recorded, actual, wide, default)
@@ -156,7 +130,7 @@ class CaseComparison:
         reference: LayerActivations,
         actual: LayerActivations,
         float64_run: LayerActivations,
-        default_backend: Mapping[str, Tensor] | None = None,
+        default_backend: Mapping[str, Tensor],
     ) -> None:
         """Compare one layer of one piece: the reference's, the decoder's own eager run and that of the float64 copy.
 
@@ -176,7 +150,7 @@ class CaseComparison:
             }
             index = layer_index(self.decoder, reference.layer)
             key = stage_key(name, index, reference.piece, len(self.case.pieces()))
-            if default_backend is not None and y is not None and key in default_backend:
+            if y is not None and key in default_backend:
                 pairs["backend"] = (default_backend[key], x)
             self.add_stage(stage, reference, pairs)
         if "logits" in reference.activations and "logits" in actual.activations:
@@ -231,20 +205,6 @@ class CaseComparison:
             kl, top1 = self.predictions.kl_and_top1
             return replace(result, kl=kl, top1=top1)
         return result
-
-
-def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
-    """Return `context` of every layer and the logits as the default attention backend computes them."""
-    stages: dict[str, Tensor] = {}
-    cache = None
-    embeddings = case.embed(decoder)
-    pieces = case.pieces()
-    for piece, (S, T) in enumerate(pieces):
-        arguments: dict[str, Any] = forward_arguments(case, S, T)
-        output = decoder(embeddings[:, S : S + T], cache, **arguments, capture=("context", "logits"))
-        cache = output.cache
-        stages |= {name if len(pieces) == 1 else f"{name}/{piece}": t for name, t in output.activations.items()}
-    return stages
 
 
 def first_divergence(results: list[StageResult]) -> StageResult | None:

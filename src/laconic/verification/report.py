@@ -34,17 +34,10 @@ class InputStatus(NamedTuple):
 
 @dataclass
 class ParityReport:
-    """One parity run, with results in the order of computation.
-
-    Attributes:
-        reference: Name of the reference, or "none".
-        stage_order: Names of the stages in the order of computation.
-        inputs: Status of each required input.
-        problems: Comparisons that did not run, with the reason.
-    """
+    """One parity run; stages and results are in the order of computation."""
 
     model: str
-    reference: str
+    reference: str  # its name, or "none"
     dtype: str
     backend: str = "sdpa"
     command: str = ""
@@ -53,7 +46,7 @@ class ParityReport:
     stage_order: tuple[str, ...] = ()
     results: list[StageResult] = field(default_factory=list)
     inputs: list[InputStatus] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # comparisons that did not run, with the reason
     seconds: float = 0.0
 
     @classmethod
@@ -72,7 +65,6 @@ class ParityReport:
 
     @property
     def is_ok(self) -> bool:
-        """Whether every requested comparison ran and passed."""
         has_passed = any(result.verdict == "pass" for result in self.results)
         has_failed = any(result.verdict in ("fail", "not run") for result in self.results)
         is_complete = not self.problems and all(status.status != "not run" for status in self.inputs)
@@ -114,7 +106,6 @@ class ParityReport:
         return "Not run: " + ("; ".join(reasons) or "nothing was compared") + "."
 
     def results_by_stage(self) -> list[list[StageResult]]:
-        """Return the results of each stage that was compared, in the order of computation."""
         groups = ([r for r in self.results if r.stage == stage] for stage in self.stage_order)
         return [group for group in groups if group]
 
@@ -157,7 +148,6 @@ class ParityReport:
 
 
 def stage_to_json(results: list[StageResult]) -> dict[str, Any]:
-    """Return the number of comparisons of a stage, how many are equal to the bit, and the worst of each kind."""
     worst = {r.kind: result_to_json(r) for r in sorted(results, key=severity)}  # of each kind the last one stays
     equal = sum(r.bitwise for r in results)
     counts = {"comparisons": len(results), "equal_to_the_bit": equal}

@@ -1,22 +1,19 @@
-"""Inputs of a parity comparison, and the activations of a forward pass, streamed layer by layer to save memory.
+"""Inputs of a parity comparison, and the activations of a forward pass, by key or layer by layer.
 
 Symbols: B rows, T new positions, S cached positions, P = S + T, D width, L layers.
 """
 
 import copy
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.models import activations as models_activations
 from laconic.models import cache_slots
-from laconic.models.block import ForwardContext, build_context
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.verification.float64_copy import Float64Decoder, compute_dtype
@@ -26,35 +23,20 @@ FINAL_STAGES = ("final_norm", "logits", "last_logits", "token", "next_probs")
 
 @dataclass(frozen=True)
 class ParityCase:
-    """One input of a parity comparison, with how it is read.
-
-    Attributes:
-        name: Unique name in the report.
-        ids: Token ids [B, T]; either `ids` or `vectors` is set.
-        vectors: Input embeddings [B, T, D].
-        valid: True at real tokens [B, T]; None: all.
-        positions: Position ids [B, T]; None: the number of valid tokens before each slot.
-        pass_positions: Pass `positions` to the decoder; otherwise it must find them itself (Eq. C22).
-        bias: Attention bias [B, T, T].
-        piece_sizes: Lengths of the pieces that are read one after another on the cache; () reads all at once.
-        query_scale: Factor on the query weights while the case runs; a power of two, so that it is undone bit for bit.
-        warmup_tokens: Unrelated tokens to read first and discard.
-        extra_tokens: Tokens to read after each piece and crop off the cache again.
-        covered_inputs: The required inputs (I1 to I17) that this case covers; default: its name.
-    """
+    """One input of a parity comparison, with how it is read; either `ids` or `vectors` is set."""
 
     name: str
-    ids: Tensor | None = None
-    vectors: Tensor | None = None
-    valid: Tensor | None = None
-    positions: Tensor | None = None
-    pass_positions: bool = False
-    bias: Tensor | None = None
-    piece_sizes: tuple[int, ...] = ()
-    query_scale: float = 1.0
-    warmup_tokens: int = 0
-    extra_tokens: int = 0
-    covered_inputs: tuple[str, ...] = ()
+    ids: Tensor | None = None  # token ids [B, T]
+    vectors: Tensor | None = None  # input embeddings [B, T, D]
+    valid: Tensor | None = None  # True at real tokens [B, T]; None: all
+    positions: Tensor | None = None  # position ids [B, T]; None: the number of valid tokens before each slot
+    pass_positions: bool = False  # to the decoder, which otherwise must find them itself (Eq. C22)
+    bias: Tensor | None = None  # attention bias [B, T, T]
+    piece_sizes: tuple[int, ...] = ()  # of the pieces that are read one after another on the cache; (): all at once
+    query_scale: float = 1.0  # factor on the query weights; a power of two, so that it is undone bit for bit
+    warmup_tokens: int = 0  # unrelated tokens to read first and discard
+    extra_tokens: int = 0  # tokens to read after each piece and crop off the cache again
+    covered_inputs: tuple[str, ...] = ()  # required inputs (I1 to I17) that this case covers; by default its name
 
     def __post_init__(self) -> None:
         if not self.covered_inputs:
@@ -122,89 +104,56 @@ def stage_key(name: str, layer: int | None = None, piece: int = 0, pieces: int =
     return name + ("" if layer is None else f".{layer}") + (f"/{piece}" if pieces > 1 else "")
 
 
-class StreamCancelledError(Exception):
-    """Raised in the producer thread when the consumer of a stream stops early."""
+def parse_stage_key(key: str) -> tuple[str, int | None, int]:
+    """Return name, layer and piece of a key."""
+    stage, _, piece = key.partition("/")
+    name, _, layer = stage.partition(".")
+    return name, int(layer) if layer else None, int(piece or 0)
 
 
-def threaded_generator(run: Callable[[Callable[[LayerActivations], None]], None]) -> Iterator[LayerActivations]:
-    """Yield the items that `run` passes to its callback; `run` waits in a thread until the next one is requested."""
-    items: queue.Queue[LayerActivations | BaseException | None] = queue.Queue()
-    requests: queue.Queue[bool] = queue.Queue()  # True for the next item, False to stop
-
-    def emit(item: LayerActivations) -> None:
-        items.put(item)
-        if not requests.get():
-            raise StreamCancelledError
-
-    def produce() -> None:
-        try:
-            if requests.get():
-                with torch.no_grad():
-                    run(emit)
-            items.put(None)
-        except BaseException as error:
-            items.put(error)
-
-    thread = threading.Thread(target=produce, daemon=True)
-    thread.start()
-    try:
-        while True:
-            requests.put(True)
-            item = items.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                return
-            yield item
-    finally:
-        requests.put(False)
-        thread.join()
+def replay_stages(stages: Mapping[str, Tensor], case: ParityCase, num_layers: int) -> Iterator[LayerActivations]:
+    """Yield stored activations layer by layer, in the order of computation, with each block's input `x`."""
+    layers: defaultdict[tuple[int, int], dict[str, Tensor]] = defaultdict(dict)
+    for key, t in stages.items():
+        name, index, piece = parse_stage_key(key)
+        layer = index if index is not None else -1 if name == "embed" else num_layers
+        layers[piece, layer][name] = t
+        if name in ("embed", "resid2"):
+            layers[piece, layer + 1]["x"] = t
+    for piece in range(len(case.pieces())):
+        for layer in range(-1, num_layers + 1):
+            yield LayerActivations(piece, layer, layers[piece, layer])
 
 
 def iterate_stages(decoder: Decoder, case: ParityCase) -> Iterator[LayerActivations]:
     """Run a case with eager attention and yield the activations layer by layer."""
-    embeddings = case.embed(decoder)
+    return replay_stages(trace_stages(decoder, case), case, len(decoder.layers))
+
+
+def trace_stages(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
+    """Run a case with eager attention and return every activation by key, in the order of computation."""
     eager = copy.copy(decoder)  # shares the modules
     eager.attn_implementation = "eager"
-    return threaded_generator(lambda emit: run_case(eager, case, embeddings, emit))
+    layer_stages = (stage.name for stage in models_activations.layer_activations(decoder.config))
+    return run_case(eager, case, ("embed", *layer_stages, *FINAL_STAGES))
 
 
-def run_case(decoder: Decoder, case: ParityCase, embeddings: Tensor, emit: Callable[[LayerActivations], None]) -> None:
-    """Run the pieces of a case and pass each layer's activations to `emit` as soon as they are computed."""
-    names = (*(stage.name for stage in models_activations.layer_activations(decoder.config)), *FINAL_STAGES)
+@torch.no_grad()
+def run_case(decoder: Decoder, case: ParityCase, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Run the pieces of a case one after another on one cache, and return the named activations by key."""
+    embeddings = case.embed(decoder)
+    pieces = case.pieces()
+    stages: dict[str, Tensor] = {}
     cache: KVCache | None = None
-    piece, is_recording = 0, True
-    last: dict[str, Tensor] = {}
-
-    def recording_hook(layer: int) -> Callable[..., Any]:
-        def hook(block: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            if not is_recording:
-                return outputs
-            if layer == 0:
-                emit(LayerActivations(piece, -1, {"embed": inputs[0]}))
-            captured = {name.rpartition(".")[0]: t for name, t in outputs[3].items()}
-            emit(LayerActivations(piece, layer, {"x": inputs[0]} | captured))
-            last["x"] = outputs[0]
-            return (*outputs[:3], {})  # release this layer's activations before the next layer runs
-
-        return hook
-
     if case.warmup_tokens:
         decoder(embeddings.flip(1)[:, : case.warmup_tokens] * 0.5)
-    handles = [block.register_forward_hook(recording_hook(l)) for l, block in enumerate(decoder.layers)]
-    try:
-        for piece, (S, T) in enumerate(case.pieces()):
-            output = decoder(embeddings[:, S : S + T], cache, **forward_arguments(case, S, T), capture=names)
-            cache = output.cache
-            final = {name: output.activations[name] for name in FINAL_STAGES}
-            emit(LayerActivations(piece, len(decoder.layers), dict(last) | final))
-            if case.extra_tokens:
-                is_recording = False
-                cache = decoder(embeddings.flip(1)[:, : case.extra_tokens], cache).cache.crop(S + T)
-                is_recording = True
-    finally:
-        for handle in handles:
-            handle.remove()
+    for piece, (S, T) in enumerate(pieces):
+        output = decoder(embeddings[:, S : S + T], cache, **forward_arguments(case, S, T), capture=names)
+        cache = output.cache
+        stages |= {stage_key(name, None, piece, len(pieces)): t for name, t in output.activations.items()}
+        if case.extra_tokens:
+            cache = decoder(embeddings.flip(1)[:, : case.extra_tokens], cache).cache.crop(S + T)
+    return stages
 
 
 def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | None]:
@@ -213,15 +162,6 @@ def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | No
         "position_ids": case.position_ids[:, S : S + T] if case.pass_positions else None,
         "attention_bias": None if case.bias is None else case.bias[:, S : S + T, : S + T],
     }
-
-
-def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtype: torch.dtype) -> ForwardContext:
-    positions = expected_position_ids(case, S, T)
-    valid = case.valid_mask[:, : S + T]
-    bias = forward_arguments(case, S, T)["attention_bias"]
-    backend = decoder.attn_implementation
-    options: dict[str, Any] = {"backend": backend, "all_valid": False, "needs_visible": True}
-    return build_context(decoder.config, positions, valid, S, bias, dtype, **options)
 
 
 def expected_position_ids(case: ParityCase, S: int, T: int) -> Tensor:

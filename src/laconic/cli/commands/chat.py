@@ -1,6 +1,7 @@
 """`laconic chat`: a conversation with a model on a terminal, or on a pipe, one turn a line."""
 
 import contextlib
+import json
 import re
 import signal
 import sys
@@ -66,7 +67,6 @@ class ChatCommand(ModelFlags, SamplingFlags):
         check_model(self.model)
         check_memories(self.memory, self.system)
         import_with_status(f"loading {self.model}")
-        self.refuse_states()
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
@@ -80,7 +80,7 @@ class ChatCommand(ModelFlags, SamplingFlags):
                 break
             try:
                 if command:
-                    run_command(session, command[1], command[2])
+                    run_command(session, command[1], (command[2] or "").strip())
                 else:
                     turn = text.removeprefix("/") if text.startswith("//") else text
                     answer(session, turn, config, is_terminal)
@@ -93,16 +93,7 @@ class ChatCommand(ModelFlags, SamplingFlags):
                 log_message(f"laconic: {error}")
         return exit_code
 
-    def refuse_states(self) -> None:
-        """Raise `UsageError` (2) for memories that do not begin a chat, before anything is loaded."""
-        from laconic.experiment.from_recipe.untrained_levels import is_state_file
-
-        state = next(filter(is_state_file, self.memory), None)
-        if state is not None:
-            raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
-
     def open_session(self) -> "ChatSession":
-        """Load model, tokenizer and memories. Raises `UsageError` (2) for models that do not chat."""
         import laconic
         from laconic.experiment.text_models.chat_session import ChatSession
 
@@ -138,11 +129,9 @@ def read_turns(is_terminal: bool) -> Iterator[str]:
             yield text
 
 
-def run_command(session: "ChatSession", name: str, argument: str | None) -> None:
-    """Run a command such as /save. Raises `UsageError` (2) for an unknown one or a missing argument."""
-    from laconic.data.messages import format_messages, read_messages
+def run_command(session: "ChatSession", name: str, argument: str) -> None:
+    from laconic.data.messages import read_messages
 
-    argument = (argument or "").strip()
     match name:
         case "reset":
             session.reset()
@@ -156,7 +145,7 @@ def run_command(session: "ChatSession", name: str, argument: str | None) -> None
             raise UsageError(f"/{name}: give a file")
         case "save":
             check_holds_messages(Path(argument))
-            write_file(Path(argument), format_messages(session.messages))
+            write_file(Path(argument), json.dumps(session.messages, ensure_ascii=False, indent=2) + "\n")
         case "load":
             session.load_messages(read_messages(Path(argument)))
             log_note(f"{len(session.messages)} messages loaded")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from tyro.conf import Positional, arg
 
@@ -28,6 +28,7 @@ from laconic.cli.files import (
     check_model,
     check_replaceable,
     check_text_format,
+    name_source,
     print_json,
 )
 from laconic.cli.model_flags import import_with_status
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from laconic.experiment.text_models.compressor import TextCompressor
     from laconic.experiment.text_models.read_into_state import StateReadingJob
 
-T = TypeVar("T")
 BLOCK_BYTES = 65_536  # bytes read at once
 KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat", "fit")  # of plain models
 LENGTH_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors")  # how many summary vectors
@@ -172,7 +172,6 @@ class CompressCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2), `InputError` (66) or `BusyError` (73) for invalid flags before loading."""
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every, fit=self.fit)
         self.build_kv_config()  # refuses numbers out of range
         if not self.learn and self.memory is None:
@@ -192,11 +191,9 @@ class CompressCommand:
             )
 
     def build_kv_config(self) -> KVCompressionConfig:
-        """Return the options of a plain model."""
         method = self.method or DEFAULT_CONFIG.method
-        return KVCompressionConfig(
-            method, self.keep, self.slots, self.max_loss, equal_heads=self.equal_heads, seed=self.seed
-        )
+        options = (self.keep, self.slots, self.max_loss)
+        return KVCompressionConfig(method, *options, equal_heads=self.equal_heads, seed=self.seed)
 
     @property
     def partial_path(self) -> Path:
@@ -208,7 +205,6 @@ class CompressCommand:
             self.partial_path.unlink(missing_ok=True)
 
     def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:
-        """Return everything except the text that determines the result."""
         return {
             **{name: getattr(self, name) for name in (*LENGTH_FLAGS, "seed")},
             "segment_tokens": self.segment_tokens or compressor.segment_tokens,
@@ -218,14 +214,11 @@ class CompressCommand:
         }
 
     def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
-        """Raise `UsageError` (2) if a segment, or a text of a file, is longer than the model can hold.
-
-        Standard input and pipes can be read only once.
-        """
+        """Raise `UsageError` (2) if a segment, or a text of a file, is longer than the model can hold."""
         segment_tokens = self.segment_tokens or compressor.segment_tokens
         method = compressor.method
         if self.source == "-" or Path(self.source).is_fifo():
-            return
+            return  # which can be read only once
         if segment_tokens > method.max_segment_tokens:
             context = compressor.decoder.config.max_position_embeddings
             raise UsageError(
@@ -237,7 +230,7 @@ class CompressCommand:
             return
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
         with status("checking the length"), self.open_source() as file:
-            for text in self.iter_texts(file, tokenize):
+            for text in starmap(tokenize, self.iter_texts(file)):
                 num_segments = 0
                 while text.next_segment():
                     num_segments += 1
@@ -257,9 +250,6 @@ class CompressCommand:
         """Run a job over all texts, showing progress and saving it every `save_every` steps.
 
         A disk that is too full for the rows so far ends it, with the first segment if a state does not fit.
-
-        Raises:
-            InputError: With --resume, if there is no saved progress.
         """
         from laconic.storage.atomic import check_space_for_file
 
@@ -273,7 +263,7 @@ class CompressCommand:
         total = 0 if self.source == "-" else Path(self.source).stat().st_size
         try:
             with self.open_source() as file, progress("reading") as show:
-                texts = self.iter_texts(file, tokenize)
+                texts = starmap(tokenize, self.iter_texts(file))
                 text = None if self.is_jsonl else next(texts)
                 groups = iter(lambda: list(islice(texts, self.batch_size)), []) if text is None else [[text]]
                 for step, _ in enumerate(job.run(groups), 1):
@@ -295,12 +285,7 @@ class CompressCommand:
 
     @property
     def is_jsonl(self) -> bool:
-        """Whether each line of the source is a separate text."""
         return self.source.endswith(".jsonl")
-
-    @property
-    def source_name(self) -> str:
-        return "standard input" if self.source == "-" else Path(self.source).name
 
     def open_source(self) -> AbstractContextManager[BinaryIO]:
         if self.source == "-":
@@ -308,18 +293,18 @@ class CompressCommand:
         with translate_os_errors(Path(self.source)):
             return Path(self.source).open("rb")
 
-    def iter_texts(self, file: BinaryIO, read: Callable[[str, Iterable[str]], T]) -> Iterator[T]:
-        """Yield what `read` makes of the name and the pieces of each text. Raises `InputError` (66) for bad rows."""
+    def iter_texts(self, file: BinaryIO) -> Iterator[tuple[str, Iterable[str]]]:
+        """Yield the name and the pieces of each text. Raises `InputError` (66) for bad rows."""
         from laconic.data.documents.load import iter_texts
         from laconic.data.documents.tokenize import decode_utf8
 
-        with translate_os_errors(Path(self.source_name)):
+        source = name_source(Path(self.source))
+        with translate_os_errors(Path(source)):
             if self.is_jsonl:
-                for name, text in iter_texts(file, self.source_name):
-                    yield read(name, [text])
+                for name, text in iter_texts(file, source):
+                    yield name, [text]
             else:
-                blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-                yield read(self.source_name, decode_utf8(blocks, self.source_name))
+                yield source, decode_utf8(iter(lambda: file.read(BLOCK_BYTES), b""), source)
 
     def print_result(self, lines: list[str], data: dict[str, Any], seconds: float, num_tokens: int = 0) -> None:
         """Print what was spent and what is saved, as lines or as JSON; `num_tokens` of this command give its rate."""

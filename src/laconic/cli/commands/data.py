@@ -47,10 +47,10 @@ class DataListCommand:
             return 0
         rows: list[list[str]] = []
         for info in DATASETS.values():
-            sources = [name for name, value in (("files", split_files(info)), ("hub", info.hub_repo)) if value]
-            sizes = {name: split.num_rows for name, split in info.splits.items()}
-            counts = [f"{count:,}" if (count := sizes.get(name)) else "" for name in SPLITS]
-            rows.append([info.name, *counts, ", ".join(sources or ["sets"]), info.licence])
+            entry = dataset_to_json(info)
+            sources = [name for name in ("files", "hub") if entry[name]] or ["sets"]
+            counts = [f"{count:,}" if (count := entry["rows"].get(name)) else "" for name in SPLITS]
+            rows.append([info.name, *counts, ", ".join(sources), info.licence])
         print_rows(("set", *SPLITS, "from", "licence"), rows)
         for info in DATASETS.values():
             hub = f"; hub: {info.hub_repo}" if info.hub_repo else ""
@@ -59,18 +59,15 @@ class DataListCommand:
         return 0
 
 
-def split_files(info: "DatasetInfo") -> dict[str, str]:
-    return {name: split.file.path for name, split in info.splits.items() if split.file}
-
-
 def dataset_to_json(info: "DatasetInfo") -> dict[str, Any]:
+    files = {name: split.file for name, split in info.splits.items() if split.file}
     return {
         "name": info.name,
         "description": info.description,
         "licence": info.licence,
         "rows": {name: split.num_rows for name, split in info.splits.items()},
-        "files": split_files(info),
-        "rows_in_files": {name: split.file.num_rows for name, split in info.splits.items() if split.file},
+        "files": {name: file.path for name, file in files.items()},
+        "rows_in_files": {name: file.num_rows for name, file in files.items()},
         "hub": info.hub_repo,
         "members": list(info.members),
         "chain_field": info.chain_field or None,
@@ -183,10 +180,8 @@ class DataCheckCommand:
         if self.format == "json":
             print_json({"schema": 1, "file": self.file, "max_length": self.max_length} | asdict(audit))
             return 0
-        counts = {
-            "documents" if part == "unspecified" else f"documents, part {part}": n
-            for part, n in audit.documents_by_part.items()
-        }
+        parts = audit.documents_by_part.items()
+        counts = {"documents" if part == "unspecified" else f"documents, part {part}": n for part, n in parts}
         counts |= {"sections": audit.num_sections, "duplicate sections": audit.num_duplicate_sections}
         counts |= {} if audit.num_rows is None else {f"rows of {self.max_length:,} tokens": audit.num_rows}
         print_counts(counts)
@@ -200,7 +195,6 @@ def print_counts(counts: Mapping[str, int]) -> None:
 
 
 def print_origin(notes: Iterable[str], sha256: str, lengths: Mapping[str, Mapping[str, int]]) -> None:
-    """Print notes, the hash of the file, and lengths in tokens by part, if they were counted."""
     print("\n".join([*(f"note: {text}" for text in notes), f"sha256 {sha256}"]))
     if lengths:
         rows = [(part, *(f"{n:,}" for n in quantiles.values())) for part, quantiles in lengths.items()]

@@ -32,7 +32,13 @@ EXIT_UNEXPECTED = 70  # Python itself exits with 1 after an exception that nothi
 
 
 class DemoRunError(LaconicError):
-    """A run of the demo that failed; `exit_code` is that of the subprocess."""
+    """A run of the demo that failed, with the last line of its log; `exit_code` is that of the subprocess."""
+
+    def __init__(self, run: "DemoRun", code: int) -> None:
+        lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n") if run.log.exists() else []
+        last = next((line.removeprefix("laconic: ").strip() for line in reversed(lines) if line.strip()), "no output")
+        super().__init__(f"{run.name} exited with {code}: {last}; see {run.log}")
+        self.exit_code = EXIT_UNEXPECTED if code == 1 else code if code > 0 else 128 - code
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,11 @@ ENTRIES = (
     control("crop", "first tokens"),
     DemoEntry("nodistil", "no distillation", "demo-pccot", ("distillation.hidden_weight=0.0",), True),
 )
+FAST_ENTRIES = [
+    replace(entry, overrides=(*entry.overrides, *entry.fast_overrides))
+    for entry in ENTRIES
+    if entry.fast_overrides is not None
+]
 FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.max_rows=200")
 
 
@@ -98,13 +109,9 @@ class DemoCommand:
     def run(self) -> int:
         """Return 0 when every run is trained and evaluated, 1 if no chain was learned well enough to distil from."""
         check_minimum(1, num_seeds=self.num_seeds)
-        entries = [fast_entry(entry) for entry in ENTRIES if entry.fast_overrides is not None] if self.fast else ENTRIES
         out = self.out or Path("runs") / ("demo-fast" if self.fast else "demo")
+        entries = FAST_ENTRIES if self.fast else ENTRIES
         return run_demo(entries, out, range(self.num_seeds), FAST_OVERRIDES if self.fast else (), self.format)
-
-
-def fast_entry(entry: DemoEntry) -> DemoEntry:
-    return replace(entry, overrides=(*entry.overrides, *(entry.fast_overrides or ())))
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,6 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        """Name by which others find the run that they start from."""
         return f"{self.entry.name} of seed {self.seed}"
 
     @property
@@ -129,10 +135,7 @@ class DemoRun:
 
 
 def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], entries: Sequence[DemoEntry]) -> DemoRun:
-    """Return a run; raise `UsageError` (2) if its directory holds a run of another recipe.
-
-    It starts from the run of the entry whose recipe `model.init_from_run` names.
-    """
+    """Return a run, which starts from that of the entry whose recipe `model.init_from_run` names."""
     from laconic.config.load import load_recipe
     from laconic.config.recipe_keys import explicit_values
 
@@ -179,14 +182,8 @@ def train_all(
 ) -> dict[str, str | None]:
     """Train and evaluate runs in subprocesses, `NUM_WORKERS` at a time, each after the run that it starts from.
 
-    `show` gets the runs that are running, and the names of finished ones. On an error or an interrupt all subprocesses
-    are stopped.
-
-    Returns:
-        Why each run was left out, by name; None for one that is finished.
-
-    Raises:
-        DemoRunError: If a subprocess fails.
+    Returns why each run was left out, by name; None for one that is finished. `show` gets the runs that are running,
+    and the names of finished ones. On an error, such as `DemoRunError`, or an interrupt all subprocesses are stopped.
     """
     waiting = list(runs)
     processes: dict[subprocess.Popen[bytes], DemoRun] = {}
@@ -207,7 +204,8 @@ def train_all(
             time.sleep(POLL_SECONDS)
             for process in [process for process in processes if process.poll() is not None]:
                 run = processes.pop(process)
-                check_exit_code(run, process.returncode)
+                if process.returncode:
+                    raise DemoRunError(run, process.returncode)
                 problems[run.name] = check_teacher(run)
     finally:
         stop_processes(list(processes))
@@ -225,13 +223,6 @@ def start_process(run: DemoRun) -> "subprocess.Popen[bytes]":
         )  # fmt: skip
 
 
-def check_exit_code(run: DemoRun, code: int) -> None:
-    if code:
-        error = DemoRunError(f"{run.name} exited with {code}: {last_line(run.log)}; see {run.log}")
-        error.exit_code = EXIT_UNEXPECTED if code == 1 else code if code > 0 else 128 - code
-        raise error
-
-
 def stop_processes(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
     """Terminate subprocesses, which then commit a step; kill those that do not exit in time."""
     for process in processes:
@@ -243,11 +234,6 @@ def stop_processes(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
             process.kill()
             process.wait()
-
-
-def last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return next((line.removeprefix("laconic: ").strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def run_demo(
@@ -271,19 +257,15 @@ def run_demo(
     complete = [seed for seed in seeds if not any(problems[run.name] for run in runs if run.seed == seed)]
     if not complete:
         return 1
-    print_demo_report([entry for entry in entries if entry.title], out, complete, format)
-    return 0
-
-
-def print_demo_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], format: OutputFormat) -> None:
-    """Measure the time per answer, write report.html, and print the table and its footnotes (or JSON)."""
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
     from laconic.evaluation.suite import EvalReport
     from laconic.evaluation.suites import build_report
 
+    titled = [entry for entry in entries if entry.title]
     with status("measuring the time per answer, and writing the report"):
-        report = build_demo_report(entries, out, seeds)
-        write_file(out / "report.html", build_report([str(out / entry.name) for entry in entries]))
+        report = build_demo_report(titled, out, complete)
+        write_file(out / "report.html", build_report([str(out / entry.name) for entry in titled]))
     blocks = [runs_table.build_terminal_table(report), runs_table.format_footnotes(report)]
     print_report(EvalReport(blocks, runs_table.report_to_json(report)), format)
+    return 0

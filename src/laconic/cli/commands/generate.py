@@ -145,7 +145,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         return 0
 
     def generation_config(self, folder: Path | None = None) -> "GenerationConfig":
-        """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""
         config = self.sampling_config(self.max_tokens or DEFAULT_MAX_TOKENS, folder)
         return replace(config, min_tokens=self.min_tokens, update_on_prompt=self.learn or None)
 
@@ -179,7 +178,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
 
     @cached_property
     def recipe(self) -> "Recipe | None":
-        """The recipe of a run."""
         from laconic.experiment.load_run import read_run_recipe
 
         return read_run_recipe(self.model)
@@ -230,7 +228,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         self.check_inputs()
 
     def check_inputs(self) -> None:
-        """Raise `InputError` (66) for files that do not exist, and `UsageError` (2) for a memory before --system."""
         for path in (self.file, self.messages):
             if path is not None and str(path) != STANDARD_INPUT:
                 check_file(path, "an existing file, or - for standard input")
@@ -238,8 +235,9 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             from laconic.data.reasoning.catalog import refuse_csv
 
             refuse_csv(self.input)
-            rows = 'a .jsonl whose rows have "prompt", "messages" or "question"'
-            check_file(self.input, f"{rows}, or - for standard input")
+            check_file(
+                self.input, 'a .jsonl whose rows have "prompt", "messages" or "question", or - for standard input'
+            )
         check_memories(self.memory, self.system)
 
     def check_flags(self) -> None:
@@ -252,9 +250,8 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             raise UsageError(f"--memory: {len(self.memory)} files; {self.model} {reads}")
         if self.kind in ("compressor", "reasoner"):
             flags = ("chat", "system", "sample", "allow_long_prompt", "quantize")
+            flags = (*flags, "messages") if self.kind == "compressor" else flags
             refuse_flags(self, flags, "not available for a run of this method")
-        if self.kind == "compressor":
-            refuse_flags(self, ("messages",), "not available for a run of this method")
         if self.kind in ("compressor", "language model"):
             reason = f"{self.model} is not a run {'that answers questions' if self.recipe else 'of laconic train'}"
             refuse_flags(self, REASONING_FLAGS, reason)
@@ -262,7 +259,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             refuse_flags(self, RECIPE_FLAGS, "not available for a run; its recipe fixes it")
 
     def read_prompts(self) -> "list[PromptRow]":
-        """Read the prompts, for a run that answers questions those."""
         from laconic.cli.generate_prompts import read_message_file, read_prompt_rows, read_texts, to_questions
 
         columns = {} if self.recipe is None or self.kind != "reasoner" else self.recipe.data.columns
@@ -299,7 +295,6 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         return model
 
     def prepare(self, rows: "Sequence[PromptRow]") -> "PreparedPrompts":
-        """Load the model and its memory, and encode the prompts."""
         from laconic.experiment.text_models.language_model import TextPrompts
         from laconic.experiment.text_models.reasoner import QuestionPrompts
 

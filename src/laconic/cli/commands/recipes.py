@@ -24,11 +24,9 @@ FAMILIES = {
 
 
 def describe_recipe(path: Path) -> str:
-    """Return the first sentence of the comment at the beginning of a recipe."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
-    sentence, _, _ = comment.partition(". ")
-    return sentence.removesuffix(".")
+    return comment.partition(". ")[0].removesuffix(".")
 
 
 def list_recipes() -> Iterator[tuple[str, str, str]]:

@@ -86,9 +86,8 @@ class TrainCommand:
         if self.replay is not None:
             return self.print_replay(self.replay)
         if self.recipe is None:
-            raise UsageError(
-                "no recipe given; laconic train RECIPE; laconic recipes lists them, laconic recipes keys their keys"
-            )
+            hint = "laconic recipes lists them, laconic recipes keys their keys"
+            raise UsageError(f"no recipe given; laconic train RECIPE; {hint}")
         if self.track is not None:
             importlib.import_module(self.track)  # on every rank, before training starts
         recipe, notes = load_recipe(self.recipe, self.overrides)
@@ -137,6 +136,7 @@ class TrainCommand:
             from laconic.storage.run_dir import RunDirectory
             from laconic.training.distributed import init_ranks
             from laconic.training.loop import train
+            from laconic.training.run import format_metrics
 
             resume = parse_resume(self.resume)
             run = RunDirectory(out)
@@ -170,15 +170,10 @@ class TrainCommand:
                     stop=stop,
                 )
         if is_main:
-            self.print_outcome(out, outcome)
+            parts = ", ".join([f"step {outcome.steps}", *format_metrics(outcome.metrics)])
+            validation = ", ".join(format_metrics(outcome.validation, None))
+            log_message(f"{out}: {parts}" + (f"; validation: {validation}" if validation else ""))
         return {"out": str(out), **outcome_to_json(outcome)}
-
-    def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
-        from laconic.training.run import format_metrics
-
-        parts = [f"step {outcome.steps}", *format_metrics(outcome.metrics)]
-        validation = ", ".join(format_metrics(outcome.validation, None))
-        log_message(f"{out}: {', '.join(parts)}" + (f"; validation: {validation}" if validation else ""))
 
     def print_plan(self, recipe: "Recipe") -> int:
         from laconic.experiment.from_recipe.dry_run import format_plan, plan_run, plan_with_step
@@ -204,7 +199,6 @@ class TrainCommand:
 
 
 def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
-    """Return a result for JSON, which has null for a validation metric that is not finite."""
     from laconic.training.metrics import replace_nonfinite
 
     return {
@@ -237,7 +231,7 @@ def select_device(device: str) -> Any:
 
 
 def describe_environment(device: str, ranks: int) -> dict[str, Any]:
-    """Return the content of env.json: versions, machine, command, start time."""
+    """Return the content of env.json."""
     from importlib.metadata import version
 
     return {

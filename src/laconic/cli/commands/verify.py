@@ -36,8 +36,6 @@ class VerifyParityCommand:
     """with --json: also write every comparison, some megabytes"""
 
     def run(self) -> int:
-        """Return 0 if every requested comparison ran and passed, else 1."""
-
         from laconic.verification.run import run_parity
 
         if self.all_results and not self.json:
@@ -57,9 +55,8 @@ class VerifyParityCommand:
         print_rich(report.to_table())
         print(report.summary())
         if self.json:
-            write_file(
-                self.json, json.dumps(report.to_json(all_results=self.all_results), indent=1, allow_nan=False) + "\n"
-            )
+            data = report.to_json(all_results=self.all_results)
+            write_file(self.json, json.dumps(data, indent=1, allow_nan=False) + "\n")
         return 0 if report.is_ok else 1
 
 
@@ -71,7 +68,6 @@ class VerifyAllCommand:
     """
 
     def run(self) -> int:
-        """Return 0 if every comparison ran and passed, else 1."""
         from laconic.models.config import WEIGHT_NAMES
 
         return max(VerifyParityCommand(f"tiny:{family}").run() for family in WEIGHT_NAMES)

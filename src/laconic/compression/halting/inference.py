@@ -34,20 +34,15 @@ RuleName = Literal["quantile", "threshold", "sample", "fixed", "classifier", "so
 class StopRule(NamedTuple):
     """Decides how many vectors a compression keeps.
 
-    Attributes:
-        name: "quantile", "threshold" and "sample" apply a rule to the stop head; "fixed" keeps `num_vectors`;
-            "classifier" asks the classifier; "soft" keeps all vectors, gated by their survival.
-        quantile: Stop where the cumulative stop probability reaches this, for "quantile".
-        threshold: Stop at the first stop probability this large, for "threshold".
-        num_vectors: Number of vectors for "fixed", and a limit for the other rules; None for the configured number.
-        uniforms: Random numbers in [0, 1), [B, K], for "sample".
+    "quantile", "threshold" and "sample" apply a rule to the stop head; "fixed" keeps `num_vectors`; "classifier" asks
+    the classifier; "soft" keeps all vectors, gated by their survival.
     """
 
     name: RuleName
-    quantile: float = 0.5
-    threshold: float = 0.5
-    num_vectors: int | None = None
-    uniforms: Tensor | None = None
+    quantile: float = 0.5  # stop where the cumulative stop probability reaches this
+    threshold: float = 0.5  # stop at the first stop probability this large
+    num_vectors: int | None = None  # of "fixed", and a limit for the other rules; None for the configured number
+    uniforms: Tensor | None = None  # random numbers in [0, 1) for "sample", [B, K]
 
 
 def add_uniforms(rule: StopRule, seed: int, row_index: Int[Tensor, " B"], segment: int, K: int) -> StopRule:
@@ -160,7 +155,6 @@ def inference_stop_logits(model: SegmentModel, z: Float[Tensor, "B t D"]) -> Flo
 
 
 def apply_rule(a: Float[Tensor, "B t"], rule: StopRule) -> Bool[Tensor, "B t"]:
-    """Mark the positions where a rule on the stop head would stop."""
     if rule.uniforms is not None and rule.name == "sample":
         return stop_by_sampling(a, rule.uniforms[:, : a.shape[1]])
     return stop_by_quantile(a, rule.quantile) if rule.name == "quantile" else stop_by_threshold(a, rule.threshold)

@@ -69,17 +69,11 @@ class CartridgeConfig:
 
 
 class CartridgeFit(NamedTuple):
-    """Result of `fit_cartridge`.
-
-    Attributes:
-        memory: The fitted memory.
-        best_step: The step that it was taken from, with the lowest held-out loss.
-        held_out_losses: Held-out KL divergence in nats per token, by step from 0.
-    """
+    """Result of `fit_cartridge`: the memory of the step with the lowest held-out loss."""
 
     memory: KVMemory
     best_step: int
-    held_out_losses: dict[int, float]
+    held_out_losses: dict[int, float]  # KL divergence in nats per token, by step from 0
 
 
 def fit_cartridge(

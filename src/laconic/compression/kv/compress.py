@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
@@ -23,12 +23,12 @@ from laconic.compression.kv.selection import (
     NO_REPEAT_PROMPT,
     PREVIOUS_TOKENS,
     DocumentReader,
-    Ranking,
     RepeatPrompt,
-    count_positions,
+    count_repeated,
     rank_document,
     repeat_tokens,
 )
+from laconic.compression.memory_policy import find_smallest_window
 from laconic.console import ProgressFn
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
@@ -95,10 +95,8 @@ def compress_document(
 ) -> DocumentCompression:
     """Compress as `compress_kv` does, and also report the cost.
 
-    Args:
-        repeat_prompt: KVzip's request, which also serves to measure the loss.
-        prefix_tokens: Tokens of a chat prefix at the beginning, which are kept while there is room.
-        on_progress: Called with the current step, the positions read so far, and all that are to be read.
+    `repeat_prompt` also serves to measure the loss. The first `prefix_tokens`, of a chat prefix, are kept while there
+    is room. `on_progress` gets the current step, the positions read so far, and all that are to be read.
     """
     check_is_decoder(decoder)
     check_type("config", config, KVCompressionConfig, 'laconic.KVCompressionConfig("kvzip", keep=…)')
@@ -121,29 +119,22 @@ def compress_document(
         get_movable_rope(decoder.config.rope, decoder.config.family, hint)
         if config.max_loss is None:
             check_slots_fit(decoder, slots, ids.shape[1])
-    rankings = [
-        # Windows are joined at consecutive positions, so that their heads keep as many.
-        Ranking(
-            config.method,
-            num_sinks=config.num_sinks,
-            equal_heads=config.equal_heads or len(windows) > 1,
-            seed=config.seed,
-            repeat_prompt=repeat_prompt,
-            prefix_tokens=0 if index else min(prefix_tokens, window.shape[1] - 1),
-        )
-        for index, window in enumerate(windows)
-    ]
-    to_read = sum(count_positions(decoder, *pair) for pair in zip(windows, rankings, strict=True))
+        config = replace(config, equal_heads=True)  # since they are joined at consecutive positions
+    prefixes = [min(prefix_tokens, windows[0].shape[1] - 1), *[0] * (len(windows) - 1)]
+    to_read = ids.shape[1]
+    if config.method == "kvzip":
+        pairs = zip(windows, prefixes, strict=True)
+        to_read += sum(count_repeated(decoder, window, repeat_prompt, prefix) for window, prefix in pairs)
     reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, to_read)))
     memories: list[KVMemory] = []
     measured: list[dict[str, Any]] = []
     probes_of_windows: list[LossProbes] = []
-    for index, (window, ranking) in enumerate(zip(windows, rankings, strict=True)):
-        memory = rank_document(reader, window, ranking)
+    for window, num_slots, prefix in zip(windows, slots, prefixes, strict=True):
+        memory = rank_document(reader, window, config, repeat_prompt, prefix)
         if config.max_loss is None:
-            memories.append(memory.keep_top_slots(slots[index]))
+            memories.append(memory.keep_top_slots(num_slots))
             continue
-        probes = build_loss_probes(decoder, memory.to_cache(), window, repeat_prompt, ranking.prefix_tokens)
+        probes = build_loss_probes(decoder, memory.to_cache(), window, repeat_prompt, prefix)
         smallest, losses = find_smallest_memory(
             decoder, memory, probes, config.max_loss, lambda slots: on_progress(f"measuring {slots:,} slots", 0, 0)
         )
@@ -164,7 +155,7 @@ def compress_document(
 def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> list[Int[Tensor, "1 n"]]:
     """Split a document into windows of nearly equal size, of `longest` tokens at most."""
     N = ids.shape[1]
-    sliding = min((window for window in decoder.config.sliding_windows if window is not None), default=None)
+    sliding = find_smallest_window(decoder.config)
     if sliding is not None and sliding < N:
         raise UsageError(f"{N:,} tokens, but layers attend to the last {sliding:,} only; give at most that many")
     return list(ids.tensor_split(-(-N // longest), 1))

@@ -15,25 +15,18 @@ FILE_KIND = "kv-memory"
 
 @dataclass(frozen=True, kw_only=True)
 class KVMemoryMetadata(BaseMetadata):
-    """Describes which model wrote a KV memory and may read it, how its slots were chosen, and which texts were read.
-
-    Attributes:
-        model: Fingerprint of the weights that wrote it and must read it.
-        method: How the slots were chosen: kvzip, snapkv, …
-        chat: Whether the text opens a user turn of the model's chat template, which the prompt continues.
-        measured: What was measured when the memory was written, for example losses in nats per token.
-    """
+    """Describes which model wrote a KV memory and may read it, how its slots were chosen, and which texts were read."""
 
     READER_FIELDS: ClassVar = {"model": "for weights", "tokenizer": "with tokenizer"}
     JOINED_FIELDS: ClassVar = ("chat", "model", "tokenizer")
 
-    model: str
+    model: str  # fingerprint of the weights that wrote it and must read it
     kv_heads: int
     head_size: int
-    method: str
-    chat: bool = False
+    method: str  # kvzip, snapkv, …
+    chat: bool = False  # the text opens a user turn of the chat template, which the prompt continues
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])  # losses in nats per token, for example
 
     @property
     def shape_text(self) -> str:

@@ -151,15 +151,9 @@ def attend_and_score(
     """Eq. KZ1: attend with the query heads of a KV head, and return the largest probability of each key of a piece.
 
     The largest is over the T queries, which repeat the piece, and over the query heads. The scores come from the
-    probabilities that the attention needs anyway, so that they cost little time.
-
-    Args:
-        q: Queries; their own keys are the last T.
-        k: Keys of a document and of its repetition so far.
-        others: Keys to leave out of the softmax of the scores; None: no key.
-
-    Returns:
-        The attention output, over all keys, and the scores.
+    probabilities that the attention needs anyway, so that they cost little time. The keys `k` are those of a document
+    and of its repetition so far, the last T of them the queries' own; `others` are left out of the softmax of the
+    scores, not of the attention.
     """
     values = v.to(accumulation_dtype(v.dtype))
     contexts = list[Tensor]()
@@ -186,11 +180,8 @@ def rank_slots(
     The first `num_sinks` keys come first, in every head. Then the `recent` keys, newest first, alternate with the other
     keys in the order of their scores, so that a memory of any size has a share of both. Ties go to the earlier key.
 
-    Args:
-        scores: Scores; those of sinks and recent keys are not used.
-        recent: Keys without a score, which are ranked by recency.
-        equal_heads: Compare keys of the same head only, so that all heads keep the same number; otherwise all heads of
-            all layers share the slots.
+    With `equal_heads`, keys of the same head are compared only, so that all heads keep the same number; otherwise all
+    heads of all layers share the slots.
     """
     L, B, G, N = scores.shape
     index = torch.arange(N, device=scores.device)

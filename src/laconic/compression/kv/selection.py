@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.compression.kv import scores as kv_scores
-from laconic.compression.kv.config import SHARED_METHODS, KVMethod
+from laconic.compression.kv.config import SHARED_METHODS, KVCompressionConfig, KVMethod
 from laconic.compression.kv.memory import KVMemory
 from laconic.models import rope
 from laconic.models.cache import KVCache
@@ -82,53 +82,49 @@ class DocumentReader:
         return cache
 
 
-class Ranking(NamedTuple):
-    """How to rank a document's keys: by which method, with how many sinks, and whether all heads keep equally many.
+def rank_document(
+    reader: DocumentReader,
+    ids: Int[Tensor, "1 N"],
+    config: KVCompressionConfig,
+    repeat_prompt: RepeatPrompt = NO_REPEAT_PROMPT,
+    prefix_tokens: int = 0,
+) -> KVMemory:
+    """Read a document and return a memory of all its positions, ranked; `keep_top_slots` then shortens it.
 
-    `seed` is that of the method random, `repeat_prompt` is KVzip's, and `prefix_tokens` at the beginning belong to a
-    chat template, so that KVzip does not have them repeated.
+    `repeat_prompt` is KVzip's, which does not have the first `prefix_tokens`, of a chat template, repeated.
     """
-
-    method: KVMethod
-    num_sinks: int = 4
-    equal_heads: bool = False
-    seed: int = 0
-    repeat_prompt: RepeatPrompt = NO_REPEAT_PROMPT
-    prefix_tokens: int = 0
-
-
-def rank_document(reader: DocumentReader, ids: Int[Tensor, "1 N"], ranking: Ranking) -> KVMemory:
-    """Read a document and return a memory of all its positions, ranked; `keep_top_slots` then shortens it."""
     N = ids.shape[1]
-    observed = min(OBSERVED_TOKENS.get(ranking.method, 0), N // 2)
-    if ranking.method == "h2o":
+    observed = min(OBSERVED_TOKENS.get(config.method, 0), N // 2)
+    if config.method == "h2o":
         cache, scores = score_observed_attention(reader, ids)
-    elif ranking.method == "expected":
-        cache, scores = score_expected_attention(reader, ids, ranking.num_sinks)
+    elif config.method == "expected":
+        cache, scores = score_expected_attention(reader, ids, config.num_sinks)
     elif observed:
-        cache, scores = score_last_queries(reader, ids, ranking.method, observed)
+        cache, scores = score_last_queries(reader, ids, config.method, observed)
     else:
         cache = reader.read(ids)
-        scores = score_cache(reader, ids, cache, ranking)
+        if config.method == "kvzip":
+            begin = min(prefix_tokens, N - 1)
+            scores = score_repetition(reader, ids, cache, config.num_sinks, repeat_prompt, begin)
+        else:
+            scores = score_cache(cache, config)
     recent = torch.arange(N, device=ids.device) >= N - observed
-    equal_heads = ranking.equal_heads or ranking.method not in SHARED_METHODS
-    ranks = kv_scores.rank_slots(scores, min(ranking.num_sinks, N), recent, equal_heads)
+    equal_heads = config.equal_heads or config.method not in SHARED_METHODS
+    ranks = kv_scores.rank_slots(scores, min(config.num_sinks, N), recent, equal_heads)
     return replace(KVMemory.from_cache(cache), ranks=ranks.flatten())
 
 
-def score_cache(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache, ranking: Ranking) -> LayerScores:
-    """Return the scores of the methods that need no queries of the document."""
+def score_cache(cache: KVCache, config: KVCompressionConfig) -> LayerScores:
+    """Return the scores of the methods that need no queries."""
     L, G, _ = cache.shape_summary
-    N = ids.shape[1]
-    if ranking.method == "kvzip":
-        return score_repetition(reader, ids, cache, ranking)
-    if ranking.method == "knorm":
+    N, device = cache.S, cache.valid.device
+    if config.method == "knorm":
         return torch.stack([kv_scores.key_norm_scores(k) for k in cache.keys])
-    if ranking.method == "random":
+    if config.method == "random":
         layer, head, key = np.ogrid[:L, :G, :N]
-        return torch.tensor(uniform(ranking.seed, layer, head, key), device=ids.device)[:, None]
+        return torch.tensor(uniform(config.seed, layer, head, key), device=device)[:, None]
     # "window": the later a token, the higher its score; also SnapKV and R-KV of a single token, which observe no query
-    return torch.arange(N, device=ids.device, dtype=torch.float32).expand(L, 1, G, N)
+    return torch.arange(N, device=device, dtype=torch.float32).expand(L, 1, G, N)
 
 
 def score_observed_attention(reader: DocumentReader, ids: Int[Tensor, "1 N"]) -> tuple[KVCache, LayerScores]:
@@ -234,7 +230,14 @@ class RepeatedPrefix(KVPrefix):
         return context
 
 
-def score_repetition(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache, ranking: Ranking) -> LayerScores:
+def score_repetition(
+    reader: DocumentReader,
+    ids: Int[Tensor, "1 N"],
+    cache: KVCache,
+    num_sinks: int,
+    prompt: RepeatPrompt,
+    begin: int,
+) -> LayerScores:
     """Return KVzip's scores: the model repeats the document piece by piece, on top of its whole cache.
 
     The cache is a KV prefix of the repetition, so that no pass copies it.
@@ -242,14 +245,13 @@ def score_repetition(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVC
     L, G, _ = cache.shape_summary
     N = cache.S
     scores = torch.zeros(L, 1, G, N, dtype=kv_scores.accumulation_dtype(cache.keys[0].dtype), device=ids.device)
-    begin = min(ranking.prefix_tokens, N - 1)
     document = KVMemory.from_cache(cache).to_prefix_cache()
     assert document.prefix is not None
     for piece, stop in iter_pieces(reader.decoder, N, begin):
         start = 0 if piece == begin else piece  # a prefix is scored with the first piece
-        sinks = min(ranking.num_sinks, start)
+        sinks = min(num_sinks, start)
         prefix = RepeatedPrefix(**vars(document.prefix), piece=slice(start, stop), num_sinks=sinks, scores=scores)
-        reader.read(ranking.repeat_prompt.build(ids, piece, stop, begin), replace(document, prefix=prefix))
+        reader.read(prompt.build(ids, piece, stop, begin), replace(document, prefix=prefix))
     return scores
 
 
@@ -259,14 +261,10 @@ def iter_pieces(decoder: Decoder, N: int, begin: int) -> Iterator[tuple[int, int
     return ((start, min(start + size, N)) for start in range(begin, N, size))
 
 
-def count_positions(decoder: Decoder, ids: Int[Tensor, "1 N"], ranking: Ranking) -> int:
-    """Return how many positions `rank_document` reads."""
-    N = ids.shape[1]
-    if ranking.method != "kvzip":
-        return N
-    begin = min(ranking.prefix_tokens, N - 1)
-    pieces = iter_pieces(decoder, N, begin)
-    return N + sum(ranking.repeat_prompt.build(ids, start, stop, begin).shape[1] for start, stop in pieces)
+def count_repeated(decoder: Decoder, ids: Int[Tensor, "1 N"], prompt: RepeatPrompt, begin: int) -> int:
+    """Return how many positions KVzip reads after the document."""
+    pieces = iter_pieces(decoder, ids.shape[1], begin)
+    return sum(prompt.build(ids, start, stop, begin).shape[1] for start, stop in pieces)
 
 
 def repeat_tokens(decoder: Decoder) -> int:

@@ -26,10 +26,7 @@ def tokenize_documents(
 
 
 def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Sequence[int]) -> TokenArray:
-    """Permute the ids below `vocab_size` with a new permutation every `interval` tokens; `key` is the document's.
-
-    So a model has to keep learning while it reads.
-    """
+    """Permute the ids below `vocab_size` anew every `interval` tokens, so that a reader has to keep learning."""
     permuted = ids.copy()
     vocabulary = np.arange(vocab_size)
     seed = int(rng.hash64(*key).view(np.int64))

@@ -4,10 +4,8 @@ Rows of the same book form one document. A document is never divided between two
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +21,22 @@ from laconic.data.strict_jsonl import (
     check_data_file,
     convert_each,
     convert_rows,
-    find_compression,
     format_problems,
     parse_lines,
-    parse_row,
     read_rows,
     require_text,
 )
 from laconic.errors import InputError, UsageError, translate_os_errors
-from laconic.storage.strict_json import LONE_SURROGATES
 
 ROW_FILES = tuple(suffix for suffix in ROW_FILE_SUFFIXES if suffix != ".txt")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 ROW_SPLITS: Mapping[str, SplitName] = {**SPLIT_NAMES, "val": "valid", "dev": "valid", "eval": "valid"}
 MIN_COMPARED_LENGTH = 200  # characters of a section
 SECTION_SEPARATOR = "\n\n"
-# Texts may have NUL and bidirectional control characters, as web pages and Hebrew or Arabic texts do.
-parse_document = partial(parse_row, forbidden=LONE_SURROGATES)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text of several sections."""
-
     name: str  # name of the file or book, or the place of its row
     sections: tuple[str, ...]  # texts of its rows
     book: str | None = None  # name of the document in its rows
@@ -54,11 +45,6 @@ class Document:
     def __post_init__(self) -> None:
         if isinstance(self.sections, str):  # its characters would be taken for sections
             raise UsageError(f"{self.name}: sections: give a tuple of texts, not one text")
-
-    @property
-    def key(self) -> str:
-        """The name that its rows give, or the number of its row; it stays the same if the file is renamed."""
-        return self.book or self.name.rpartition(":")[2]
 
     @property
     def compared_sections(self) -> list[str]:
@@ -102,7 +88,6 @@ class DocumentRowConverter:
 
 
 def parse_split(row: Mapping[str, Any]) -> SplitName | None:
-    """Return the split that a row names in its field `split`. Raises `RowError`."""
     split = row.get("split")
     if split is None:
         return None
@@ -116,16 +101,12 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
     file = Path(path)
     if file.suffix.lower() in ROW_FILES:
         converter = DocumentRowConverter(config, max_documents)
-        rows, notes = read_rows(file, converter.convert, converter.is_last, parse_document)
+        rows = read_rows(file, converter.convert, converter.is_last)
         num_blank = rows.count(None)
-        if num_blank:
-            notes.append(f"{file.name}: {num_blank:,} rows with a blank text are skipped")
+        notes = [f"{file.name}: {num_blank:,} rows with a blank text are skipped"] if num_blank else []
         return group_by_book(rows, file.name, max_documents), notes
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
-        program = find_compression(stream.peek(8))
-        if program is not None:
-            raise InputError(f"{file.name}: compressed with {program}; unpack it")
         blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
         text = "".join(decode_utf8(blocks, file.name, translate_newlines=False))  # the tokens of runs stay the same
     return [Document(file.stem, (text,))], []
@@ -138,7 +119,7 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     def convert(row: dict[str, Any], name: str) -> tuple[str, str]:
         return str(row.get("id", name)), require_text(row, "text", accepted)
 
-    for result in convert_each(file, parse_lines(lines, Counter(), parse_document), convert):
+    for result in convert_each(file, parse_lines(lines), convert):
         if isinstance(result, RowProblem):
             raise InputError(format_problems([result], file))
         yield result
@@ -192,8 +173,7 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
         if getattr(config, other) is not None or parts[other]:
             held_out = select_part(config, parts, other)
             check_documents_disjoint(parts["train"], held_out, other, config.allow_contamination)
-            noun = "document" if len(held_out) == 1 else "documents"
-            notes.append(f"{other}: {len(held_out):,} {noun} held out, such as {held_out[0].name}")
+            notes.append(f"{other}: {pluralize(len(held_out), 'document')} held out, such as {held_out[0].name}")
     return parts["train"][: config.max_train_rows], notes
 
 
@@ -242,7 +222,7 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
         return parts
     keys: dict[tuple[str, ...], str] = {}
     for document in documents:
-        keys.setdefault(document.sections, document.key)
+        keys.setdefault(document.sections, document.book or document.name.rpartition(":")[2])
     k = count_held_out(len(keys), config.text.held_out_fraction)
     order = sorted(keys, key=lambda sections: hashlib.sha256(keys[sections].encode()).digest())
     valid = set(order[:k])

@@ -23,13 +23,9 @@ def min_segment_length(W: int, w: int, X: int) -> int:
 
 
 def random_lengths(W: int, w: int, low: int, draws: NDArray[np.float64]) -> list[int]:
-    """Eq. AC7: w random lengths that sum to W.
+    """Eq. AC7: w random lengths of at least `low` that sum to W.
 
-    Args:
-        W: Total number of tokens.
-        w: Number of segments.
-        low: Minimum length.
-        draws: W - w low random numbers; the positions of the w - 1 smallest are the cut points.
+    `draws` are W - w low random numbers; the positions of the w - 1 smallest are the cut points.
     """
     rest = W - w * low
     cuts = np.sort(np.argpartition(draws, w - 2)[: w - 1]).tolist() if w > 1 else []
@@ -74,9 +70,8 @@ class SegmentBoundaries:
             lengths = self.draw_once(step, group, attempt)
             if max(lengths) <= self.max_length:
                 return lengths
-        raise UsageError(
-            f"data.text.max_segment_tokens = {self.max_length}: exceeded by all of {max_draws:,} draws; raise it"
-        )
+        key = f"data.text.max_segment_tokens = {self.max_length}"
+        raise UsageError(f"{key}: exceeded by all of {max_draws:,} draws; raise it")
 
     def draw_once(self, step: int, group: int, attempt: int) -> list[int]:
         """Draw the lengths of a group of segments, ignoring the maximum."""
@@ -88,12 +83,10 @@ class SegmentBoundaries:
         return random_lengths(W, w, low, uniform(self.seed, CUT_KEY, step, group, attempt, np.arange(W - w * low)))
 
     def min_length(self, w: int) -> int:
-        """Return the minimum length of a segment in a group of w."""
         W = w * self.config.mean_segment_tokens
         return self.config.min_segment_tokens or min_segment_length(W, w, self.max_length)
 
     def _check(self) -> None:
-        """Raise `UsageError` if the limits leave no lengths to draw from."""
         for w in {*self.groups} - {1}:
             low = self.min_length(w)
             mean = self.config.mean_segment_tokens

@@ -41,9 +41,8 @@ class StatefulBatches:
         self.chunk_starts = [range(0, max(len(document) - 1, 0), chunk_tokens) for document in ids]
         num_chunks = sum(map(len, self.chunk_starts))
         if num_chunks < num_lanes:
-            raise InputError(
-                f"{num_chunks} chunks of {chunk_tokens} tokens, fewer than a batch of {num_lanes}; give more text"
-            )
+            count = f"{num_chunks} chunks of {chunk_tokens} tokens"
+            raise InputError(f"{count}, fewer than a batch of {num_lanes}; give more text")
         self.lane_length = num_chunks // num_lanes
         self.num_steps = self.lane_length if max_rows is None else min(self.lane_length, -(-max_rows // num_lanes))
         self._epoch_chunks: tuple[int, list[ChunkStart]] | None = None
@@ -51,14 +50,8 @@ class StatefulBatches:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the names that rows give, of token ids, and of how documents are divided."""
-        layout = {
-            "books": self.books,
-            "chunk_tokens": self.chunk_tokens,
-            "num_lanes": self.num_lanes,
-            "seed": self.seed,
-            "num_steps": self.num_steps,
-        }
-        return hash_token_arrays(layout, self.ids)
+        names = ("books", "chunk_tokens", "num_lanes", "seed", "num_steps")
+        return hash_token_arrays({name: getattr(self, name) for name in names}, self.ids)
 
     @property
     def max_length(self) -> int:

@@ -23,8 +23,6 @@ ExpressionPart = tuple[str, OperandRef | None]  # text, and what an operand refe
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A step with replaceable values."""
-
     texts: tuple[str, ...]  # texts around the replaceable values
     value_refs: tuple[int, ...]  # what each of them refers to
     formula: ast.expr  # expression, whose i-th operand is named x{i}

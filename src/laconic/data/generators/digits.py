@@ -33,14 +33,9 @@ def iter_digit_rows(
     `results_only_fraction` of the rows on average. Raises `InputError` if the split has fewer problems.
     """
     rng = random.Random(seed)
-    config = DigitsConfig(
-        num_operations=num_operations,
-        min_operations=min_operations,
-        chain_style="equations" if chain == "equations" else "results",
-        train_rows=num_rows,
-        valid_rows=num_rows,
-        test_rows=num_rows,
-    )
+    sizes = dict.fromkeys(("train_rows", "valid_rows", "test_rows"), num_rows)
+    style = "equations" if chain == "equations" else "results"
+    config = DigitsConfig(num_operations=num_operations, min_operations=min_operations, chain_style=style, **sizes)
     for example in DigitsDataset(seed, config, part).generate_examples(num_rows):
         steps, is_terse = example.steps, rng.random() < results_only_fraction
         if chain == "brackets" and not is_terse:

@@ -53,8 +53,6 @@ DRAW_KEY, HOLD_OUT_KEY, NEW_NUMBERS_KEY = 1, 2, 3  # purposes of random numbers
 
 @dataclass(frozen=True)
 class NumberSlot:
-    """A number to be replaced."""
-
     index: int  # among the numbers of the question
     low: int
     high: int
@@ -181,10 +179,7 @@ def text_key(text: str) -> int:
 def build_variant(
     template: QuestionTemplate, numbers: Sequence[int], id: str, max_value: int | None = None
 ) -> ReasoningExample | None:
-    """Return the row with other numbers.
-
-    None if a result is not positive, is no longer an integer, has more than two decimals, or exceeds `max_value`.
-    """
+    """Return the row with other numbers; None if a result is not positive, no longer whole, or over `max_value`."""
     values = list(template.numbers)
     for slot, number in zip(template.slots, numbers, strict=True):
         values[slot.index] = Fraction(number)
@@ -234,11 +229,6 @@ def interleave_variants(
         active = remaining
 
 
-def is_held_out(masked_question: str, share: float) -> bool:
-    """Return whether templates with this text are held out; it depends on the text alone, not on the seed."""
-    return bool(uniform(HOLD_OUT_KEY, text_key(masked_question)) < share)
-
-
-def has_new_numbers(question: str, share: float) -> bool:
-    """Return whether a variant is held out although its template is not; it depends on its text alone."""
-    return bool(uniform(NEW_NUMBERS_KEY, text_key(question)) < share)
+def is_held_out(text: str, share: float, key: int = HOLD_OUT_KEY) -> bool:
+    """Return whether a template with this masked question, or a variant, is held out; the seed does not matter."""
+    return bool(uniform(key, text_key(text)) < share)

@@ -1,5 +1,6 @@
 """Write generated rows as JSONL, reproducibly: an existing equal file is kept, a different one is never overwritten."""
 
+import filecmp
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,24 +21,17 @@ def write_jsonl(
 ) -> None:
     """Write rows to a file atomically; `before_commit` writes other files first, and if it fails, none is created.
 
-    Raises:
-        BusyError: As soon as a row differs from an existing file.
-        InputError: If there are fewer rows than expected.
+    Raises `BusyError` if there is a file with other rows, `InputError` if there are fewer rows than expected.
     """
-    conflict = BusyError(f"{path} exists and has other rows; choose another name, or remove it")
 
     def write(new: Path) -> None:
         count = 0
-        with new.open("wb") as out, (path if path.exists() else new).open("rb") as existing:
-            old = existing if path.exists() else None
+        with new.open("w", encoding="utf-8", newline="\n") as out:
             for row in rows:
-                line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-                if old and old.readline() != line:
-                    raise conflict
-                out.write(line)
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
                 count += 1
-            if old and old.read(1):
-                raise conflict
+        if path.exists() and not filecmp.cmp(path, new, shallow=False):
+            raise BusyError(f"{path} exists and has other rows; choose another name, or remove it")
         if count < num_rows:
             raise InputError(f"{path.name}: only {count:,} of {num_rows:,} rows can be generated; lower the number")
         if before_commit:

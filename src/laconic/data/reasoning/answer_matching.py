@@ -48,7 +48,6 @@ class AnswerProtocol(NamedTuple):
     extract_from_chain: Callable[[str], str | None] | None = None
 
     def for_chain(self) -> "AnswerProtocol":
-        """Return the protocol for texts in which a chain precedes the answer."""
         return self if self.extract_from_chain is None else self._replace(extract=self.extract_from_chain)
 
 
@@ -86,7 +85,6 @@ def remove_commas(text: str) -> str:
 
 
 def extract_last_line(text: str) -> str | None:
-    """Return the text after the last `:` or line end."""
     return re.split(r"[:\n]", text.strip())[-1].strip() or None
 
 
@@ -134,9 +132,7 @@ def pccot_protocol(prompt: str = ANSWER_PROMPT) -> AnswerProtocol:
 def decimal_protocol(tolerance: Decimal = DEFAULT_TOLERANCE) -> AnswerProtocol:
     """Return our protocol for tables across methods; its name includes a tolerance other than the default.
 
-    Raises:
-        UsageError: If the tolerance is negative, not finite, or has more than `MAX_TOLERANCE_DIGITS` digits before or
-            after the decimal point.
+    Raises `UsageError` for a tolerance that is negative, not finite, or has too many digits on one side of the point.
     """
     is_finite = tolerance.is_finite() and tolerance >= 0
     if not is_finite or (tolerance and abs(tolerance.adjusted()) > MAX_TOLERANCE_DIGITS):
@@ -238,21 +234,20 @@ def check_format(protocol: AnswerProtocol, format: str, run_name: str) -> None:
     """Raise `UsageError` if answers in the recipe's format could never be correct under the protocol."""
     if protocol.formats and format not in protocol.formats:
         fitting = ", ".join(name for name, p in PROTOCOLS.items() if not p.formats or format in p.formats)
-        message = f"--protocol {protocol.name} cannot judge {run_name}, which answers in format {format}; use {fitting}"
-        raise UsageError(message)
+        problem = f"cannot judge {run_name}, which answers in format {format}"
+        raise UsageError(f"--protocol {protocol.name} {problem}; use {fitting}")
 
 
 def check_gold(
     protocol: AnswerProtocol, examples: Iterable[ReasoningExample], name: str, hint: str | None = None
 ) -> None:
     """Raise `InputError` for the first gold answer that the protocol cannot judge against."""
-    invalid = next((example for example in examples if not protocol.is_valid_gold(example.answer)), None)
-    if invalid is None:
-        return
-    fitting = [key for key, p in PROTOCOLS.items() if p.is_valid_gold(invalid.answer)]
-    hint = hint or f"use --protocol {' or '.join(fitting)}"
-    problem = f"protocol {protocol.name} expects {protocol.expected_answer}, got {invalid.answer[:40]!r}"
-    raise InputError(f"{name}: answer of {invalid.label}: {problem}; {hint}")
+    for example in examples:
+        if not protocol.is_valid_gold(example.answer):
+            fitting = [key for key, p in PROTOCOLS.items() if p.is_valid_gold(example.answer)]
+            hint = hint or f"use --protocol {' or '.join(fitting)}"
+            problem = f"protocol {protocol.name} expects {protocol.expected_answer}, got {example.answer[:40]!r}"
+            raise InputError(f"{name}: answer of {example.label}: {problem}; {hint}")
 
 
 def require_one_protocol(protocols: Sequence[str]) -> str:

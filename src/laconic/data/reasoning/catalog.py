@@ -1,7 +1,4 @@
-"""Catalog of the papers' reasoning data sets: splits and their sizes, local files, and names on the Hub.
-
-The entries are in `catalog.toml`.
-"""
+"""Catalog of the papers' reasoning data sets (`catalog.toml`): splits and sizes, local files, and names on the Hub."""
 
 import difflib
 import tomllib
@@ -22,17 +19,13 @@ HELD_OUT_PARTS: tuple[SplitName, ...] = ("valid", "test")
 
 @dataclass(frozen=True)
 class DatasetFile:
-    """A file below `data.data_dir`."""
-
-    path: str
+    path: str  # below `data.data_dir`
     num_rows: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class DatasetSplit:
-    """One split of a data set."""
-
     published_rows: int | None = None  # rows of the split as published; None if unknown
     file: DatasetFile | None = None  # local file; with fewer rows than published, it is a part of the split
     hub_split: str | None = None  # name of the split on the Hub, in the slice syntax of `datasets`
@@ -60,8 +53,6 @@ class PublishedLengths:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A data set."""
-
     name: str
     description: str
     licence: str
@@ -80,13 +71,8 @@ class DatasetInfo:
     published_lengths: PublishedLengths | None = None
 
 
-def load_catalog() -> dict[str, DatasetInfo]:
-    tables = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
-    build = TypeAdapter(DatasetInfo).validate_python
-    return {name: build({"name": name, **table}) for name, table in tables.items()}
-
-
-DATASETS = load_catalog()
+TABLES = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
+DATASETS = TypeAdapter(dict[str, DatasetInfo]).validate_python({name: {"name": name} | TABLES[name] for name in TABLES})
 
 
 def find_dataset(name: str) -> DatasetInfo | None:
@@ -137,8 +123,6 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 class HubName(NamedTuple):
-    """A repository of data on the Hub, with the configuration and split of it that are meant."""
-
     repo: str
     config: str | None = None
     split: str | None = None

@@ -8,7 +8,7 @@ to the chat template.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from laconic.batches import ReasoningExample
@@ -158,15 +158,6 @@ def has_history(example: ReasoningExample) -> bool:
     """Return whether an example is a conversation with more messages before its answer than the question."""
     messages = example.metadata.get("messages") or ()
     return sum(message["role"] != "system" or bool(message["content"].strip()) for message in messages) > 1
-
-
-def check_conversations(examples: Iterable[ReasoningExample], row_format: str) -> None:
-    """Raise `InputError` for a conversation of several messages in a format that reads the last question alone."""
-    if row_format == "chat":
-        return
-    offending = next(filter(has_history, examples), None)
-    if offending is not None:
-        raise InputError(f'row {offending.label}: a conversation of several messages; set data.format = "chat"')
 
 
 def chat_row_error(field: str, expected: str) -> RowError:

@@ -87,7 +87,6 @@ def split_chain(chain: str, chain_split: str) -> tuple[str, ...]:
 
 
 def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None]:
-    """Return a converter of rows that name question and answer differently and have no chain."""
 
     def convert(row: Row) -> Row | None:
         rest = {key: value for key, value in row.items() if key not in (question, answer)}
@@ -161,7 +160,7 @@ def unbox_answer(row: Row) -> Row:
     return row if boxed is None else row | {"answer": normalise_number(boxed)}
 
 
-def join_instruction(row: Row) -> object:
+def join_instruction(row: Row) -> Any:
     """Return the instruction of a row; its input or context, if there is one, follows after an empty line."""
     question = row["instruction"]
     if not (isinstance(question, str) and question.strip()):
@@ -177,7 +176,7 @@ def convert_instruction(row: Row) -> Row | None:
     return with_chain_field(rest | {"question": join_instruction(row), "answer": row[answer]})
 
 
-def find_question(row: Row, question_column: str) -> object:
+def find_question(row: Row, question_column: str) -> Any:
     """Return what a row asks, as training reads it: a question, an instruction with its input, or MATH's problem."""
     if question_column in row or "instruction" not in row:
         return row.get(question_column, row.get("problem"))

@@ -1,7 +1,7 @@
 """Refuse overlap between training, validation and test rows."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from laconic.batches import ReasoningExample
@@ -10,7 +10,6 @@ from laconic.data.reasoning.catalog import split_name
 from laconic.data.reasoning.chat import has_history
 from laconic.errors import InputError
 
-USUAL_VALIDATION_SET = "gsm8k-aug:valid"  # used by the papers to select checkpoints
 # Marks of held-out rows: (field, value, description of the rows, what to use instead)
 HELD_OUT_MARKS: Sequence[tuple[str, Any, str, str]] = (
     ("icot_split", "valid", "validation questions of GSM8K-Aug", "data.name = gsm8k has the other 6,973"),
@@ -51,14 +50,13 @@ def identify_question(example: ReasoningExample, with_document: bool = True) -> 
 
 
 def check_dataset_names(config: DataConfig) -> None:
-    training = config.name or ()
-    for name in training:
+    for name in config.name or ():
         split = split_name(name)[1] or "train"
         if split in ("valid", "test"):
             raise InputError(f"data.name {name}: cannot train on {split} rows; use a train split")
     if config.valid and split_name(config.valid)[1] == "test":
-        message = f"data.valid {config.valid}: test rows must not select a checkpoint; use {USUAL_VALIDATION_SET}"
-        raise InputError(message)
+        hint = "use gsm8k-aug:valid"  # by which the papers select checkpoints
+        raise InputError(f"data.valid {config.valid}: test rows must not select a checkpoint; {hint}")
 
 
 def check_known_files(config: DataConfig, files: Mapping[str, str]) -> None:
@@ -72,11 +70,10 @@ def check_known_files(config: DataConfig, files: Mapping[str, str]) -> None:
             raise InputError(f"data.valid {name} is {split}: test rows must not select a checkpoint")
 
 
-def check_marks(name: str, examples: Iterable[ReasoningExample], allow_overlap: bool) -> None:
+def check_marks(name: str, examples: Sequence[ReasoningExample], allow_overlap: bool) -> None:
     """Raise `InputError` if the fields of training rows mark them as held out, unless allowed."""
-    rows = list(examples)
     for field, value, description, hint in HELD_OUT_MARKS:
-        count = sum(example.metadata.get(field) == value for example in rows)
+        count = sum(example.metadata.get(field) == value for example in examples)
         if count and not allow_overlap:
             message = f"{name}: {count:,} rows are {description} ({field} = {value}); {hint}; {ALLOW_OVERLAP_HINT}"
             raise InputError(message)

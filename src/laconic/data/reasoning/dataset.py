@@ -14,7 +14,7 @@ from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.batches.padding import pad_rows
 from laconic.config.data import DataConfig
 from laconic.console import ProgressFn
-from laconic.data.reasoning.chat import check_conversations
+from laconic.data.reasoning.chat import has_history
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder
 from laconic.data.strict_jsonl import RowProblem, format_problems, is_within_skip_limit
 from laconic.data.tokenizer import Tokenizer
@@ -31,8 +31,6 @@ def answer_prefix_ids(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
 
 @dataclass
 class FilterCounts:
-    """How many rows were read, dropped, truncated and used."""
-
     num_read: int = 0
     num_without_leading_digit: int = 0
     num_too_long: int = 0
@@ -110,8 +108,10 @@ class ReasoningDataset:
     ) -> None:
         self.config, self.max_positions, self.num_latents = config, max_positions, num_latents
         self.count_memory_positions = count_memory_positions
-        check_conversations(examples, config.format)
-        self.encoder = ReasoningEncoder(tokenizer, config)
+        conversation = None if config.format == "chat" else next(filter(has_history, examples), None)
+        if conversation is not None:
+            raise InputError(f'row {conversation.label}: a conversation of several messages; set data.format = "chat"')
+        encoder = ReasoningEncoder(tokenizer, config)
         self.counts = FilterCounts(num_read=len(examples))
         self.examples: list[ReasoningExample] = []
         self.documents: list[NDArray[np.int32]] = []
@@ -121,7 +121,7 @@ class ReasoningDataset:
             if progress and number % 1000 == 0:
                 progress("rows encoded", number, len(examples))
             try:
-                row = self._fit_row(example)
+                row = self._fit_row(example, encoder)
             except InputError as error:
                 problems.append(RowProblem(0, "that cannot be encoded or do not fit", str(error)))
                 continue
@@ -129,7 +129,11 @@ class ReasoningDataset:
                 self.examples.append(example)
                 packed.append(pack_row(row))
                 self.documents.append(np.array(row.document_ids, dtype=np.int32))
-                self._count(row)
+                self.counts.num_used += 1
+                self.counts.num_without_chain += not row.chain_ids
+                self.counts.num_short_chain += 0 < len(row.chain_ids) < num_latents
+                self.counts.num_unknown_tokens += row.num_unknown
+                self.counts.num_documents += bool(row.document_ids)
         if problems and not (config.on_invalid_row == "skip" and is_within_skip_limit(len(problems), len(examples))):
             raise InputError(format_problems(problems, ""))
         self.counts.num_invalid = len(problems)
@@ -173,12 +177,12 @@ class ReasoningDataset:
     def batch(self, rows: Sequence[int], epoch: int = 0, step: int = 0) -> ReasoningBatch:
         return collate([self.get_row(int(i)) for i in rows], rows, epoch, step)
 
-    def _fit_row(self, example: ReasoningExample) -> EncodedExample | None:
+    def _fit_row(self, example: ReasoningExample, encoder: ReasoningEncoder) -> EncodedExample | None:
         """Encode a row and apply the length limits; None if it is dropped."""
         if self.config.require_leading_digit and not example.answer[:1].isdigit():
             self.counts.num_without_leading_digit += 1
             return None
-        row = self.encoder.encode_example(example)
+        row = encoder.encode_example(example)
         excess, limit = self._find_excess(row)
         if excess <= 0:
             return row
@@ -214,13 +218,6 @@ class ReasoningDataset:
             excess.append((total - self.max_positions, limit))
         return max(excess)
 
-    def _count(self, row: EncodedExample) -> None:
-        self.counts.num_used += 1
-        self.counts.num_without_chain += not row.chain_ids
-        self.counts.num_short_chain += 0 < len(row.chain_ids) < self.num_latents
-        self.counts.num_unknown_tokens += row.num_unknown
-        self.counts.num_documents += bool(row.document_ids)
-
 
 def pack_row(row: EncodedExample) -> NDArray[np.int32]:
     """Store a row as one array: 8 numbers (lengths, columns, counts), then the ids."""
@@ -234,16 +231,14 @@ def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
     num_question, num_chain, num_answer, first, last, distill_column, num_prefix, num_unknown = packed[:8].tolist()
     parts = np.split(packed[8:], np.cumsum([num_question, *[num_chain] * 3, num_answer])[:-1])
     question, chain, step_index, is_result, answer = (tuple(part.tolist()) for part in parts)
-    result_mask = tuple(map(bool, is_result))
-    span = (first, last)
     return EncodedExample(
         id,
         question_ids=question,
         chain_ids=chain,
         chain_step_index=step_index,
-        chain_result_mask=result_mask,
+        chain_result_mask=tuple(map(bool, is_result)),
         answer_ids=answer,
-        number_span=span,
+        number_span=(first, last),
         distill_column=distill_column,
         num_prefix_tokens=num_prefix,
         num_unknown=num_unknown,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenizers import Encoding
 
@@ -26,8 +26,6 @@ PREFIX_PROBES = ("123", "82435")  # two numbers; a token with which both begin i
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """One row as ids."""
-
     id: str
     question_ids: tuple[int, ...]
     chain_ids: tuple[int, ...]
@@ -67,9 +65,8 @@ class EncodedChain(NamedTuple):
 class ReasoningEncoder:
     """Encodes rows with one tokenizer and one format.
 
-    Raises:
-        InputError: If the tokenizer has no end-of-sequence token or, for the format chat, no template, or cannot encode
-            the prompt of the answer.
+    Raises `InputError` if the tokenizer has no end-of-sequence token, no template for the format chat, or cannot encode
+    the prompt of the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:
@@ -79,7 +76,9 @@ class ReasoningEncoder:
         unk_token_id = tokenizer.special_token_id("unk_token")
         self.unk_token_id = unk_token_id if unk_token_id != tokenizer.eos_token_id else None
         self.prefix_space_id = self._find_prefix_space()
-        self._add_caches()
+        # Steps and answers repeat: of the 241,067 steps of 100,000 rows, 89,181 differ.
+        self.encode_step = lru_cache(CACHED_TEXTS)(self._encode_step)
+        self.encode_answer = lru_cache(CACHED_TEXTS)(self._encode_answer)
         self.eos_token_id = find_eos_token_id(tokenizer, config)
         added = tokenizer.backend.get_added_tokens_decoder()
         self.special_ids = {id for id, token in added.items() if token.special and id != self.unk_token_id}
@@ -91,19 +90,6 @@ class ReasoningEncoder:
         if self.unk_token_id in self.answer_prompt_ids:
             message = f"format {config.format}: the tokenizer cannot encode {self.answer_prompt!r}; use another format"
             raise InputError(message)
-
-    def _add_caches(self) -> None:
-        """Remember steps and answers, which repeat: of the 241,067 steps of 100,000 rows, 89,181 differ."""
-        self.encode_step = lru_cache(CACHED_TEXTS)(self._encode_step)
-        self.encode_answer = lru_cache(CACHED_TEXTS)(self._encode_answer)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return everything but the caches, so that an encoder can be sent to a worker of a DataLoader."""
-        return {name: value for name, value in vars(self).items() if name not in ("encode_step", "encode_answer")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._add_caches()
 
     def _find_prefix_space(self) -> int | None:
         """Return the id of SentencePiece's prefix space if it is a token of its own."""
@@ -133,18 +119,14 @@ class ReasoningEncoder:
             steps = example.steps[:-1] if self.config.chain_steps == "drop_last" else example.steps
             encode = self._encode_icot if self.config.format == "icot" else self._encode_parts
             row = encode(example, steps, start, end)
-            return replace(row, num_unknown=self._check_tokens(row), document_ids=self._encode_document(example))
+            document_ids: list[int] = []
+            if example.document is not None:  # without special tokens, as `laconic compress` reads a file
+                document_ids = self.tokenizer.encode(example.document, add_special_tokens=False)
+                if not document_ids:
+                    raise InputError("document: it has no token; give a text, or remove the field")
+            return replace(row, num_unknown=self._check_tokens(row), document_ids=tuple(document_ids))
         except InputError as error:
             raise InputError(f"row {example.label}: {error}") from None
-
-    def _encode_document(self, example: ReasoningExample) -> tuple[int, ...]:
-        """Encode the document that a question is about, without special tokens, as `laconic compress` reads a file."""
-        if example.document is None:
-            return ()
-        ids = tuple(self.tokenizer.encode(example.document, add_special_tokens=False))
-        if not ids:
-            raise InputError("document: it has no token; give a text, or remove the field")
-        return ids
 
     def _check_tokens(self, row: EncodedExample) -> int:
         """Return the number of unknown tokens; raise for one in the answer and for special tokens in the text."""
@@ -208,16 +190,12 @@ class ReasoningEncoder:
 
     def _encode_joined(self, steps: tuple[str, ...]) -> EncodedChain:
         """Encode all steps as one text (CODI); sentences are joined as in CODI's code."""
-        is_prose = self.config.chain_split == "sentences"
-        space, end = (". ", ".\n") if is_prose else (" ", "")
+        space, end = (". ", ".\n") if self.config.chain_split == "sentences" else (" ", "")
         if not steps:
             return EncodedChain((), (), ())
         text = self.encode_text(space.join(steps) + end)
-        return EncodedChain(
-            tuple(text.ids),
-            tuple(assign_steps(text.offsets, steps, len(space), 0)),
-            mark_results(text.offsets, steps, len(space), 0),
-        )
+        step_index = assign_steps(text.offsets, steps, len(space), 0)
+        return EncodedChain(tuple(text.ids), tuple(step_index), mark_results(text.offsets, steps, len(space), 0))
 
     def _encode_icot(self, example: ReasoningExample, steps: tuple[str, ...], start: int, end: int) -> EncodedExample:
         """Encode the row as one string and then split it (iCoT); the answer begins with the chain's eos."""
@@ -280,8 +258,9 @@ def find_eos_token_id(tokenizer: Tokenizer, config: DataConfig) -> int:
         return tokenizer.eos_token_id
     eos_token_id = None if config.eos_token is None else tokenizer.backend.token_to_id(config.eos_token)
     if eos_token_id is None:
-        problem = f"data.eos_token {config.eos_token!r} is not in the vocabulary"
-        problem = problem if config.eos_token is not None else "the tokenizer's files name no eos_token"
+        problem = "the tokenizer's files name no eos_token"
+        if config.eos_token is not None:
+            problem = f"data.eos_token {config.eos_token!r} is not in the vocabulary"
         special = [t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special]
         raise InputError(f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'none'}")
     return eos_token_id

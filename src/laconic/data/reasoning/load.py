@@ -49,10 +49,9 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     split = split or part
     parts = Path(base).parts
     is_hub_name = base.count("/") == 1 and len(parts) == 2 and parts[0] not in ("/", "..", "~")
+    hub_config = parse_hub_name(name).config
     if find_dataset(name) is None and is_hub_name:
-        info = DatasetInfo(
-            base, description="", licence="", splits={}, hub_repo=base, hub_config=parse_hub_name(name).config
-        )
+        info = DatasetInfo(base, description="", licence="", splits={}, hub_repo=base, hub_config=hub_config)
         entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
     else:
         info = get_dataset(name)
@@ -61,7 +60,7 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         hint = f"; generate training rows with `laconic data make {info.generator}`"
         hint = hint if info.generator and split == "train" else ""
         raise InputError(f"{info.name} has no split {split}; it has {', '.join(info.splits)}{hint}")
-    label = ":".join(filter(None, (info.name, parse_hub_name(name).config, split)))
+    label = ":".join(filter(None, (info.name, hub_config, split)))
     if info.members:
         return load_union(label, info, config, max_rows)
     path = find_local_file(name, info, entry, config)
@@ -69,11 +68,10 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         file = load_from_hub(label, info, entry, config, None if entry.required_mark else max_rows)
     else:
         file = load_from_file(label, path, info, entry, config)
-    examples = file.examples
     if entry.required_mark is not None:
         mark, value = entry.required_mark
-        examples = tuple(example for example in examples if example.metadata.get(mark) == value)
-    return replace(file, examples=examples[:max_rows])
+        file = replace(file, examples=tuple(row for row in file.examples if row.metadata.get(mark) == value))
+    return replace(file, examples=file.examples[:max_rows])
 
 
 def load_training_examples(config: DataConfig, reads_documents: bool = False) -> ExamplesFile:
@@ -105,11 +103,9 @@ def merge_training_files(
 ) -> ExamplesFile:
     """Merge training files, keyed by the name in the recipe. Raises `InputError` if a row is held out."""
     splits = dict(iter_whole_split_files())
-    all_files = [*files.items(), *((str(getattr(config, part)), file) for part, file in held_out.items())]
-    known = {name: splits[file.sha256] for name, file in all_files if file.sha256 in splits}
-    check_known_files(
-        config, {name: split for name, split in known.items() if config.source == "file" or is_row_file(name)}
-    )
+    all_files = {**files, **{str(getattr(config, part)): file for part, file in held_out.items()}}
+    own_files = {name: file for name, file in all_files.items() if config.source == "file" or is_row_file(name)}
+    check_known_files(config, {name: splits[f.sha256] for name, f in own_files.items() if f.sha256 in splits})
     for name, file in files.items():
         check_marks(name, file.examples, config.allow_contamination)
     examples, notes = merge_deduplicated(list(files), [file.examples for file in files.values()], reads_documents)
@@ -136,8 +132,8 @@ def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile], reads_do
     test = {identify_question(example, reads_documents) for example in held_out["test"].examples}
     shared = sum(identify_question(example, reads_documents) in test for example in held_out["valid"].examples)
     if shared:
-        message = f"{shared:,} questions of data.valid are also in data.test; test rows must not select a checkpoint"
-        raise InputError(message)
+        problem = f"{shared:,} questions of data.valid are also in data.test"
+        raise InputError(f"{problem}; test rows must not select a checkpoint")
 
 
 def get_answer_kind(config: DataConfig) -> AnswerKind:
@@ -185,9 +181,8 @@ def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSpli
     if num_rows != entry.num_rows:
         raise size_error(label, num_rows, entry.num_rows)
     if file.sha256 != entry.sha256:
-        raise InputError(
-            f'{label}: {path} differs from the published file; copy it again, or set data.size_check = "off"'
-        )
+        hint = 'copy it again, or set data.size_check = "off"'
+        raise InputError(f"{label}: {path} differs from the published file; {hint}")
     return file
 
 
@@ -239,10 +234,7 @@ def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
 def add_mark(
     file: ExamplesFile, config: DataConfig, mark: str, reference: str, values: tuple[object, object]
 ) -> ExamplesFile:
-    """Add to rows from the Hub a field that the local files already have.
-
-    The value is the first of `values` for questions that are in the data set `reference`, else the second.
-    """
+    """Add a field of the local files to rows of the Hub: `values[0]` for questions of the set `reference`."""
     questions = {identify_question(example) for example in load_examples(reference, "test", config).examples}
     examples: list[ReasoningExample] = []
     for example in file.examples:

@@ -1,11 +1,9 @@
 """Read files of question, chain and answer as reasoning examples: JSONL, Parquet, iCoT's text format."""
 
-import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,13 +30,11 @@ from laconic.data.strict_jsonl import (
     RowProblem,
     check_data_file,
     convert_each,
-    format_notes,
     format_problems,
     is_within_skip_limit,
     iter_lines,
     make_excerpt,
     parse_lines,
-    parse_row,
     require_text,
 )
 from laconic.errors import InputError, translate_os_errors
@@ -61,8 +57,6 @@ UNCLEAR_CHAINS = (
 
 @dataclass(frozen=True)
 class ExamplesFile:
-    """The examples of a file."""
-
     examples: tuple[ReasoningExample, ...]
     sha256: str  # SHA-256 of the file; of a Hub table, of its rows as JSON
     notes: tuple[str, ...]
@@ -70,10 +64,7 @@ class ExamplesFile:
 
 
 def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
-    """Read the first `max_rows` examples of JSONL, Parquet, or iCoT's lines (`.txt`); the SHA-256 is of the whole file.
-
-    Raises `InputError` as `check_problems`.
-    """
+    """Read the first `max_rows` examples of JSONL, Parquet, or iCoT's lines (`.txt`). Raises `InputError`."""
     file = Path(path)
     check_data_file(file)
     return check_problems(scan_examples(file, config, max_rows), file.name, config)
@@ -88,7 +79,7 @@ def scan_examples(path: Path, config: DataConfig, max_rows: int | None = None) -
         is_table = path.suffix.lower() == ".parquet"
         lines = to_json_lines(read_parquet(path)) if is_table else iter_lines(stream)
         converter = ExampleConverter(config)
-        parse = parse_icot_line if path.suffix == ".txt" else parse_row
+        parse = parse_icot_line if path.suffix == ".txt" else None
         return replace(collect_examples(path.name, lines, converter, max_rows, parse), sha256=sha256)
 
 
@@ -103,7 +94,7 @@ def collect_examples(
     lines: Iterable[bytes],
     converter: "ExampleConverter",
     max_rows: int | None = None,
-    parse: RowParser = parse_row,
+    parse: RowParser | None = None,
 ) -> ExamplesFile:
     """Return at most `max_rows` examples, the problems of other rows, and the SHA-256 of the lines that were read."""
     digest = hashlib.sha256()
@@ -116,26 +107,22 @@ def collect_examples(
     examples: list[ReasoningExample] = []
     problems: list[RowProblem] = []
     notes = converter.notes
-    with gc_disabled():
-        for result in convert_each(name, parse_lines(hash_lines(), notes, parse), converter.convert):
-            if isinstance(result, RowProblem):
-                problems.append(result)
-            elif result is not None:
-                examples.append(result)
-            is_unknown = bool(problems) and problems[-1].kind == UNKNOWN_COLUMNS  # which every row would report
-            if is_unknown or (max_rows is not None and len(examples) >= max_rows):
-                break
+    for result in convert_each(name, parse_lines(hash_lines(), parse), converter.convert):
+        if isinstance(result, RowProblem):
+            problems.append(result)
+        elif result is not None:
+            examples.append(result)
+        is_unknown = bool(problems) and problems[-1].kind == UNKNOWN_COLUMNS  # which every row would report
+        if is_unknown or (max_rows is not None and len(examples) >= max_rows):
+            break
     for ours, theirs in converter.unseen_columns.items():  # a held-out file may have our names, or no chains
         notes[f"no row has the field {theirs!r}, which data.columns names for {ours}"] += 1
-    return ExamplesFile(tuple(examples), digest.hexdigest(), tuple(format_notes(name, notes)), tuple(problems))
+    lines_of_notes = (f"{name}: {note}" + (f" ({n:,} lines)" if n > 1 else "") for note, n in notes.items())
+    return ExamplesFile(tuple(examples), digest.hexdigest(), tuple(lines_of_notes), tuple(problems))
 
 
 def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> ExamplesFile:
-    """Return a file with notes on repeated questions and on the rows that are skipped.
-
-    Raises `InputError` with the first 20 problems and a count of the others, with `on_invalid_row = "skip"` if more
-    than one row in a thousand is invalid; and if there are no examples.
-    """
+    """Return a file with notes on repeated and skipped rows. Raises `InputError` for problems or without examples."""
     num_invalid = len(file.problems)
     num_rows = num_invalid + len(file.examples)
     should_skip = config.on_invalid_row == "skip"
@@ -150,18 +137,6 @@ def check_problems(file: ExamplesFile, name: str, config: DataConfig) -> Example
     notes = [f"{name}: {repeated:,} questions are repeated"] if repeated else []
     notes += [f"skipped: {name}:{p.line}: {p.message}" for p in file.problems]
     return replace(file, notes=(*file.notes, *notes))
-
-
-@contextmanager
-def gc_disabled() -> Generator[None]:
-    """Pause garbage collection, which takes two fifths of the reading time and finds nothing to free."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class ExampleConverter:
@@ -258,7 +233,6 @@ def parse_steps(row: dict[str, Any], chain_field: str | None, config: DataConfig
 
 
 def check_columns(row: dict[str, Any]) -> None:
-    """Raise `RowError` for a first row that is no question and answer."""
     missing = [field for field in ("question", "answer") if field not in row]
     if missing:
         names = ", ".join(f'{field} = "FIELD"' for field in (*missing, "cot"))
@@ -288,7 +262,5 @@ def joins_unclearly(steps: Sequence[str]) -> bool:
 
 def most_common_answer(examples: Sequence[ReasoningExample]) -> tuple[str, float]:
     """Return the most common answer and its share: the accuracy of a model that ignores the question."""
-    if not examples:
-        raise InputError("most_common_answer needs at least one example")
     answer, count = Counter(example.answer for example in examples).most_common(1)[0]
     return answer, count / len(examples)

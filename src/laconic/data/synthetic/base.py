@@ -79,5 +79,4 @@ class SyntheticDataset:
         return (self.uniform(index, purpose, count) * n).astype(np.int64)
 
     def choose(self, options: Sequence[int], index: IntArray, purpose: int) -> IntArray:
-        """Return one of the options at random for each row."""
         return np.asarray(options)[self.randint(len(options), index, purpose, 1)[:, 0]]

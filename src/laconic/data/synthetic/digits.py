@@ -67,8 +67,8 @@ def generate_problems(
     }[part]
     index = np.asarray(rows, dtype=np.int64)
     if index.size and int(index.max()) >= size:
-        message = f"digits: {part} row {int(index.max())}: {k} operations give only {size:,} problems; lower the rows"
-        raise InputError(message)
+        place = f"digits: {part} row {int(index.max())}"
+        raise InputError(f"{place}: {k} operations give only {size:,} problems; lower the rows")
     in_split = permuted_index(seed, get_args(SplitName).index(part), index, size)
     number = permuted_index(SPLIT_ORDER_SEED, 0, in_split + first, total)
     digits = np.empty((len(index), k + 1), np.int64)
@@ -125,10 +125,7 @@ def build_digits_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str 
 
 
 class DigitsDataset:
-    """The digits task as batches of ids (batches.TrainingData), in the order of the seed.
-
-    Raises `InputError` if the split has fewer problems than the configured rows.
-    """
+    """The digits task as batches of ids (batches.TrainingData). Raises `InputError` for more rows than problems."""
 
     vocabulary: Sequence[str] = VOCABULARY
 
@@ -143,7 +140,6 @@ class DigitsDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that determines the rows."""
         source = {
             "task": self.config.model_dump(exclude_none=True),
             "seed": self.seed,
@@ -185,9 +181,8 @@ class DigitsDataset:
         problems = self.get_problems(k, rows)
         terse = self.is_terse(step)
         chain, step_index, is_result = self.chain_ids(problems, k - self.drop_last_step, terse)
-        question, documents = map(
-            torch.from_numpy, (self.question_ids(problems, terse), self.documents(problems, rows))
-        )
+        question = torch.from_numpy(self.question_ids(problems, terse))
+        documents = torch.from_numpy(self.documents(problems, rows))
         n = len(question)
         answer = np.full((n, 3), TOKEN_IDS["<eos>"])
         answer[:, 0] = TOKEN_IDS["ans"]
@@ -267,12 +262,8 @@ class DigitsDataset:
 
     def chain_ids(self, problems: DigitProblems, num_steps: int, terse: bool) -> DigitChains:
         before = np.concatenate([problems.digits[:, :1], problems.results[:, :-1]], axis=1)
-        columns = {
-            "a": before,
-            "op": problems.operators + TOKEN_IDS["+"],
-            "b": problems.digits[:, 1:],
-            "r": problems.results,
-        }
+        operators = problems.operators + TOKEN_IDS["+"]
+        columns = {"a": before, "op": operators, "b": problems.digits[:, 1:], "r": problems.results}
         equation = ["a", "op", "b", "=", "r", *self.config.step_end]
         layouts = {
             "results": ["r"],

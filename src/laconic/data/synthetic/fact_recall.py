@@ -33,7 +33,6 @@ class FactRecallDataset(SyntheticDataset):
     config: FactRecallConfig
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Return the batch of some rows; only the values of the queries are scored."""
         config = self.config
         index = np.asarray(rows, dtype=np.int64)
         counts = self.choose(config.num_facts, index, COUNT_KEY)

@@ -81,7 +81,6 @@ class NeedleDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that determines the items."""
         source = {
             "kinds": self.kinds,
             "lengths": self.lengths,

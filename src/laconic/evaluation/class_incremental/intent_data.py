@@ -88,7 +88,7 @@ def load_intents(task: str, path: str | Path | None = None, keep: RowFilter = li
     Hub. `keep` returns the rows to be used.
     """
     if (file := find_class_file(task)) is not None:
-        rows = read_rows(file, parse_labelled_text)[0]
+        rows = read_rows(file, parse_labelled_text)
         return deduplicate_splits(hold_out_rows(keep(rows)), file.name, len(rows))
     info = INTENT_DATASETS[task]
     if path is None:
@@ -97,7 +97,7 @@ def load_intents(task: str, path: str | Path | None = None, keep: RowFilter = li
         file = Path(path) / info.file if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise InputError(f"{task}: no file {file}; give the folder that contains {info.file}, or the file")
-        rows = read_rows(file, parse_labelled_text)[0]
+        rows = read_rows(file, parse_labelled_text)
     rows = [row for row in rows if row.label != info.out_of_scope_label]
     return deduplicate_splits(keep(rows), task, len(rows))
 

@@ -17,7 +17,6 @@ import torch
 from laconic import rng
 from laconic.batches.padding import pad_rows
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.segment import build_memory_prompt, read_segment
 from laconic.console import pluralize
 from laconic.errors import InputError
 from laconic.evaluation.compression.scores import mean_context_size
@@ -137,12 +136,10 @@ class DemonstrationClassifier:
         model, decoder = self.compressor.method.segment_model, self.compressor.decoder
         input_ids = self.to_tensor([[*context.ids, *prompt_ids]])
         mask = torch.ones_like(input_ids, dtype=torch.bool)
-        memory, bos_token_id = context.memory, model.bos_token_id
-        prompt_positions = build_memory_prompt(decoder, model.config, memory, bos_token_id, mask).position_ids
+        prompt_positions = model.build_prompt(context.memory, mask).position_ids
         nlls: list[float] = []
         with self.compressor.reading_mode():
-            embeds = decoder.embed(input_ids)
-            output = read_segment(decoder, model.config, memory, embeds, mask, bos_token_id)
+            output = model.forward_segment(context.memory, decoder.embed(input_ids), mask)
             for i in range(0, len(self.label_ids), LABEL_BATCH_SIZE):
                 ids, mask = pad_rows(self.label_ids[i : i + LABEL_BATCH_SIZE], device=input_ids.device)
                 n, T = ids.shape

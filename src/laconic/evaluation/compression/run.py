@@ -31,7 +31,7 @@ from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.from_recipe import build_data, build_model
 from laconic.experiment.from_recipe.methods import build_method
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.load_run import LoadedRun, load_initial_model
 from laconic.halting.estimators import best_length_label
 from laconic.interfaces import TrainingData
 
@@ -96,7 +96,7 @@ def compress_other_text(method: AutoCompressor, source: TrainingData, batch: Doc
 
 def load_untrained_method(run: LoadedRun) -> AutoCompressor:
     recipe, device = run.recipe, run.parts.decoder.token_embedding.weight.device
-    decoder, tokenizer = load_initial_decoder(recipe, device)
+    decoder, tokenizer, _ = load_initial_model(recipe, device)
     method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).to(device).eval()
     assert isinstance(method, AutoCompressor)
     return method

@@ -93,7 +93,7 @@ def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
 
 def detect_kind(file: Path) -> str:
     """Detect from the first row whether a file has context questions ("answers") or labelled texts ("labels")."""
-    return read_rows(file, lambda row, name: "answers" if "context" in row else "labels", is_last=bool)[0][0]
+    return read_rows(file, lambda row, name: "answers" if "context" in row else "labels", is_last=bool)[0]
 
 
 def file_to_json(result: RunResult) -> dict[str, Any]:

@@ -13,19 +13,12 @@ from laconic.config.recipe import Recipe
 from laconic.config.training import TrainingConfig
 from laconic.console import ProgressFn
 from laconic.errors import InputError, UsageError
+from laconic.experiment import load_run
 from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build_data import load_training_rows
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import check_code_allowed
-from laconic.experiment.from_recipe.meta_method import build_meta_method
-from laconic.experiment.from_recipe.methods import build_method
-from laconic.experiment.load_run import (
-    RECIPE_FILE,
-    held_out_fingerprint,
-    is_run_dir,
-    load_initial_model,
-    recipe_fingerprint,
-)
+from laconic.experiment.from_recipe.methods import build_meta_method, build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.generation.config import check_type
 from laconic.interfaces import TrainingData
@@ -76,7 +69,6 @@ class Experiment:
     notes: tuple[str, ...] = ()
 
     def build_training_setup(self, device: torch.device, ranks: Ranks | None = None) -> TrainingSetup:
-        """Return the inputs of the training loop on this device, alone or with other processes."""
         return TrainingSetup(
             self.method,
             self.training_data,
@@ -91,17 +83,12 @@ class Experiment:
 
 
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn | None = None) -> Experiment:
-    """Build a run from its recipe.
-
-    Raises:
-        UsageError: If settings contradict each other or do not fit the model.
-        InputError: If rows or a checkpoint are invalid.
-    """
+    """Build a run from its recipe; UsageError for settings that do not fit, InputError for rows or checkpoints."""
     check_type("recipe", recipe, Recipe, "the recipe alone: recipe, notes = load_recipe(…)")
     goal = recipe.train.early_stop
     if goal and goal.metric.startswith("nats"):
         raise UsageError(f'train.early_stop "{goal.metric}": a loss falls; give a metric that rises')
-    decoder, tokenizer, earlier = load_initial_model(recipe, device)
+    decoder, tokenizer, earlier = load_run.load_initial_model(recipe, device)
     if not recipe.is_custom_method:
         build_meta_method(recipe, decoder.config, tokenizer)  # refuses what does not fit before the rows are read
     rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, progress)
@@ -109,16 +96,15 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
     build_nested.check_levels_trainable(recipe, data.max_length)
     parts = build_model.build_parts(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
     if recipe.reads_documents and earlier is not None and parts.summary_parameters is not None:
-        shapes, expected = (
-            {name: p.shape for name, p in m.state_dict().items()} for m in (earlier, parts.summary_parameters)
-        )
-        if shapes != expected:
-            raise UsageError(f"compression: {recipe.model.init_from_run} has other sizes; copy its table [compression]")
-        parts.summary_parameters.load_state_dict(earlier.state_dict())
+        try:
+            parts.summary_parameters.load_state_dict(earlier.state_dict())
+        except RuntimeError:
+            run = recipe.model.init_from_run
+            raise UsageError(f"compression: {run} has other sizes; copy its table [compression]") from None
     method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(data)), data.max_length).to(device)
     fingerprints = {
-        "recipe": recipe_fingerprint(recipe),
-        "held_out": held_out_fingerprint(recipe),
+        "recipe": load_run.recipe_fingerprint(recipe),
+        "held_out": load_run.held_out_fingerprint(recipe),
         "data": data.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,
@@ -130,10 +116,10 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressFn 
 def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     """Repeat the update of RUN/incidents/step-N, without writing; return the recorded incident and the repeated one."""
     run = folder.resolve().parent.parent
-    if not (folder / INCIDENT_FILE).is_file() or not is_run_dir(run):
+    if not (folder / INCIDENT_FILE).is_file() or not load_run.is_run_dir(run):
         raise InputError(f"{folder} is not an incident of a run; give RUN/incidents/step-N")
     recorded = read_json(folder / INCIDENT_FILE)
-    recipe, _ = load_recipe(run / RECIPE_FILE)
+    recipe, _ = load_recipe(run / load_run.RECIPE_FILE)
     check_code_allowed(recipe, run, False)
     setup = build_experiment(recipe, device).build_training_setup(device)
     repeated = replay(setup, RunDirectory(run), int(recorded["step"]))

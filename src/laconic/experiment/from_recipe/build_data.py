@@ -54,7 +54,6 @@ class RowSet(NamedTuple):
 def load_training_rows(
     recipe: Recipe, tokenizer: Tokenizer, context: int, progress: ProgressFn | None = None
 ) -> RowSet:
-    """Load the training rows of a recipe for a decoder with `context` positions."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, "train", progress=progress)
@@ -185,7 +184,6 @@ def build_document_rows(
     part: SplitName,
     max_rows: int | None = None,
 ) -> DocumentDataset | StatefulBatches:
-    """Cut tokenized documents of a split into rows."""
     is_train = part == "train"
     if recipe.train.stateful:
         lanes = recipe.train.batch_size
@@ -245,7 +243,6 @@ def max_segment_tokens(recipe: Recipe, context: int) -> int:
 
 
 def max_memory_slots(config: CompressionConfig, num_segments: int) -> int:
-    """Return the largest number of vectors in a memory after `num_segments`."""
     blocks = min(num_segments, 1) if config.memory_policy == "replace" else num_segments
     return (config.max_memory_vectors or blocks * config.max_vectors) if blocks else 0
 

@@ -117,21 +117,16 @@ def add_lora(decoder: Decoder, config: LoraConfig, seed: int) -> "PeftModel":
     """Put LoRA by peft on the linear layers of the blocks; A is random, B is 0."""
     from peft import LoraConfig as PeftLoraConfig
 
+    targets: str | list[str] = "all-linear"
+    if config.target_modules == "attention":
+        names = WEIGHT_NAMES[decoder.config.family]
+        targets = [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
     peft_config = PeftLoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
-        bias="none",
-        target_modules=attention_projection_names(decoder) if config.target_modules == "attention" else "all-linear",
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, bias="none", target_modules=targets
     )
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         return experiment_lora.add_adapter(decoder, peft_config)
-
-
-def attention_projection_names(decoder: Decoder) -> list[str]:
-    names = WEIGHT_NAMES[decoder.config.family]
-    return [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
 
 
 def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> LatentThoughts | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from laconic.config.nested import CMSConfig, CMSOptions, InnerLoopConfig, MixerConfig, find_untrained_level
+from laconic.config.nested import CMSConfig, CMSOptions, MixerConfig, OuterGradient
 from laconic.config.recipe import ModelConfig, Recipe
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
@@ -44,24 +44,12 @@ def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
     return replace(decoder, tie_word_embeddings=config.tie_word_embeddings)
 
 
-def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
-    """Return the nested configuration: a donor's levels by `cms.donor_layout`, else all levels in every layer."""
-    memory, levels = nested_options(recipe)
-    heads = (memory.num_heads, memory.head_dim, memory.chunk_size)
-    L = config.num_hidden_layers
-    if not donor:
-        return HopeConfig(config, (levels.chunk_sizes,) * L, levels.options, memory.options, *heads, levels.gated_mlp)
-    return HopeConfig(config, place_chunk_sizes(levels, L), levels.options, memory.options, *heads)
-
-
 def place_chunk_sizes(levels: CMSConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Return the chunk sizes of each layer of a model that is made from a donor."""
     placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout)
     return tuple(placement.chunk_sizes for placement in placements)
 
 
 def model_class(shape: HopeConfig) -> type[Hope]:
-    """Return the model class, with or without attention."""
     return HopeAttention if shape.memory is None else Hope
 
 
@@ -69,7 +57,14 @@ def create_decoder(recipe: Recipe, config: DecoderConfig, seed: int | None) -> D
     """Build the decoder or nested model of a recipe with random weights; seed None is for `torch.device("meta")`."""
     if recipe.method != "hope":
         return Decoder(config, seed=seed)
-    shape = build_hope_config(recipe, config, donor=recipe.model.family is None)
+    memory, levels = nested_options(recipe)
+    heads = (memory.num_heads, memory.head_dim, memory.chunk_size)
+    L = config.num_hidden_layers
+    if recipe.model.family is None:  # a donor
+        shape = HopeConfig(config, place_chunk_sizes(levels, L), levels.options, memory.options, *heads)
+    else:
+        sizes = (levels.chunk_sizes,) * L
+        shape = HopeConfig(config, sizes, levels.options, memory.options, *heads, levels.gated_mlp)
     return model_class(shape)(shape, seed)
 
 
@@ -102,7 +97,6 @@ def init_fan_in(decoder: Decoder, config: ModelConfig, seed: int) -> None:
 
 
 def last_part(name: str) -> str:
-    """Return the name of a module within its parent."""
     return name.rpartition(".")[2]
 
 
@@ -147,37 +141,42 @@ def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
         raise UsageError("[cms] differs from the given model; remove the table, or start from another model")
 
 
-def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: InnerLoopConfig) -> str | None:
-    """Return a message if `outer_gradient` leaves weights of levels or memories without any gradient."""
-    gradient = inner_loop.outer_gradient
-    if gradient in ("full", "truncated") or inner_loop.allow_untrained_level or not inner_loop.enabled:
-        return None
+def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
+    """Raise UsageError if parts of levels or memories would get no outer gradient in rows of `tokens`."""
+    loop = recipe.inner_loop
+    if recipe.method != "hope" or loop is None or loop.allow_untrained_level or not loop.enabled:
+        return
+    mixer, levels = nested_options(recipe)
+    remedy = "or set inner_loop.allow_untrained_level = true"
+    untrained = find_untrained_weights(mixer, levels, loop.outer_gradient)
+    if untrained:
+        raise UsageError(
+            f"inner_loop.outer_gradient: {loop.outer_gradient!r} trains nothing of {' and '.join(untrained)}; use "
+            f'"full", or "truncated" with truncate_after, {remedy}'
+        )
+    row_tokens = recipe.data.text.row_tokens if recipe.train.stateful else tokens
+    slow = next((l for l, C in enumerate(levels.chunk_sizes) if tokens is not None and (row_tokens or 0) <= C), None)
+    if slow is not None and levels.initial_inner_lr:
+        raise UsageError(
+            f"cms.chunk_sizes: level {slow} has chunk size {levels.chunk_sizes[slow]}, but a row has only {row_tokens} "
+            f"tokens, so no gradient reaches its inner learning rate; use longer rows or smaller chunks, {remedy}"
+        )
+
+
+def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, gradient: OuterGradient) -> list[str]:
+    """Return the weights of levels and memories that an outer gradient of this kind does not reach."""
     weights: list[str] = []
+    if gradient in ("full", "truncated"):
+        return weights
     if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
         weights.append(f"what levels with inner_objective {cms.inner_objective!r} learn by")
     options = mixer.self_modifying
     has_write_gates = bool(options.adaptive_names) and options.gate_groups == 2
-    if mixer.kind != "attention" and (gradient == "none" or (mixer.kind == "self_modifying" and has_write_gates)):
-        weights.append("gates of the memory" if gradient == "none" else "gates of the adaptive projections")
-    if not weights:
-        return None
-    return (
-        f'{gradient!r} trains nothing of {" and ".join(weights)}; use "full", or "truncated" with truncate_after, or '
-        "set inner_loop.allow_untrained_level = true"
-    )
-
-
-def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
-    """Raise UsageError if parts of levels or memories would get no outer gradient in rows of `tokens`."""
-    if recipe.method != "hope" or recipe.inner_loop is None:
-        return
-    mixer, levels = nested_options(recipe)
-    if error := find_untrained_weights(mixer, levels, recipe.inner_loop):
-        raise UsageError(f"inner_loop.outer_gradient: {error}")
-    if tokens is not None:
-        row_tokens = recipe.data.text.row_tokens if recipe.train.stateful else tokens
-        if error := find_untrained_level(levels, row_tokens, recipe.inner_loop):
-            raise UsageError(f"cms.chunk_sizes: {error}")
+    if mixer.kind != "attention" and gradient == "none":
+        weights.append("gates of the memory")
+    elif mixer.kind == "self_modifying" and has_write_gates:
+        weights.append("gates of the adaptive projections")
+    return weights
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:

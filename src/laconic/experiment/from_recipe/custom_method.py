@@ -129,9 +129,5 @@ class MethodParameters:
         atomic.save_artifact(path, self.state_dict(), "method", metadata)
 
     def load(self, path: Path, metadata: Mapping[str, object]) -> None:
-        """Read what `save` wrote.
-
-        Raises:
-            CorruptArtifactError: If the file has other metadata or tensors.
-        """
+        """Read what `save` wrote; CorruptArtifactError if the file has other metadata or tensors."""
         atomic.load_into_module(cast(nn.Module, self), path, "method", metadata)

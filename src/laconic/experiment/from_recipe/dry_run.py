@@ -19,8 +19,8 @@ from laconic.experiment.from_recipe.build import build_experiment, build_optimiz
 from laconic.experiment.from_recipe.build_data import check_validation
 from laconic.experiment.from_recipe.cost import format_bytes
 from laconic.experiment.from_recipe.fake_update import UpdateCost, estimate_update
-from laconic.experiment.from_recipe.meta_method import build_meta_method
-from laconic.experiment.from_recipe.sample_rows import make_micro_batches, sample_training_rows
+from laconic.experiment.from_recipe.methods import build_meta_method
+from laconic.experiment.from_recipe.sample_rows import count_row_tokens, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.config import DecoderConfig
 from laconic.training.random_state import get_random_state
@@ -62,20 +62,17 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     sample = sample_training_rows(recipe, tokenizer, config.max_position_embeddings)
     notes = (*sample.notes, *check_validation(recipe, tokenizer, config))
     micro = train.micro_batch_size or train.batch_size
-    batches = make_micro_batches(sample.source, micro)
-    median = batches[len(batches) // 2]
-    widest = batches[-1]
-    tokens = {part: np.concatenate([batch.tokens[part] for batch in batches]) for part in widest.tokens}
-    build_nested.check_levels_trainable(recipe, max(map(sum, zip(*tokens.values(), strict=True))))
+    tokens = count_row_tokens(sample.source)
+    lengths = np.stack(list(tokens.values())).sum(0)
+    longest = np.resize(lengths.argsort()[-micro:], micro)  # rows, the same several times if there are fewer
+    build_nested.check_levels_trainable(recipe, int(lengths.max()))
     steps, per_epoch = train.total_updates(sample.num_rows), train.updates_per_epoch(sample.num_rows)
     middle, last = (step // max(1, per_epoch) for step in (steps // 2, steps - 1))
     epochs = {0, middle, last} if recipe.method in ("coconut", "icot") else {middle}  # these have stages
     costs: dict[int, UpdateCost] | None = None
     try:
-        costs = {
-            epoch: estimate_update(recipe, config, tokenizer, sample.source.batch(widest.rows, epoch, steps // 2))
-            for epoch in epochs
-        }
+        batches = {epoch: sample.source.batch(longest.tolist(), epoch, steps // 2) for epoch in epochs}
+        costs = {epoch: estimate_update(recipe, config, tokenizer, batch) for epoch, batch in batches.items()}
     except RuntimeError as error:  # of torch, for a shape that depends on numbers
         if not recipe.is_custom_method:
             raise
@@ -89,7 +86,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
     estimates: dict[str, Any] = dict.fromkeys(("flops_per_step", "memory", "largest_micro_batch", "seconds"))
     if costs is not None:
-        flops = costs[middle].flops * median.num_tokens / widest.num_tokens * train.batch_size / micro
+        flops = costs[middle].flops * lengths.mean() / lengths[longest].mean() * train.batch_size / micro
         memory = MemoryModel(
             counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"],
             max(cost.peak_bytes for cost in costs.values()) / micro, ALLOCATOR_OVERHEAD.get(device.type, 1.0),
@@ -122,11 +119,11 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     plan = plan_run(recipe, device)
     experiment = build_experiment(recipe, device)
     updater = Updater(experiment.method, recipe.train, plan["steps"], Ranks(), device, build_optimizer)
-    rows = len(experiment.training_data)
+    index = compute_update_index(recipe.train, recipe.seed, 0, len(experiment.training_data))
     start = time.perf_counter()
-    index = compute_update_index(recipe.train, recipe.seed, 0, rows)
     updater.update(experiment.training_data, index, get_random_state())
-    synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     seconds = time.perf_counter() - start
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident
@@ -139,20 +136,13 @@ def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) 
     D = config.hidden_size
     F = config.intermediate_size
     x, w = (torch.ones(n, m, dtype=dtype, device=device) for n, m in ((MATMUL_ROWS, D), (D, F)))
-    torch.mm(x, w)
-    synchronize(device)
+    torch.mm(x, w)[0, 0].item()  # which waits for the device
     start = time.perf_counter()
     done = 0
     while done == 0 or time.perf_counter() - start < MATMUL_SECONDS:
-        torch.mm(x, w)
-        synchronize(device)
+        torch.mm(x, w)[0, 0].item()
         done += 1
     return 2.0 * MATMUL_ROWS * D * F * done / (time.perf_counter() - start)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def free_memory(device: torch.device) -> int:

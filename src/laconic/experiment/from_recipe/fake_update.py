@@ -4,7 +4,6 @@ torch documents fake tensors and dispatch modes, but has no public name for them
 """
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -17,14 +16,12 @@ from torch.utils.flop_counter import flop_registry
 
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.from_recipe.meta_method import build_meta_method
+from laconic.experiment.from_recipe.methods import build_meta_method
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
 from laconic.training.step import check_output, get_loss_denominators
 
 aten: Any = torch.ops.aten
-
-
 FLOP_FORMULAS: dict[Any, Any] = {  # torch has none for attention on the CPU, whose arguments begin like the GPU's
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
@@ -63,8 +60,10 @@ class CostCounter(TorchDispatchMode):
             x, mask = torch.broadcast_tensors(*args)
             output = x[tuple(find_selected(mask).unbind(1))]
         else:
-            if func is aten.index.Tensor:
-                args = (args[0], expand_masks(args[1]))
+            if func is aten.index.Tensor:  # a mask among the indices stands for those that it selects
+                is_mask = (x is not None and x.dtype == torch.bool for x in args[1])
+                selected = [find_selected(x).unbind(1) if m else [x] for x, m in zip(args[1], is_mask, strict=True)]
+                args = (args[0], [x for part in selected for x in part])
             output = func(*args, **(kwargs or {}))
         if (formula := FLOP_FORMULAS.get(func.overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=output)
@@ -94,14 +93,6 @@ def find_selected(mask: Tensor) -> Tensor:
     return torch.zeros(mask.numel(), mask.ndim, dtype=torch.long) if isinstance(mask, FakeTensor) else mask.nonzero()
 
 
-def expand_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return indices with those that masks select in place of the masks, whose dimensions they index."""
-    expanded: list[Tensor | None] = []
-    for x in indices:
-        expanded += find_selected(x).unbind(1) if x is not None and x.dtype == torch.bool else [x]
-    return expanded
-
-
 class UpdateCost(NamedTuple):
     """Peak bytes of activations, gradients of activations and copies in a batch, and FLOPs of forward and backward."""
 
@@ -109,8 +100,8 @@ class UpdateCost(NamedTuple):
     flops: float
 
 
-def build_fake_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> nn.Module:
-    """Build the method of a recipe with fake parameters on the CPU, whose gradients are dropped."""
+def count_update(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch) -> UpdateCost:
+    """Run forward and backward of a batch with fake parameters, part by part as an update does."""
     method = build_meta_method(recipe, config, tokenizer)
     tensors = cast(dict[str, Tensor], method.state_dict(keep_vars=True))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -122,12 +113,6 @@ def build_fake_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenize
     for p in method.parameters():
         if p.requires_grad:
             p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    return method
-
-
-def count_update(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch) -> UpdateCost:
-    """Run forward and backward of a batch, part by part as an update does."""
-    method = build_fake_method(recipe, config, tokenizer)
     whole: Any = replace(cast(Any, batch), loss_denominators=get_loss_denominators(method, batch))
     state = None
     with warnings.catch_warnings(), CostCounter(method) as counter:

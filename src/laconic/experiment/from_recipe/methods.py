@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
 
 from laconic.batches import AnswerBatch, ReasoningBatch, ReasoningExample
@@ -16,6 +17,7 @@ from laconic.data.reasoning.dataset import answer_prefix_ids, collate
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, find_eos_token_id
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import MethodParameters, build_custom_method
 from laconic.experiment.text_models.document_reasoning import add_documents
@@ -30,6 +32,7 @@ from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from laconic.latent.stop_training import StopTraining
 from laconic.models.cache import KVCache
+from laconic.models.config import DecoderConfig
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel
 
@@ -133,6 +136,27 @@ def build_method(
         if untrained:
             raise UsageError(f"method {recipe.method} does not train {untrained} of {type(module).__name__}; remove it")
     return method
+
+
+def build_meta_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> nn.Module:
+    """Build decoder, adapter and method on the meta device: their sizes, and an early check that they fit together.
+
+    Initial values are not computed from the weights, and every segment becomes the largest number of vectors.
+    """
+    changes: dict[str, object] = {}
+    if recipe.latents is not None:
+        changes["latents"] = recipe.latents.model_copy(update={"projection_init_scale": "unit"})
+    if recipe.compression is not None:
+        fixed = {"length_policy": "fixed", "num_vectors": None}
+        compression = build_model.resolve_summary_init(recipe.compression, recipe.model)
+        if compression.summary_init == "eos":
+            fixed["summary_init"] = "normal"
+        changes["compression"] = compression.model_copy(update=fixed)
+    recipe = recipe.model_copy(update=changes)
+    with torch.device("meta"):
+        decoder = build_nested.create_decoder(recipe, config, None).to(getattr(torch, recipe.model.dtype))
+    decoder.activation_checkpointing = recipe.train.activation_checkpointing
+    return build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).to("meta").train()
 
 
 def answer_decoding(

@@ -1,6 +1,5 @@
 """Some training rows of a recipe for `laconic train --plan`: the first rows, or rows as long as the published ones."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from laconic import rng
 from laconic.batches import DocumentBatch, ReasoningExample
 from laconic.config.data import DataConfig, is_row_file
 from laconic.config.recipe import Recipe
@@ -27,7 +25,7 @@ from laconic.experiment.from_recipe.build_data import (
 )
 from laconic.interfaces import TrainingData
 
-MAX_ROWS = 2000  # rows that are tokenized
+MAX_ROWS, ROWS_AT_ONCE = 2000, 50  # rows that are tokenized
 MIN_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 10  # of documents that are tokenized
 WORD, STEP_TOKENS = " a", 9  # of assumed rows: text of one token, and tokens of a step and its separator
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
@@ -47,14 +45,14 @@ def sample_training_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> 
     data = recipe.data
     limit = max(MAX_ROWS, 2 * recipe.train.batch_size)
     if data.source == "text":
-        return _sample_documents(recipe, tokenizer, context)
+        return sample_documents(recipe, tokenizer, context)
     if data.source not in ("file", "catalog"):
         source = load_training_rows(recipe, tokenizer, context).source
         return RowSample(source, len(source))
     is_local = data.source == "file" or all(reasoning_load.is_local(name, data) for name in data.name or ())
-    published = None if is_local else _find_published_lengths(recipe)
+    published = None if is_local else find_published_lengths(recipe)
     if published is not None:
-        examples = _assume_examples(published, limit)
+        examples = assume_examples(published, limit)
         total = min(published.rows, data.max_train_rows or published.rows)
         recipe = recipe.model_copy(update={"data": data.model_copy(update={"on_too_long": "drop"})})
         assumed = encode_examples(recipe, tokenizer, examples, context, recipe.train.batch_size)
@@ -62,7 +60,7 @@ def sample_training_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> 
         notes = (note, *assumed.counts.describe_left_out())
         return RowSample(assumed, total * len(assumed) // limit, notes, True)
     alone = data.model_copy(update={"valid": None, "test": None})  # which may not be local
-    num_lines = _count_lines(data)
+    num_lines = count_lines(data)
     if num_lines > limit:  # only the beginning is read
         alone = alone.model_copy(update={"max_train_rows": limit})
     file = reasoning_load.load_training_examples(alone, recipe.reads_documents)
@@ -72,7 +70,7 @@ def sample_training_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> 
     return RowSample(rows.source, len(rows.source) * total // min(total, limit), notes)
 
 
-def _count_lines(data: DataConfig) -> int:
+def count_lines(data: DataConfig) -> int:
     """Return how many training rows the lines of JSONL files make, without blank ones; 0 for other files and sets."""
     files = [Path(name) for name in data.name or (data.path or "",)]
     if not all(is_row_file(str(file)) and file.is_file() and file.suffix.lower() != ".parquet" for file in files):
@@ -84,11 +82,10 @@ def _count_lines(data: DataConfig) -> int:
     return min(count, data.max_train_rows or count)
 
 
-def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowSample:
+def sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowSample:
     """Tokenize the first local documents and the longest; of others, assume as many full rows as the run needs."""
-    data = recipe.data
-    train = recipe.train
-    path = Path(recipe.data.path or "")
+    data, train = recipe.data, recipe.train
+    path = Path(data.path or "")
     if train.steps is not None and (data.path is None or not path.is_file()):
         if data.path is not None and path.is_dir():
             check_data_file(path)
@@ -102,15 +99,14 @@ def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
     row_characters = CHARACTERS_PER_TOKEN * data.text.row_tokens
     num_characters = sum(len(x.text) for x in documents)
     room = max(MIN_CHARACTERS, train.batch_size * row_characters)
-    sample: list[Document] = []
-    if num_characters > room:  # the widest rows, which need the most memory, may be at the end
-        longest = max(documents, key=lambda document: len(document.text))
-        sample.append(replace(longest, sections=(longest.text[:row_characters],)))
-    for document in documents:
-        if room > 0:
-            size = len(document.text)
-            sample.append(document if size <= room else replace(document, sections=(document.text[:room],)))
-            room -= size
+    sample = documents
+    if num_characters > room:
+        longest = max(documents, key=lambda document: len(document.text))  # its rows need the most memory
+        sample = [replace(longest, sections=(longest.text[:row_characters],))]
+        for document in documents:
+            if room > 0:
+                sample.append(replace(document, sections=(document.text[:room],)))
+                room -= len(document.text)
     ids = tokenize_documents(sample, tokenizer)
     scale = num_characters / max(1, sum(len(part.text) for part in sample))
     source = build_document_rows(recipe, sample, ids, context, "train")
@@ -118,7 +114,7 @@ def _sample_documents(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
     return RowSample(source, round(scale * len(source)), (*notes, note))
 
 
-def _find_published_lengths(recipe: Recipe) -> PublishedLengths | None:
+def find_published_lengths(recipe: Recipe) -> PublishedLengths | None:
     """Return what is known of a single set; a file that does not exist yet is like its validation set."""
     data = recipe.data
     if data.name is None or len(data.name) != 1:
@@ -128,7 +124,7 @@ def _find_published_lengths(recipe: Recipe) -> PublishedLengths | None:
     return None if info is None or (is_file and info.generator is None) else info.published_lengths
 
 
-def _assume_examples(published: PublishedLengths, num_rows: int) -> list[ReasoningExample]:
+def assume_examples(published: PublishedLengths, num_rows: int) -> list[ReasoningExample]:
     """Return examples with the published quantiles of lengths, and long chains for long questions."""
     at = (np.arange(num_rows) + 0.5) / num_rows
     columns = (published.question, published.chain, published.short_chain, published.answer)
@@ -141,32 +137,17 @@ def _assume_examples(published: PublishedLengths, num_rows: int) -> list[Reasoni
     return examples
 
 
-class MicroBatch(NamedTuple):
-    """Indices of rows, and the tokens in each part of each row."""
-
-    rows: list[int]
-    tokens: Mapping[str, NDArray[np.int64]]
-
-    @property
-    def width(self) -> int:
-        return sum(int(counts.max()) for counts in self.tokens.values())
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(int(counts.sum()) for counts in self.tokens.values())
-
-
-def make_micro_batches(source: TrainingData, size: int) -> list[MicroBatch]:
-    """Return shuffled micro-batches of the first rows, from the narrowest to the widest."""
-    order = rng.permutation(min(len(source), max(MAX_ROWS, size)), 0)
-    batches: list[MicroBatch] = []
-    for i in range(0, max(1, len(order) - size + 1), size):
-        rows = np.resize(order[i : i + size], size).tolist()
-        batch = source.batch(rows, 0, 0)
+def count_row_tokens(source: TrainingData) -> dict[str, NDArray[np.int64]]:
+    """Return the number of tokens in each part of each row, of the first rows."""
+    num_rows = min(len(source), MAX_ROWS)
+    counts: dict[str, list[NDArray[np.int64]]] = {}
+    for start in range(0, num_rows, ROWS_AT_ONCE):
+        batch = source.batch(range(start, min(start + ROWS_AT_ONCE, num_rows)), 0, 0)
+        parts = ("question", "chain", "answer", "document")
+        masks = {part: getattr(batch, f"{part}_mask", None) for part in parts}
         if isinstance(batch, DocumentBatch):
             masks = {"document": batch.attention_mask}
-        else:
-            parts = ("question", "chain", "answer", "document")
-            masks = {part: mask for part in parts if (mask := getattr(batch, f"{part}_mask")) is not None}
-        batches.append(MicroBatch(rows, {part: mask.sum(1).numpy() for part, mask in masks.items()}))
-    return sorted(batches, key=lambda batch: batch.width)
+        for part, mask in masks.items():
+            counts.setdefault(part, []).append(np.zeros(batch.B, np.int64) if mask is None else mask.sum(1).numpy())
+    tokens = {part: np.concatenate(arrays) for part, arrays in counts.items()}
+    return {part: numbers for part, numbers in tokens.items() if part != "document" or numbers.any()}

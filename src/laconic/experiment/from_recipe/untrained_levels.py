@@ -28,7 +28,6 @@ class UntrainedLevels(NamedTuple):
 
 
 def is_state_file(path: str | Path) -> bool:
-    """Return whether a file is a state of fast weights."""
     return Path(path).is_file() and atomic.read_artifact_kind(Path(path)) == state_file.ARTIFACT_KIND
 
 

@@ -41,11 +41,8 @@ TensorShapes = Mapping[str, tuple[int, ...]]
 def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
     """Wrap the linear layers of a decoder in place; only the adapter is trainable. Call the result like the decoder.
 
-    Target "all-linear" means every linear layer of the blocks.
-
-    Raises:
-        InputError: If a target does not exist.
-        UsageError: For something else than a decoder without an adapter.
+    Target "all-linear" means every linear layer of the blocks. Raises InputError if a target does not exist, UsageError
+    for something else than a decoder without an adapter.
     """
     from peft import get_peft_model
 
@@ -81,17 +78,11 @@ def save_adapter_config(model: "PeftModel", folder: Path) -> None:
 
 
 def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":
-    """Put an adapter from a folder on a decoder, in place.
+    """Put an adapter from a folder on a decoder, in place; the errors are those of `add_adapter`, and of the files.
 
     If the adapter was trained with more tokens, it is put on a decoder with as many, which shares the other weights. A
     head that is tied to the token embedding becomes a matrix of its own if the adapter changes one of the two, as peft
     computes it.
-
-    Raises:
-        InputError: If the folder is not a complete adapter, or belongs to another model.
-        UnsafeFileError: If the weights are a pickle.
-        NonFiniteError: If a weight is not finite.
-        UsageError: For something else than a decoder without an adapter.
     """
     from peft import get_peft_model, set_peft_model_state_dict
 
@@ -154,11 +145,7 @@ def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.T
 
 
 def merge_adapter(model: "PeftModel") -> Decoder:
-    """Return the decoder with the adapter merged into its weights, under the checkpoint's names.
-
-    Raises:
-        InputError: If the adapter adds biases to layers that have none.
-    """
+    """Return the decoder with the adapter merged into its weights; InputError if it adds biases to layers without."""
     for name, layer in model.named_modules():
         if any(getattr(layer, "lora_bias", {}).values()) and layer.get_base_layer().bias is None:
             raise InputError(
@@ -206,7 +193,6 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
 
 
 def changes_embedding_or_head(decoder: Decoder, settings: "LoraConfig") -> bool:
-    """Return whether an adapter changes the whole token embedding or the head."""
     names = (decoder.weight_names.token_embedding, decoder.weight_names.head)
     targets = settings.target_modules
     if isinstance(targets, str):

@@ -17,7 +17,7 @@ from laconic.batches.padding import pad_rows
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import MemoryMetadata
-from laconic.compression.segment import build_memory_prompt, resolve_position_scheme
+from laconic.compression.segment import resolve_position_scheme
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
@@ -163,7 +163,8 @@ class TextCompressor:
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
         """Return the memory of a finished job with its metadata."""
         assert job.done is not None
-        return replace(job.done, metadata=replace(self.metadata, documents=tuple(job.documents)))
+        metadata = replace(self.metadata, created=current_time(), documents=tuple(job.documents))
+        return replace(job.done, metadata=metadata)
 
     def save(self, memory: SummaryMemory, path: str | Path) -> None:
         """Write a `memory` of this model to a file at `path`."""
@@ -197,7 +198,7 @@ class TextCompressor:
             cache = cache.repeat_rows(len(ids))
         rows = memory if len(ids) == B else memory.select_rows([0] * len(ids))
         mask = pad_rows(ids, pad_left=True, device=rows.valid.device).attention_mask
-        positions = build_memory_prompt(self.decoder, model.config, rows, model.bos_token_id, mask).position_ids
+        positions = model.build_prompt(rows, mask).position_ids
         return MemoryPrompts(ids, cache, None if positions is None else positions[:, -1] + 1 - mask.sum(1))
 
     def prompt_embeddings(self, memory: SummaryMemory, prompt: str | None = None) -> Float[Tensor, "T D"]:

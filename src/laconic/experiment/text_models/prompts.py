@@ -108,10 +108,7 @@ class TextModel(Protocol):
 class PreparedPrompts(ABC):
     """Prompts that a model has encoded and checked before it generates a text after each of them.
 
-    Attributes:
-        prompts: One per text to generate.
-        ids: Their ids, without what precedes them.
-        model: The model.
+    `ids` are those of the prompts, without what precedes them.
     """
 
     prompts: Sequence[PromptRow]

@@ -40,7 +40,6 @@ def spread_documents(documents: Sequence[Sequence[ReadDocument]], n: int) -> lis
 
 
 def load_read_documents(path: str | Path) -> list[list[ReadDocument]]:
-    """Return the texts that each row of a state's file has read."""
     rows = read_writer_metadata(path).get("documents") or ()
     return [[ReadDocument(*(document[name] for name in ReadDocument._fields)) for document in row] for row in rows]
 

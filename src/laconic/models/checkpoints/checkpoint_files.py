@@ -56,18 +56,10 @@ def match_tensors(
     allow_missing: tuple[str, ...],
     stored: Mapping[str, StoredTensor],
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Find the tensor on disk for each parameter of a module. Warn of tensors that belong to nothing in it.
+    """Return the tensor on disk for each parameter of a module, and the allowed names that are absent.
 
-    Args:
-        allow_missing: Names that may be absent.
-        stored: Tensors of the folder, from `resolve_tensors`.
-
-    Returns:
-        The tensors by parameter name, and the allowed names that are absent.
-
-    Raises:
-        InputError: Tensors are missing, of another shape or dtype, or parameters of a decoder that the configuration
-            rules out; the message lists them.
+    Warn of tensors that belong to nothing in the module. Raise InputError if tensors are missing, of another shape or
+    dtype, or parameters of a decoder that the configuration rules out; the message lists them.
     """
     transposed = transposed_weights(config)
     shapes = {

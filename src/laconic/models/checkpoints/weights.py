@@ -41,12 +41,9 @@ COMPANION_FILES = (
 def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weights: bool = True) -> Path:
     """Return the Hugging Face folder of a model.
 
-    Args:
-        model: A folder, a GGUF file, which is converted into laconic's cache on first use, a short name such as
-            `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded. A leading
-            `~` is the home directory.
-        revision: Revision on the hub; see `check_revision` for local folders.
-        with_weights: Whether to download the weights, too.
+    `model` is a folder, a GGUF file, which is converted into laconic's cache on first use, a short name such as
+    `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded. A leading `~` is
+    the home directory.
     """
     folder = Path(os.path.expanduser(model))
     name = str(model)
@@ -112,14 +109,10 @@ def load_weights(
 ) -> tuple[str, tuple[str, ...]]:
     """Assign the weights of a folder to a module on meta, one layer at a time.
 
-    Args:
-        allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
-        tensors: Tensors of the folder, from `resolve_tensors`; None indexes the folder, whose names are the module's.
-        on_layer: Receives the module and the names of the tensors whenever a layer has been assigned; it has to replace
-            the linear ones, which may be file mappings.
-
-    Returns:
-        The fingerprint of the weights on disk, and the allowed names that were missing.
+    Return the fingerprint of the weights on disk, and the names of `allow_missing` that are absent: they become zeros,
+    for the caller to initialise. `tensors` are those of `resolve_tensors`; without them, the names in the folder are
+    the module's. `on_layer` receives the module and the names of the tensors whenever a layer has been assigned; it has
+    to replace the linear ones, which may be file mappings.
     """
     target = resolve_device(device)
     tensors = index_tensors(folder) if tensors is None else tensors
@@ -165,21 +158,6 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
         available = f"it has {count}, from cuda:0" if count else "it has no CUDA; use cpu"
         raise UsageError(f"device {resolved} is not available to this torch; {available}")
     return resolved
-
-
-def resolve_device_map(
-    device: torch.device | str | None, device_map: str | Mapping[str, Any] | None
-) -> torch.device | str | None:
-    """Return `device`, or the one that transformers' `device_map` names for the whole model."""
-    if device_map is None:
-        return device
-    if device is not None:
-        raise UsageError(f"device={device} and device_map={device_map!r}: pass one of them")
-    devices = {device_map} if isinstance(device_map, str) else set(device_map.values())
-    if len(devices) != 1 or devices & {"balanced", "balanced_low_0", "sequential", "disk"}:
-        raise UsageError(f"device_map={device_map!r}: a decoder lies on one device; pass device='cuda' or device='cpu'")
-    (target,) = devices
-    return f"cuda:{target}" if isinstance(target, int) else target
 
 
 def resolve_dtype(dtype: torch.dtype | str | None, folder: Path) -> torch.dtype | None:

@@ -41,11 +41,8 @@ def convert_gguf(
 ) -> None:
     """Convert a GGUF file to a Hugging Face folder with weights, tokenizer and chat template; write nothing on errors.
 
-    Args:
-        dtype: Type of the stored weights. None: float16 or bfloat16 if all matrices in the file have it, else float32;
-            vectors are then float32.
-        digest: SHA-256 of the file, if it is known already.
-        on_progress: Receives (tensor name, tensors written, number of tensors).
+    The weights are stored in `dtype`, by default in float16 or bfloat16 if all matrices in the file have it, with
+    vectors in float32, else in float32. `digest` is the file's SHA-256, if it is known already.
     """
     header = read_header(path)
     check_quantizations(header)

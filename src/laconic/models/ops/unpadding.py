@@ -29,7 +29,6 @@ class RealTokens(NamedTuple):
         return padded.index_copy(0, self.places, x[0]).view(self.B, self.T, -1)
 
     def scatter_heads(self, x: Float[Tensor, "1 H N E"]) -> Float[Tensor, "B H T E"]:
-        """Put queries, keys or values back to their positions."""
         H, E = x.shape[1], x.shape[3]
         return self.scatter(x.transpose(1, 2).flatten(2)).view(self.B, self.T, H, E).transpose(1, 2)
 

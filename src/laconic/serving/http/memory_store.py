@@ -19,7 +19,6 @@ from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.memory_file import FILE_KIND as KV_KIND
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import FILE_KIND as SUMMARY_KIND
-from laconic.compression.segment import build_memory_prompt
 from laconic.console import log_message
 from laconic.errors import CorruptArtifactError, LaconicError, UsageError, translate_os_errors
 from laconic.experiment.text_models.chat_session import ChatPrefix
@@ -257,10 +256,7 @@ class MemoryStore:
         cache = model.prefill_memory(memory)
         if cache is None:
             raise UsageError("the memory has no vectors; compress a longer text")
-        one_token = memory.valid.new_ones(1, 1)
-        position_ids = build_memory_prompt(
-            self.decoder, model.config, memory, model.bos_token_id, one_token
-        ).position_ids
+        position_ids = model.build_prompt(memory, memory.valid.new_ones(1, 1)).position_ids
         return ChatPrefix(cache, cache.S if position_ids is None else int(position_ids[0, -1]))
 
 
