@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import laconic
 from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.evaluation.class_incremental.finetune_baselines import FinetuneConfig
-from laconic.evaluation.class_incremental.metrics import METHODS as CLASS_METHODS
+from laconic.evaluation.class_incremental.protocol import METHODS as CLASS_METHODS
 from laconic.evaluation.class_incremental.run import build_learner
 from laconic.nested.optim.input_recording import record_inputs
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule

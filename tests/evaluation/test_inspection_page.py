@@ -10,13 +10,19 @@ import pytest
 from markupsafe import Markup
 
 from laconic.data.reasoning.answer_matching import CODI, DIGIT
-from laconic.evaluation.inspection import dataset, question_summary
+from laconic.evaluation.inspection import dataset
 from laconic.evaluation.inspection import page as inspection_page
 from laconic.evaluation.inspection.chain_comparison import KV_SPACES, ChainComparison, SimilarityMap
 from laconic.evaluation.inspection.dataset import DatasetInspection, DatasetSummary
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
-from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection
-from laconic.evaluation.inspection.question_summary import QuestionSummary
+from laconic.evaluation.inspection.question import (
+    ChangedAnswer,
+    QuestionInspection,
+    QuestionSummary,
+    correctness_suffix,
+    format_inspection,
+    question_to_json,
+)
 from laconic.evaluation.inspection.verdict import AS_TRAINED, ThoughtAudit
 from laconic.evaluation.reasoning.evaluate import AnswerRecord
 from laconic.evaluation.reasoning.table import ReasoningRow
@@ -117,10 +123,10 @@ def test_list_caveats_names_runs_at_the_majority_baseline() -> None:
 
 def test_correctness_suffix() -> None:
     result = question(build_inspection(1, 1, 2, 3))
-    assert question_summary.correctness_suffix("7 ", result) == ", correct"
-    assert question_summary.correctness_suffix("8", result) == ", expected 7"
-    assert question_summary.correctness_suffix("8", replace(result, gold=None)) == ""
-    assert question_summary.correctness_suffix("The answer is: 7", replace(result, protocol=CODI)) == ", correct"
+    assert correctness_suffix("7 ", result) == ", correct"
+    assert correctness_suffix("8", result) == ", expected 7"
+    assert correctness_suffix("8", replace(result, gold=None)) == ""
+    assert correctness_suffix("The answer is: 7", replace(result, protocol=CODI)) == ", correct"
 
 
 @pytest.mark.medium
@@ -134,7 +140,7 @@ def test_render_inspection_page_text_and_json_agree(
     assert inspection_page.render_inspection_page(result) == html
     text = page.words
     if isinstance(result, QuestionSummary):
-        data, both = question_summary.question_to_json(result), question_summary.format_inspection(result)
+        data, both = question_to_json(result), format_inspection(result)
         assert "zero in vectors: 8 9\n" in both
     else:
         data, both = dataset.dataset_to_json(result), str(dataset.dataset_tables(result))
@@ -198,7 +204,7 @@ def test_render_inspection_page_without_a_teacher() -> None:
     assert "sequential" in text
     assert "Tokens selected" not in text
     assert "Similarity to" not in text
-    assert "sequential" in question_summary.format_inspection(result)
+    assert "sequential" in format_inspection(result)
 
 
 @pytest.mark.medium

@@ -11,17 +11,15 @@ from laconic.evaluation.model_card import (
     build_model_card,
     describe_base,
     describe_data_licences,
+    describe_options,
     find_datasets,
     list_data_files,
-    list_hub_names,
-)
-from laconic.evaluation.reasoning.run import AS_TRAINED, EvalCondition
-from laconic.evaluation.repeat_commands import (
-    describe_options,
     list_evaluation_commands,
     list_held_out,
+    list_hub_names,
     name_task,
 )
+from laconic.evaluation.reasoning.run import AS_TRAINED, EvalCondition
 from laconic.evaluation.results_store import EvalMetadata
 from laconic.experiment.from_recipe.build_data import choose_default_protocol
 from tests.conftest import RunCli

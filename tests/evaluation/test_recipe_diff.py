@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from laconic.config.load import load_recipe, to_toml
-from laconic.evaluation.report.recipe_diff import recipe_differences, shipped_recipes
+from laconic.evaluation.report.papers import recipe_differences, shipped_recipes
 from laconic.training.optim import build_adamw
 
 

@@ -15,7 +15,7 @@ from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams import texts
 from laconic.evaluation.streams.evaluate import build_metrics
 from laconic.evaluation.streams.metrics import OVERALL
-from laconic.evaluation.streams.table import compute_gains, retained_share
+from laconic.evaluation.streams.report import compute_gains, retained_share
 from laconic.evaluation.streams.tasks import name_ablations
 from laconic.evaluation.streams.texts import drop_cache, split_sections
 from laconic.evaluation.suite import RunResult

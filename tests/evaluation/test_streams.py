@@ -14,7 +14,7 @@ from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams.evaluate import CacheAsState, build_metrics, score_tokens
 from laconic.evaluation.streams.metrics import contiguous_slices, merge_sums, score_mqar
-from laconic.evaluation.streams.table import build_stream_table, result_to_json
+from laconic.evaluation.streams.report import build_stream_table, result_to_json
 from laconic.evaluation.streams.tasks import list_conditions
 from laconic.evaluation.streams.texts import group_rows_by_text
 from laconic.evaluation.suite import RunResult

@@ -41,7 +41,7 @@ def score_with_transformers(folder: Path, documents: str, questions: str) -> dic
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    loaded = load_probed_documents(load_tokenizer(folder), documents, questions, TOKENS, LIMIT).documents
+    loaded = load_probed_documents(load_tokenizer(folder), documents, questions, TOKENS, LIMIT)[0]
     nats: dict[str, list[float]] = {task: [] for task in TASKS}
     for document in loaded:
         for task in document.probes.keys() & nats:

@@ -28,8 +28,8 @@ from laconic.config.load import load_recipe
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import LaconicError
-from laconic.evaluation.report.build import build_report
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata, run_resumable
+from laconic.evaluation.suites import build_report
 from laconic.experiment.lora import lora
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig

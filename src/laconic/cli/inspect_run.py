@@ -26,11 +26,13 @@ from laconic.evaluation.inspection.page import render_inspection_page
 from laconic.evaluation.inspection.question import (
     NUM_MEAN_QUESTIONS,
     QuestionInspection,
+    QuestionSummary,
     describe_given_chain,
+    format_inspection,
     generate_chain,
     inspect_question,
+    question_to_json,
 )
-from laconic.evaluation.inspection.question_summary import QuestionSummary, format_inspection, question_to_json
 from laconic.evaluation.reasoning.question_sets import QuestionSet, load_question_set, single_question
 from laconic.evaluation.reasoning.run import choose_protocol, decoding_for
 from laconic.evaluation.runs import short_run_names

@@ -183,6 +183,5 @@ def write_question(example: ReasoningExample) -> str:
 
 
 def write_solution(example: ReasoningExample, answer_prompt: str) -> str:
-    """Return the chain of an example, in prose if it has one, and its answer."""
     chain = str(example.metadata.get("rationale") or " ".join(example.steps))
     return f"{chain}\n{answer_prompt} {example.answer}".strip()

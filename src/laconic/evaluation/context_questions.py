@@ -26,7 +26,6 @@ class ContextQuestion(NamedTuple):
 
 
 def parse_question(row: dict[str, Any], name: str) -> ContextQuestion:
-    """Parse a row. Raises `RowError`."""
     is_document_name = row.get("context") is None and row.get("document") is not None
     context, question = (
         require_text(row, field, ROW_FORMAT) for field in ("document" if is_document_name else "context", "question")

@@ -36,7 +36,6 @@ def format_examples(examples: Sequence[ExampleQuestion]) -> Iterator[str]:
 
 
 def build_examples_table(examples: Sequence[ExampleQuestion]) -> Table:
-    """Return the table for a page, with whole texts."""
     return build_table(COLUMNS, [(example, answer) for example in examples for answer in example.answers])
 
 
@@ -45,7 +44,6 @@ def describe_outcome(answer: ExampleAnswer) -> str:
 
 
 def shorten_middle(text: str) -> str:
-    """Return a text on one line of at most `MAX_LINE_CHARS` characters."""
     line = " ".join(text.split())
     half = (MAX_LINE_CHARS - 3) // 2
     return line if len(line) <= MAX_LINE_CHARS else f"{line[:half]} … {line[-half:]}"

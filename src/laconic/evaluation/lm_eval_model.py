@@ -251,7 +251,6 @@ class LaconicLM(TemplateLM):
             return decoder(decoder.embed(ids), cache, attention_mask=padding_mask, position_ids=positions).hidden_states
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
-        """Write continuations or answers, in batches of requests with the same options."""
         arguments: list[Any] = [(*request.args[:2], index) for index, request in enumerate(requests)]
         for options in {str(options): options for _, options, _ in arguments}.values():
             self.build_config(options)  # refuses options before the first text is generated
@@ -295,7 +294,6 @@ class LaconicLM(TemplateLM):
         return GenerationConfig(max_tokens, temperature=temperature, return_state=False, **settings), until
 
     def write_texts(self, contexts: Sequence[str], config: GenerationConfig, until: list[str]) -> list[str]:
-        """Continue contexts, or answer them as questions, up to the first stop string."""
         if isinstance(self.model, laconic.Reasoner):
             return [cut_text(answer.text, until, None) for answer in self.model.generate(contexts, config)]
         if isinstance(self.model, laconic.NestedTextModel):

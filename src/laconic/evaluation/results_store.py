@@ -7,6 +7,7 @@ to a hidden folder beside it, one line with a hash per unit, so that the same co
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -140,7 +141,7 @@ class StoredEvaluation(NamedTuple):
 
 
 def folder_safe_name(name: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._") else "-" for c in name).strip("-")
+    return re.sub(r"[^A-Za-z0-9._]", "-", name).strip("-")
 
 
 def run_resumable(
@@ -302,7 +303,6 @@ def _load_committed(folder: Path, metadata: EvalMetadata) -> list[EvalItem] | No
 
 
 def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:
-    """Write the folder of a finished evaluation and remove the partial results."""
     text = "".join(f"{to_canonical_json(asdict(r))}\n" for r in records)
     metadata = asdict(job.metadata)
     figures = dict(job.summarize(group_items(records))) if job.summarize else {}

@@ -226,12 +226,11 @@ def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    adjusted = [0.0] * len(p_values)
-    least = 0.0
-    for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        least = max(least, min(1.0, (len(p_values) - place) * p_values[i]))
-        adjusted[i] = least
-    return adjusted
+    p = np.array(p_values)
+    order = p.argsort(kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(p[order] * range(len(p), 0, -1)).clip(max=1.0)
+    return adjusted.tolist()
 
 
 def find_significant(differences: Sequence[Difference]) -> list[bool]:
@@ -259,9 +258,10 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
 
 
 def format_difference(difference: Difference) -> str:
-    return f"{format_points(difference.mean)} ({format_points(difference.low)} to {format_points(difference.high)})"
+    """Format a difference of shares in percentage points, with its interval."""
+    mean, low, high = (format_points(x) for x in difference[:3])
+    return f"{mean} ({low} to {high})"
 
 
 def format_points(part: float) -> str:
-    """Format a difference of shares in percentage points, with a sign and without a negative 0."""
-    return f"{round(100 * part, 1) + 0.0:+.1f}"
+    return f"{100 * part:+z.1f}"

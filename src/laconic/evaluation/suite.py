@@ -85,7 +85,6 @@ class EvalRequest:
 
     @property
     def paths(self) -> list[str]:
-        """The runs, then the baseline if it is not one of them."""
         return list(dict.fromkeys((*self.runs, *([self.baseline] if self.baseline else ()))))
 
     def document_tokens(self, most: int) -> int:
@@ -93,7 +92,6 @@ class EvalRequest:
         return min(DEFAULT_TOKENS, most) if self.tokens is None else self.tokens
 
     def load_run(self, folder: Path) -> LoadedRun:
-        """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
         is_checkpoint = read_prompt(folder) is not None
         with status(f"loading {folder.name if is_checkpoint or runs.find_export(folder) is not None else folder}"):
             if is_checkpoint:

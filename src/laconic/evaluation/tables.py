@@ -98,8 +98,3 @@ def format_with_error(text: str, standard_error: float, digits: int) -> str:
 def format_count(x: float) -> str:
     """Format a mean count: without decimals if it is whole."""
     return f"{x:.0f}" if abs(x - round(x)) < 0.005 else f"{x:.1f}"
-
-
-def format_signed(x: float, digits: int) -> str:
-    """Format a difference with its sign, without a negative zero."""
-    return f"{round(x, digits) + 0.0:+.{digits}f}"

@@ -27,7 +27,7 @@ from laconic.evaluation.suite import (
     RunResult,
     describe_evaluation,
 )
-from laconic.evaluation.tables import Column, build_table, figures_to_json, format_percent, format_signed
+from laconic.evaluation.tables import Column, build_table, figures_to_json, format_percent
 from laconic.experiment.load_run import LoadedRun
 from laconic.losses import LogitsFn, score_rows_in_chunks
 from laconic.storage.manifest import hash_json
@@ -62,7 +62,7 @@ COLUMNS = (
     Column("windows", lambda row: str(row.nats.num_items)),
     Column("nats per token", lambda row: f"{row.nats.mean:.4f}"),
     Column("correct %", lambda row: format_percent(row.accuracy)),
-    Column("difference", lambda row: "" if row.difference is None else format_signed(row.difference.mean, 4)),
+    Column("difference", lambda row: "" if row.difference is None else f"{row.difference.mean:+z.4f}"),
     Column("95 % interval", lambda row: "" if row.difference is None else format_loss_interval(row.difference)),
 )
 
@@ -150,7 +150,6 @@ def load_excerpts(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int |
 
 
 def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> list[LossRow]:
-    """Return a row for each model; differences are paired by window, where both models have the same windows."""
     rows: list[LossRow] = []
     for result in results:
         nats = result.scores(CONDITION, itemgetter("nats"))
@@ -163,4 +162,4 @@ def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> 
 
 
 def format_loss_interval(difference: Difference) -> str:
-    return f"{format_signed(difference.low, 4)} to {format_signed(difference.high, 4)}"
+    return f"{difference.low:+z.4f} to {difference.high:+z.4f}"

@@ -2,15 +2,12 @@
 
 from typing import Any
 
-import numpy as np
-
-from laconic.evaluation.class_incremental.metrics import estimate_metrics, metrics_to_json
+from laconic.evaluation.class_incremental.protocol import estimate_metrics, metrics_to_json
 from laconic.evaluation.class_incremental.report import (
     COLUMNS,
     build_method_table,
     build_plots,
     format_metric,
-    mean_matrix,
 )
 from tests.conftest import needs
 
@@ -44,11 +41,6 @@ def test_build_method_table() -> None:
     assert learner[5:] == ["1,200, 3", "12,345"]
     assert joint == ["joint", "70.0 (70.0 to 70.0)", "–", "–", "–", "–", "–"]
     assert format_metric({"mean": 0.5, "sd": None, "low": 0.5, "high": 0.5}) == "50.0"
-
-
-def test_mean_matrix() -> None:
-    np.testing.assert_allclose(mean_matrix([A, B]), [[0.8, np.nan], [0.2, 0.6]])
-    assert np.isnan(mean_matrix([ONCE])[0]).all()
 
 
 def test_build_plots() -> None:

@@ -16,8 +16,7 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
     compute_label_loss,
     first_per_class,
 )
-from laconic.evaluation.class_incremental.metrics import compute_metrics
-from laconic.evaluation.class_incremental.protocol import run_stream
+from laconic.evaluation.class_incremental.protocol import compute_metrics, run_stream
 from laconic.evaluation.class_incremental.tasks import LabelledUtterance
 from laconic.evaluation.streams.evaluate import CacheAsState
 from tests import tolerances

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from laconic.evaluation.class_incremental.metrics import compute_metrics, estimate_metrics, metrics_to_json
+from laconic.evaluation.class_incremental.protocol import compute_metrics, estimate_metrics, metrics_to_json
 from tests.oracles import class_incremental as oracle
 
 N = 6

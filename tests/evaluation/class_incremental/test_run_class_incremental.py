@@ -13,7 +13,7 @@ from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
-from laconic.evaluation.class_incremental.metrics import METHODS
+from laconic.evaluation.class_incremental.protocol import METHODS
 from laconic.evaluation.class_incremental.report import build_method_table
 from laconic.evaluation.class_incremental.run import (
     RATE_TIMES_WIDTH,

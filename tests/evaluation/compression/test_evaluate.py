@@ -11,15 +11,12 @@ from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.compression.memory import SummaryMemory
-from laconic.errors import InputError
 from laconic.evaluation.compression import run
 from laconic.evaluation.compression.evaluate import (
     ALL_TOKENS,
     CompressedContext,
     ContextCondition,
-    ContextTail,
     evaluate_batch,
-    split_context,
 )
 
 V = 11
@@ -60,13 +57,13 @@ class RandomDocuments:
         return DocumentBatch(input_ids, mask, mask.clone(), (2, 6, 46), torch.as_tensor(rows), names)
 
 
-def compress(split: ContextTail) -> CompressedContext:
+def compress(batch: DocumentBatch) -> CompressedContext:
     """One or two vectors per segment, depending on the row; each is the sum of the segment's ids."""
-    memory = SummaryMemory.empty(len(split.tail), 1, torch.float64)
-    for columns in split.segments:
-        total = split.context[:, columns].sum(1).double()
-        valid = torch.arange(2) < (1 + split.row_index % 2)[:, None]
-        memory = memory.append(total[:, None, None].expand(-1, 2, 1), valid, torch.ones_like(split.row_index)).compact()
+    memory = SummaryMemory.empty(batch.B, 1, torch.float64)
+    for columns in batch.segment_slices[:-1]:
+        total = batch.input_ids[:, columns].sum(1).double()
+        valid = torch.arange(2) < (1 + batch.row_index % 2)[:, None]
+        memory = memory.append(total[:, None, None].expand(-1, 2, 1), valid, torch.ones_like(batch.row_index)).compact()
     return CompressedContext(memory, memory.vectors_per_segment, None)
 
 
@@ -96,7 +93,7 @@ def score_by_loop(batch: DocumentBatch, b: int, before: float, start: int) -> tu
 def test_evaluate_batch_scores_the_same_tokens_under_each_condition() -> None:
     source = RandomDocuments()
     batch = source.batch(range(5), 0, 0)
-    documents = evaluate_batch(split_context(batch), make_conditions())
+    documents = evaluate_batch(batch, make_conditions())
     for b, document in enumerate(documents):
         n = 1 + b % 2
         first, second = sum(batch.input_ids[b, :2].tolist()), sum(batch.input_ids[b, 2:6].tolist())
@@ -118,14 +115,7 @@ def test_evaluate_batch_scores_the_same_tokens_under_each_condition() -> None:
 
 
 def test_compress_other_text_takes_the_document_half_the_data_set_further_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "compress_context", lambda _, split: split.names)
+    monkeypatch.setattr(run, "compress_context", lambda _, batch: batch.document_ids)
     source = RandomDocuments()
-    names = run.compress_other_text(cast(Any, None), source, split_context(source.batch([0, 3, 4], 0, 0)))
+    names = run.compress_other_text(cast(Any, None), source, source.batch([0, 3, 4], 0, 0))
     assert names == ("row 2", "row 0", "row 1")
-
-
-def test_split_context_rejects_padding() -> None:
-    batch = RandomDocuments().batch(range(2), 0, 0)
-    batch.attention_mask[0, 0] = False
-    with pytest.raises(InputError, match="without padding"):
-        split_context(batch)

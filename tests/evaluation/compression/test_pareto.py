@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from laconic.evaluation.compression import pareto
-from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, TEXT_END
+from laconic.evaluation.compression import scores
+from laconic.evaluation.compression.scores import FIXED_LENGTH, LEARNED_LENGTH, TEXT_END
 from laconic.evaluation.suite import RunResult
 from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
 
@@ -24,8 +24,8 @@ def learned(better: float, noise: float = 0.02) -> list[dict[str, dict[str, Any]
     ]
 
 
-def compare(results: list[RunResult]) -> list[pareto.LengthComparison]:
-    return pareto.compare_learned_lengths([point for result in results for point in pareto.pareto_points(result)])
+def compare(results: list[RunResult]) -> list[scores.LengthComparison]:
+    return scores.compare_learned_lengths([point for result in results for point in scores.pareto_points(result)])
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_compare_learned_lengths_needs_two_standard_errors(better: float, messag
 
 def test_interpolate_quality_is_linear_for_each_document() -> None:
     ways = [conditions | {"compressed": make_condition(1.0, 12, (3,))} for conditions in map(fixed_lengths, range(N))]
-    points = [p for p in pareto.pareto_points(make_result("stop", ways)) if p.kind == FIXED_LENGTH]
+    points = [p for p in scores.pareto_points(make_result("stop", ways)) if p.kind == FIXED_LENGTH]
     for x, expected in ((1.0, 2.2), (3.0, 1.8), (3.5, 1.7), (4.0, 1.6), (4.1, 1.6)):
-        on_line = pareto.interpolate_quality(points, x, 0)
+        on_line = scores.interpolate_quality(points, x, 0)
         assert on_line is not None
         assert on_line == pytest.approx([-(expected + 0.1 * d) for d in range(N)])
-    assert pareto.interpolate_quality(points, 0.9, 0) is None
-    assert pareto.interpolate_quality([], 1.0, 0) is None
+    assert scores.interpolate_quality(points, 0.9, 0) is None
+    assert scores.interpolate_quality([], 1.0, 0) is None
 
 
 def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents() -> None:
@@ -78,7 +78,7 @@ def test_pareto_points_kinds() -> None:
     ways = learned(0.0)
     for conditions in ways:
         conditions["end, n = 2"] = make_condition(2.9, 5, (), context_size=2)
-    points = pareto.pareto_points(make_result("stop", ways, seeds=2))
+    points = scores.pareto_points(make_result("stop", ways, seeds=2))
     assert {p.kind for p in points} == {FIXED_LENGTH, LEARNED_LENGTH, TEXT_END}
     assert next(p for p in points if p.kind == TEXT_END).mean_point == (2.0, -2.9)
 
@@ -86,4 +86,4 @@ def test_pareto_points_kinds() -> None:
 def test_seed_document_error_includes_seeds() -> None:
     apart = np.array([[0.0, 0.2], [0.4, 0.6]])
     documents, seeds = np.std([0.2, 0.4], ddof=1) / 2**0.5, np.std([0.1, 0.5], ddof=1) / 2**0.5
-    assert pareto.seed_document_error(apart) == pytest.approx(math.hypot(documents, seeds))
+    assert scores.seed_document_error(apart) == pytest.approx(math.hypot(documents, seeds))

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from laconic.evaluation.compression import report, scores, table
+from laconic.evaluation.compression import report, scores
 from laconic.evaluation.report.page import PageSection, render_page
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
@@ -128,5 +128,5 @@ def test_report_page_contains_published_tables_after_files() -> None:
 
 
 def test_gain_table_of_one_document_has_no_standard_error() -> None:
-    table_of_one = table.build_gain_table([make_result("kava", [fixed_lengths(0)])])
+    table_of_one = report.build_gain_table([make_result("kava", [fixed_lengths(0)])])
     assert not any("±" in cell for row in table_of_one.rows for cell in row)

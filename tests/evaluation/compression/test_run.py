@@ -5,23 +5,22 @@ from typing import Any
 
 import torch
 
+from laconic.batches import DocumentBatch
 from laconic.compression.halting.inference import StopRule
 from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.config.methods import StopHeadConfig
-from laconic.evaluation.compression.evaluate import ContextTail
 from laconic.evaluation.compression.run import build_conditions, compress_with_best_lengths
 from tests.compression.compressors import reader
 
 LENGTHS = (1, 2, 4)
 
 
-def split(B: int = 3) -> ContextTail:
-    """Two segments of context and a tail, whose first token is not scored."""
+def documents(B: int = 3) -> DocumentBatch:
+    """Two segments of context and a tail."""
     text = torch.randint(0, 200, (B, 30), generator=torch.Generator().manual_seed(1))
-    scored = torch.ones(B, 10, dtype=torch.bool)
-    scored[:, 0] = False
-    return ContextTail(text[:, :20], (8, 20), text[:, 20:], scored, torch.arange(B), tuple("abc"[:B]))
+    mask = torch.ones_like(text, dtype=torch.bool)
+    return DocumentBatch(text, mask, mask.clone(), (8, 20, 30), torch.arange(B), tuple("abc"[:B]))
 
 
 def test_compress_with_best_lengths_minimizes_nats_plus_price() -> None:
@@ -31,10 +30,10 @@ def test_compress_with_best_lengths_minimizes_nats_plus_price() -> None:
             allowed_lengths=LENGTHS,
             halting=StopHeadConfig.model_validate({"initial_mean_fraction": 0.5, "length_cost": price}),
         ).method
-        compressed, tail = compress_with_best_lengths(model, split()), split()
+        compressed, batch = compress_with_best_lengths(model, documents()), documents()
         for b in range(3):
-            one, memory, lengths = tail.context[b : b + 1], None, list[int]()
-            for start, end, after in ((0, 8, one[:, 8:20]), (8, 20, tail.tail[b : b + 1])):
+            one, memory, lengths = batch.input_ids[b : b + 1], None, list[int]()
+            for start, end, after in ((0, 8, one[:, 8:20]), (8, 20, one[:, 20:])):
                 costs = dict[int, tuple[float, SummaryMemory]]()
                 for n in LENGTHS:
                     tried = model.compress(one[:, start:end], None, memory, StopRule("fixed", num_vectors=n))

@@ -102,7 +102,7 @@ def load_tiny(folder: Path) -> LanguageModel:
 def score_passages(folder: Path) -> float:
     """Return the nats per token of the passages after the whole document, read as one text."""
     model = load_tiny(folder)
-    documents = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 300, 2).documents
+    documents = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 300, 2)[0]
     nats = list[float]()
     for document in documents:
         assert len(document.ids) == 300
@@ -202,7 +202,7 @@ def test_evaluate_memories_measures_what_compress_writes(
     monkeypatch.setattr(contexts, "build_kv_context", lambda *args: measured.append(args[2]) or build(*args))
     command = ("--tasks", "memories", "--documents", "books.jsonl", "--tokens", 320, "--limit", 1)
     evaluate_json(run_cli, "tiny", *command, "--methods", "kvzip", "--keep", 0.29)
-    documents = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 320, 1).documents
+    documents = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 320, 1)[0]
     text.write_text(model.tokenizer.decode(documents[0].ids))
     assert book[:20] == text.read_text()[:20]
     assert run_cli("compress", "tiny", text, "--out", memory, "--keep", 0.29, "--device", "cpu").code == 0

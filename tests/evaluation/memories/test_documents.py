@@ -22,7 +22,7 @@ def documents(tmp_path: Path) -> Path:
 
 def test_load_probed_documents_inserts_needles_and_copies_passages(documents: Path) -> None:
     tokenizer = load_tokenizer("stories260k")
-    loaded = load_probed_documents(tokenizer, str(documents), None, 192, None).documents
+    loaded = load_probed_documents(tokenizer, str(documents), None, 192, None)[0]
     assert [document.name for document in loaded] == ["a", "b"], "rows of one book are one text"
     for document in loaded:
         assert len(document.ids) == 192
@@ -34,7 +34,7 @@ def test_load_probed_documents_inserts_needles_and_copies_passages(documents: Pa
         assert all(tokenizer.decode(probe.ids[-probe.num_scored :]) in text for probe in passages)
         (continuation,) = document.probes["continuation"]
         assert continuation.num_scored == len(continuation.ids) - 1 == 63
-    assert loaded == load_probed_documents(tokenizer, str(documents), None, 192, None).documents
+    assert loaded == load_probed_documents(tokenizer, str(documents), None, 192, None)[0]
 
 
 def test_load_probed_documents_questions_with_their_context(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_load_probed_documents_questions_with_their_context(tmp_path: Path) -> N
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer("stories260k")
     loaded = load_probed_documents(tokenizer, None, str(tmp_path / "questions.jsonl"), 192, None)
-    (document,) = loaded.documents
-    assert (document.name, loaded.notes) == ("text 1", ())
+    (document,) = loaded[0]
+    assert (document.name, loaded[1]) == ("text 1", ())
     texts = [tokenizer.decode(probe.ids) for probe in document.probes["questions"]]
     assert texts[0].strip() == "Question: What color was the ball?\nAnswer: It was red"
     assert texts[1].strip() == "Question: Where was it lost?\nAnswer: in the park"
@@ -70,8 +70,8 @@ def test_load_probed_documents_skips_short_texts(documents: Path, tmp_path: Path
     rows = [{"document": name, "question": "Who?", "answer": "Captain Nemo"} for name in ("short", "a")]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     loaded = load_probed_documents(tokenizer, str(documents), str(questions), 192, 1)
-    assert [document.name for document in loaded.documents] == ["a"], "the limit counts documents that are used"
-    assert [note.split()[:3] for note in loaded.notes] == [["skipped", "1", "document"], ["left", "out", "1"]]
+    assert [document.name for document in loaded[0]] == ["a"], "the limit counts documents that are used"
+    assert [note.split()[:3] for note in loaded[1]] == [["skipped", "1", "document"], ["left", "out", "1"]]
 
 
 def test_load_probed_documents_counts_questions_of_short_texts(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_load_probed_documents_counts_questions_of_short_texts(tmp_path: Path) -
     rows = [{"context": f"{n} {STORY}", "question": "Who?", "answer": x} for n, x in enumerate(("red", "Captain Nemo"))]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     loaded = load_probed_documents(load_tokenizer("stories260k"), None, str(questions), 192, None)
-    assert [document.name for document in loaded.documents] == ["text 1"]
-    assert [note.split()[:3] for note in loaded.notes] == [["questions", "alone:", "needles,"], ["left", "out", "1"]]
+    assert [document.name for document in loaded[0]] == ["text 1"]
+    assert [note.split()[:3] for note in loaded[1]] == [["questions", "alone:", "needles,"], ["left", "out", "1"]]
 
 
 def test_book_questions_are_about_their_books() -> None:

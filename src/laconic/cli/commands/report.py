@@ -31,7 +31,7 @@ class ReportCommand:
             raise UsageError("no run given; laconic report RUN")
         check_page_path("--out", self.out)
         from laconic.evaluation.checkpoints import find_results
-        from laconic.evaluation.report.build import build_report
+        from laconic.evaluation.suites import build_report
 
         paths = [str(folder) for run in self.runs for folder in find_results(run)]
         write_file(self.out, build_report(list(dict.fromkeys(paths))))

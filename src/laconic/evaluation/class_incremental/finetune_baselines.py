@@ -162,7 +162,6 @@ class FinetunedLearner:
         return [a + b for a, b in zip(self.ewc.fisher, mean, strict=True)] if self.ewc.fisher else mean
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ScoreArray:
-        """Score the classes with the current weights, each item alone."""
         self.module.eval()
         scores = score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes)
         self.module.train()

@@ -71,12 +71,10 @@ class IntentRows(NamedTuple):
 
 
 def is_class_task(task: str) -> bool:
-    """Return whether a task of `laconic evaluate` is a data set with classes, or `classes:FILE`."""
     return task in INTENT_DATASETS or task.startswith(FILE_PREFIX)
 
 
 def find_class_file(task: str) -> Path | None:
-    """Return the file of a task `classes:FILE`, None for a data set."""
     if not task.startswith(FILE_PREFIX):
         return None
     file = Path(task.removeprefix(FILE_PREFIX)).expanduser()

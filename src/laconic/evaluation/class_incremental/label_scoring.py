@@ -160,7 +160,6 @@ def limit_batch(size: int, state: FastWeightState) -> int:
 
 
 def get_module(model: Any) -> Decoder:
-    """Return the module with the weights: the model, or the decoder that it wraps."""
     return model if isinstance(model, Decoder) else model.decoder
 
 

@@ -36,7 +36,6 @@ class InContextLearner:
         self.lines: list[TokenIds] = []
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """Append lines and drop the oldest ones that do not fit."""
         self.lines += [self.stream.training_ids(item) for item in items]
         num_tokens = sum(map(len, self.lines))
         while self.lines and num_tokens > self.max_context_tokens:

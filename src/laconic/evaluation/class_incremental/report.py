@@ -1,18 +1,15 @@
 """Table and plots of class-incremental results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
-from numpy.typing import NDArray
 
-from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows, ForgettingMetrics
+from laconic.evaluation.class_incremental.protocol import METHODS, ForgettingMetrics
 from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.plots import PlotSeries, plot_heat_maps, plot_lines
 from laconic.evaluation.tables import Column, Table, build_table
 
-AccuracyArray = NDArray[np.float64]  # NaN where nothing was evaluated
 ClassIncrementalResults = Mapping[str, Any]  # of `ClassIncrementalPlan.summarise`
 LEGEND = (
     "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen; "
@@ -28,7 +25,6 @@ def build_method_table(results: ClassIncrementalResults, caption: str = "") -> T
 
 
 def first_notes(row: tuple[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the notes of a method on the first class order."""
     return row[1]["notes"][0] if row[1]["notes"] else {}
 
 
@@ -56,9 +52,10 @@ def build_section(run: str, seed: int, results: ClassIncrementalResults) -> Page
 
 
 def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
+    """Plot accuracies task after task, and A as a heat map: a row after each task, a column for each task."""
     name = results["set"]
     methods = [method for method in METHODS if method in results["methods"]]
-    matrices = {x: mean_matrix(results["methods"][x]["matrices"]) for x in methods}
+    matrices = {x: np.array(results["methods"][x]["matrices"], dtype=np.float64).mean(0) for x in methods}
     curves = [
         PlotSeries(method, [(n, 100 * np.nanmean(row)) for n, row in enumerate(A, 1) if not np.isnan(row).all()])
         for method, A in matrices.items()
@@ -72,23 +69,12 @@ def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
         y_scale="percent",
         alt_text=f"{name}, accuracy (%)",
     )
-    text = "Accuracy on a task (across) after a task (down), mean over orders."
-    plots += [
-        PagePlot(f"{name}, {method}", text, plot_matrix(name, method, A))
-        for method, A in matrices.items()
-        if not np.isnan(A[0, 0])
-    ]
+    caption = "Accuracy on a task (across) after a task (down), mean over orders."
+    for method, A in matrices.items():
+        if not np.isnan(A[0, 0]):
+            numbers = [str(i + 1) for i in range(len(A))]
+            last = ", ".join(f"{100 * x:.0f}" for x in A[-1])
+            alt_text = f"{name}, {method}: accuracy in percent on each task at the end: {last}"
+            image = plot_heat_maps([("", np.nan_to_num(A))], numbers, numbers, alt_text, value_range=(0.0, 1.0))
+            plots.append(PagePlot(f"{name}, {method}", caption, image))
     return plots
-
-
-def mean_matrix(matrices: Sequence[AccuracyRows]) -> AccuracyArray:
-    return np.array(matrices, dtype=np.float64).mean(0)
-
-
-def plot_matrix(name: str, method: str, A: AccuracyArray) -> Markup:
-    """Plot A as a heat map: a row after each task, a column for each task."""
-    numbers = [str(i + 1) for i in range(len(A))]
-    values = np.nan_to_num(A).tolist()
-    last = ", ".join(f"{100 * x:.0f}" for x in values[-1])
-    alt_text = f"{name}, {method}: accuracy in percent on each task at the end: {last}"
-    return plot_heat_maps([("", values)], numbers, numbers, alt_text, value_range=(0.0, 1.0))

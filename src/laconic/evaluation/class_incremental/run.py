@@ -16,8 +16,14 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
     ReplayReservoir,
 )
 from laconic.evaluation.class_incremental.learners import InContextLearner, NearestClassMean, StatefulLearner
-from laconic.evaluation.class_incremental.metrics import METHODS, estimate_metrics, metrics_to_json
-from laconic.evaluation.class_incremental.protocol import ClassIncrementalLearner, LogFunction, run_stream
+from laconic.evaluation.class_incremental.protocol import (
+    METHODS,
+    ClassIncrementalLearner,
+    LogFunction,
+    estimate_metrics,
+    metrics_to_json,
+    run_stream,
+)
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.streams.evaluate import as_stateful

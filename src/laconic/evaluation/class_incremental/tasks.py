@@ -34,7 +34,6 @@ class ClassIncrementalStream:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the labels, the tasks and their examples."""
         return hash_json([self.label_ids, self.task_classes, self.train, self.test])
 
     @property
@@ -42,7 +41,6 @@ class ClassIncrementalStream:
         return len(self.task_classes)
 
     def seen_classes(self, i: int) -> list[int]:
-        """Return the classes of tasks 0 to i, ascending."""
         return sorted(label for task in self.task_classes[: i + 1] for label in task)
 
     def training_ids(self, item: LabelledUtterance) -> TokenIds:

@@ -24,7 +24,6 @@ from laconic.evaluation.tables import (
     build_table,
     format_count,
     format_percent,
-    format_signed,
     format_with_error,
 )
 from laconic.experiment.text_models.compressor import TextCompressor
@@ -94,14 +93,13 @@ def answer_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return the largest word F1 with any answer."""
-    return max(word_overlap_f1(normalize_words(prediction), normalize_words(answer)) for answer in answers)
-
-
-def word_overlap_f1(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return the F1 of two lists of words; 1 if both are empty."""
-    common = sum((Counter(a) & Counter(b)).values())
-    return float(a == b) if not (a and b) else 2 * common / (len(a) + len(b))
+    """Return the largest F1 of words with any answer; two texts without words are equal."""
+    words = Counter(normalize_words(prediction))
+    scores = list[float]()
+    for other in (Counter(normalize_words(answer)) for answer in answers):
+        total = words.total() + other.total()
+        scores.append(2 * (words & other).total() / total if total else 1.0)
+    return max(scores)
 
 
 def substring_match(prediction: str, answers: Sequence[str]) -> float:
@@ -151,7 +149,6 @@ def score_conditions(result: RunResult) -> list[ConditionScores]:
 
 
 def list_examples(result: RunResult) -> list[ExampleQuestion]:
-    """Return the first questions with the answers of every condition; of several seeds, the first."""
     examples: list[ExampleQuestion] = []
     for item in result.items_by_seed[0][:NUM_EXAMPLES]:
         gold = item.shared["answers"]
@@ -171,7 +168,7 @@ def count_items(result: RunResult) -> dict[str, Any]:
 def metric_columns(name: str) -> tuple[Column, Column]:
     def format_gain(score: ConditionScores) -> str:
         x = score.metrics[name]
-        gain = format_with_error(format_signed(100 * x.gain, 1), 100 * x.gain_se, 1)
+        gain = format_with_error(f"{100 * x.gain:+z.1f}", 100 * x.gain_se, 1)
         return "–" if score.condition == "none" else gain
 
     def format_metric(score: ConditionScores) -> str:

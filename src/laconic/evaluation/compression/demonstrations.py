@@ -53,7 +53,6 @@ class DemonstrationContext(NamedTuple):
 
 
 def build_label_job(compressor: TextCompressor, file: Path, metadata: EvalMetadata) -> EvalJob:
-    """Return the evaluation of a file of labelled texts: every text after every order of demonstrations."""
     rows = split_demonstrations(load_labelled_texts(file), metadata.limit or DEFAULT_LABEL_ROWS)
     classifier = DemonstrationClassifier(compressor, *rows)
     return EvalJob(
@@ -120,7 +119,6 @@ class DemonstrationClassifier:
         return [context for context in contexts if len(context.ids) <= room]
 
     def run_item(self, i: int) -> EvalItem:
-        """Score every label of a text under every condition, with and without the text."""
         split, seed, balanced, row = self.items[i]
         prompt_ids = self.encode(label_prompt(row.text))
         shared = {"split": split, "order_seed": seed, "balanced": balanced, "label": self.labels.index(row.label)}

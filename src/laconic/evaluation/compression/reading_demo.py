@@ -56,7 +56,6 @@ class ChapterQuestion(NamedTuple):
     answer: str
 
     def is_right(self, reply: str) -> bool:
-        """Return whether a reply contains the answer, in upper or lower case."""
         return re.search(rf"\b{re.escape(self.answer)}\b", reply, re.IGNORECASE) is not None
 
 
@@ -210,7 +209,6 @@ COST_COLUMNS = (
 
 
 def build_answers_table(comparison: ReadingComparison, index: int) -> Table:
-    """Return the answers to one question: a row per condition."""
     question = comparison.questions[index]
     columns: list[Column] = [
         Column("chapter", lambda row: row.name, is_text=True),
@@ -221,7 +219,6 @@ def build_answers_table(comparison: ReadingComparison, index: int) -> Table:
 
 
 def build_sections(comparison: ReadingComparison) -> list[PageSection]:
-    """Return the results with notes that explain the columns and what they do not show, and the answers."""
     notes = [
         "An answer is right if it contains the words in parentheses. Three questions say little about a model, and "
         "SmolLM2-135M is small: of about twenty questions that were tried with the full text, it answered few right, "

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from laconic.batches import DocumentBatch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.inference import StopRule, add_uniforms, default_rule
 from laconic.compression.lm_baseline import LanguageModelBaseline
@@ -21,9 +23,8 @@ from laconic.evaluation.compression.evaluate import (
     ALL_TOKENS,
     CompressedContext,
     ContextCondition,
-    ContextTail,
     evaluate_batch,
-    split_context,
+    find_scored_tokens,
 )
 from laconic.evaluation.compression.tails import EXCERPT_TOKENS, sample_tails
 from laconic.evaluation.results_store import EvalItem, EvalJob
@@ -42,15 +43,15 @@ BATCH_TOKENS = 16_384  # tokens of contexts and tails per batch
 DEFAULT_DOCUMENTS = 200
 
 
-def compress_context(method: AutoCompressor, split: ContextTail, rule: StopRule | None = None) -> CompressedContext:
+def compress_context(method: AutoCompressor, batch: DocumentBatch, rule: StopRule | None = None) -> CompressedContext:
     """Compress the segments of a context in order, by default with the run's own rule."""
     if rule is None:
         rule = default_rule(method.segment_model)
     memory = None
     lengths, expected = list[Tensor](), list[Tensor]()
-    for i, columns in enumerate(split.segments):
-        rule = add_uniforms(rule, method.seed, split.row_index, i, method.config.fixed_length)
-        memory = method.compress(split.context[:, columns], None, memory, rule)
+    for i, columns in enumerate(batch.segment_slices[:-1]):
+        rule = add_uniforms(rule, method.seed, batch.row_index, i, method.config.fixed_length)
+        memory = method.compress(batch.input_ids[:, columns], None, memory, rule)
         lengths.append(memory.vectors_per_segment[:, -1])
         if memory.log_s is not None:
             is_new = memory.segment_ids == memory.num_segments - 1
@@ -59,7 +60,7 @@ def compress_context(method: AutoCompressor, split: ContextTail, rule: StopRule 
     return CompressedContext(memory, torch.stack(lengths, 1), torch.stack(expected, 1) if expected else None)
 
 
-def compress_with_best_lengths(method: AutoCompressor, split: ContextTail) -> CompressedContext:
+def compress_with_best_lengths(method: AutoCompressor, batch: DocumentBatch) -> CompressedContext:
     """Compress each segment to the length that minimises the NLL of what follows plus the length cost (Eq. VL24).
 
     What follows is the next segment, and after the last one the tail itself, so this is an upper bound and not a
@@ -70,12 +71,11 @@ def compress_with_best_lengths(method: AutoCompressor, split: ContextTail) -> Co
     memory = None
     best_lengths: list[Tensor] = []
     price = 0.0 if method.stop_head_config is None else method.stop_head_config.length_cost
-    for columns, after in zip(split.segments, (*split.segments[1:], None), strict=True):
-        ids = split.context[:, columns]
+    for columns, after in pairwise(batch.segment_slices):
+        ids, following = batch.input_ids[:, columns], batch.input_ids[:, after]
         trials = [method.compress(ids, None, memory, StopRule("fixed", num_vectors=n)) for n in lengths]
-        following = split.tail if after is None else split.context[:, after]
         mask = torch.ones_like(following, dtype=torch.bool)
-        loss_mask = split.loss_mask if after is None else mask
+        loss_mask = find_scored_tokens(batch) if after == batch.segment_slices[-1] else mask
         nll = torch.stack([method.nll(following, mask, loss_mask, trial) for trial in trials], 1)
         best = best_length_label(nll, tuple(lengths), price)
         rows = best * len(ids) + torch.arange(len(ids), device=best.device)
@@ -85,17 +85,16 @@ def compress_with_best_lengths(method: AutoCompressor, split: ContextTail) -> Co
     return CompressedContext(memory, torch.stack(best_lengths, 1), None)
 
 
-def compress_other_text(method: AutoCompressor, source: TrainingData, split: ContextTail) -> CompressedContext:
+def compress_other_text(method: AutoCompressor, source: TrainingData, batch: DocumentBatch) -> CompressedContext:
     """Compress the context of another row for each tail: that of the row half a data set away.
 
     What such a memory gains over none is not about the text: vectors of any text from a book can help with a book.
     """
-    rows = [(row + len(source) // 2) % len(source) for row in split.row_index.tolist()]
-    return compress_context(method, split_context(source.batch(rows, 0, 0).to(split.row_index.device)))
+    rows = [(row + len(source) // 2) % len(source) for row in batch.row_index.tolist()]
+    return compress_context(method, cast(DocumentBatch, source.batch(rows, 0, 0)).to(batch.row_index.device))
 
 
 def load_untrained_method(run: LoadedRun) -> AutoCompressor:
-    """Build the method as it was before the run's first step."""
     recipe, device = run.recipe, run.parts.decoder.token_embedding.weight.device
     decoder, tokenizer, _ = load_initial_model(recipe, device)
     method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).to(device).eval()
@@ -148,7 +147,6 @@ def build_conditions(
 
 
 def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
-    """Return the fixed lengths of a method with equally long text, and the rules of its stop head."""
     policy = method.config.length_policy
     conditions: list[ContextCondition] = []
     rules: dict[str, StopRule] = {}
@@ -164,7 +162,6 @@ def length_conditions(method: AutoCompressor) -> list[ContextCondition]:
 
 
 def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings of a run that its figures depend on."""
     info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "length_policy": None}
     if recipe.compression is None or recipe.method == "lm":
         return info
@@ -187,8 +184,8 @@ def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> lis
         metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
 
         def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
-            tails = split_context(source.batch(indices, 0, 0).to(request.device))
-            return [[item] for item in evaluate_batch(tails, conditions)]
+            batch = cast(DocumentBatch, source.batch(indices, 0, 0)).to(request.device)
+            return [[item] for item in evaluate_batch(batch, conditions)]
 
         return EvalJob(metadata, len(source), evaluate, max(BATCH_TOKENS // (C + T), 1))
 

@@ -8,8 +8,7 @@ from typing import Any
 from laconic.config.recipe import DOCUMENT_METHODS, SEGMENTED_SOURCES, Recipe
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError, UsageError
-from laconic.evaluation.compression import context_qa, demonstrations, table
-from laconic.evaluation.compression.report import build_sections
+from laconic.evaluation.compression import context_qa, demonstrations, report
 from laconic.evaluation.compression.run import EXCERPT, build_document_jobs, collect_recipe_info
 from laconic.evaluation.example_answers import build_examples_table, format_examples
 from laconic.evaluation.report.page import PageSection
@@ -35,7 +34,6 @@ class CompressionSuite:
         return all(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for an unknown task, a file for a run without memory, or data without segments."""
         files = [name for name in request.tasks if name.endswith(ROW_FILE_SUFFIXES)]
         for name in request.tasks:
             if name not in (*HELD_OUT_SETS, *files):
@@ -62,19 +60,18 @@ class CompressionSuite:
         files = results["context_qa"]
         blocks = [block for result in files for block in list_file_blocks(result)]
         if documents:
-            blocks += [table.build_gain_table(documents), table.LEGEND, *table.format_recall(documents)]
+            blocks += [report.build_gain_table(documents), report.LEGEND, *report.format_recall(documents)]
         data = {
             "schema": 1,
-            "results": list(map(table.result_to_json, documents)),
+            "results": list(map(report.result_to_json, documents)),
             "files": list(map(file_to_json, files)),
         }
         return EvalReport(blocks, data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         files = sorted(results["context_qa"], key=lambda result: (result.variant["kind"], result.task))
-        return build_sections(
-            sorted(results["compression"], key=order_document_set), list(map(build_file_section, files))
-        )
+        documents = sorted(results["compression"], key=order_document_set)
+        return report.build_sections(documents, list(map(build_file_section, files)))
 
 
 def order_document_set(result: RunResult) -> tuple[bool, str, int]:
@@ -84,7 +81,6 @@ def order_document_set(result: RunResult) -> tuple[bool, str, int]:
 
 
 def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
-    """Return the evaluation of a run on a file of context questions or labelled texts."""
     if not file.is_file():
         raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
     kind = detect_kind(file)
@@ -116,7 +112,6 @@ def list_file_blocks(result: RunResult) -> list[Table | str]:
 
 
 def build_file_section(result: RunResult) -> PageSection:
-    """Return the same for a page, with whole answers in a table."""
     kind = result.variant["kind"]
     blocks = list_file_blocks(result)[:2]
     examples = [build_examples_table(context_qa.list_examples(result))] if kind == "answers" else []

@@ -43,7 +43,6 @@ class DocumentTails:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all ids and of how they are split."""
         settings = {
             "names": self.names,
             "context_tokens": self.context_tokens,
@@ -56,7 +55,6 @@ class DocumentTails:
         return len(self.names)
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Build the same batch in every epoch and step."""
         C = self.context_tokens
         token_ids = self.token_ids[list(rows), -C - self.tail_tokens :].astype(np.int64)
         if self.excerpt_tokens is not None:

@@ -30,11 +30,9 @@ class AuditSuite(ReasoningSuite):
     kinds: Sequence[EvalKind] = ("audit", "reasoning")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return False, since audits have a command of their own."""
         return False
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for runs that answer no questions, or cannot be evaluated with one protocol."""
         for folder, recipe in recipes.items():
             if recipe.method in DOCUMENT_METHODS:
                 name = describe_folder(folder)
@@ -71,7 +69,6 @@ class AuditSuite(ReasoningSuite):
 
 
 def list_caveats(audit: ThoughtAudit) -> list[str]:
-    """Return what the figures leave open."""
     answer, share = audit.row.majority_baseline
     loss = format_percent(audit.detectable_loss)
     caveats = [

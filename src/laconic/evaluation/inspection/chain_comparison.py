@@ -64,7 +64,6 @@ class ChainComparison:
 def compare_with_chain(
     run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout, tokens: Sequence[str]
 ) -> ChainComparison:
-    """Compare the latents of one question with its chain, whose tokens are given."""
     teacher = run.teacher_chain(batch)
     mask = batch.chain_mask
     n = len(tokens)

@@ -47,7 +47,6 @@ def list_conditions(num_latents: int, num_iterations: int | None) -> dict[str, T
 
 
 def cut_thoughts(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs, n: int) -> LatentRollout:
-    """Cut all thoughts but the first `n` off the cache."""
     rollout = inputs.rollout
     return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
 
@@ -117,7 +116,6 @@ def answer_under_conditions(
 
 
 def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
-    """Return the audit of a run on a question set that was loaded with `limit`."""
     inspected = InspectedRun(run, run_name(run.folder), decoding_for(run, questions))
     conditions = list_conditions(count_latents(inspected, questions.source), inspected.num_iterations)
     fewest = min_questions(len(conditions))

@@ -183,7 +183,6 @@ def subtract_effects(run: DatasetInspection, first: DatasetInspection) -> list[D
 
 
 def effects_table(summary: DatasetSummary) -> Table:
-    """Return the tables of all runs as audits have them, with the difference of the changes to the first run's."""
     first = summary.runs[0]
     rows: list[list[str]] = []
     tables = [build_audit_table(run.audit) for run in summary.runs]
@@ -230,7 +229,6 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, ChainWordRates]:
 
 
 def list_caveats(summary: DatasetSummary) -> list[str]:
-    """Return which conclusions the accuracy does not support, then the notes on the set."""
     floor = summary.first_row.majority_baseline.share
     accuracies = [(run.name, run.audit.row.accuracy) for run in summary.runs]
     caveats = [

@@ -128,7 +128,6 @@ def replacement_vectors(
 
 
 def intervene_on_cache(decoder: Decoder, kind: InterventionKind, inputs: InterventionInputs) -> KVCache:
-    """Return the rollout's cache with keys and values of its latents replaced in every layer."""
     rollout = inputs.rollout
     cache = rollout.cache
     M = rollout.latents.shape[1]

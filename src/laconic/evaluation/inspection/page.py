@@ -8,10 +8,10 @@ from markupsafe import Markup
 from laconic.evaluation.inspection.chain_comparison import KV_SPACES
 from laconic.evaluation.inspection.dataset import DatasetSummary, dataset_tables, describe_set, list_caveats
 from laconic.evaluation.inspection.logit_lens import TokenGuess
-from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.inspection.question_summary import (
+from laconic.evaluation.inspection.question import (
     BASELINE_LABELS,
     SIMILARITY_TERMS,
+    QuestionInspection,
     QuestionSummary,
     correctness_suffix,
     name_passes,
@@ -26,7 +26,7 @@ from laconic.evaluation.report.page import (
     mark_tokens,
     render_page,
 )
-from laconic.evaluation.report.plots import find_value_range, plot_heat_maps, show_whitespace
+from laconic.evaluation.report.plots import plot_heat_maps, show_whitespace
 from laconic.evaluation.tables import Table, format_percent
 
 
@@ -114,7 +114,6 @@ def describe_guess(guess: TokenGuess) -> str:
 
 
 def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) -> list[PageBlock]:
-    """Return one similarity map of every run that has it, on a common scale, and its layers."""
     matches = [(run, map) for run in runs for map in run.chain.maps if (map.space, map.baseline) == (space, baseline)]
     if not matches:
         return []
@@ -127,7 +126,8 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
         for run, map in matches
     )
     means = [(run.name, map.mean) for run, map in matches]
-    value_range = find_value_range([mean for _, mean in means])
+    cells = np.array([mean for _, mean in means])
+    value_range = float(cells.min()), float(cells.max())
     image = plot_heat_maps(means, rows, columns, f"{title}. {captions}", value_range=value_range, mark_max=True)
     caption = (
         "Cosine of each latent (down) with each token (across), mean over the matched layers; a dot marks the most "
@@ -148,7 +148,6 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
 
 
 def selection_blocks(run: QuestionInspection) -> list[PageBlock]:
-    """Return what each policy selects of the chain: by token, by class, by layer and head."""
     chain, tokens = run.chain, run.lens.chain
     trained = f"trained with policy {chain.policy}" if chain.is_distilled else "trained without KV distillation"
     if next(iter(chain.selections.values())).all():

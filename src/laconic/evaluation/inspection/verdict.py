@@ -7,18 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from laconic.console import pluralize
 from laconic.evaluation import statistics
 from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
-from laconic.evaluation.statistics import (
-    Difference,
-    Estimate,
-    ScoreMatrix,
-    compare_answers,
-    describe_test,
-    detectable_loss,
-    detectable_loss_over_seeds,
-    format_difference,
-)
 from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_interval, format_percent
 
 AS_TRAINED = "as trained"  # name of the condition without a change
@@ -48,8 +39,8 @@ class ConditionEffect(NamedTuple):
     """
 
     name: str
-    accuracy: Estimate
-    change: Difference
+    accuracy: statistics.Estimate
+    change: statistics.Difference
     adjusted_p: float
     is_significant: bool
     changed_share: float
@@ -60,8 +51,8 @@ class ControlComparison(NamedTuple):
     """The audited run minus a control on the same questions; the other attributes are those of an effect."""
 
     name: str
-    accuracy: Estimate
-    difference: Difference
+    accuracy: statistics.Estimate
+    difference: statistics.Difference
     adjusted_p: float
     is_significant: bool
 
@@ -93,11 +84,11 @@ class ThoughtAudit:
         return len(self.conditions) + len(self.controls)
 
     @cached_property
-    def tests(self) -> list[tuple[Difference, float, bool]]:
+    def tests(self) -> list[tuple[statistics.Difference, float, bool]]:
         """The test of each condition, then of each control: difference, adjusted p-value, whether it is significant."""
         pairs = [(self.correct_under(name), self.row.correct) for name in self.conditions]
         pairs += [pair_seeds(self.row, control) for control in self.controls]
-        differences = [compare_answers(*pair) for pair in pairs]
+        differences = [statistics.compare_answers(*pair) for pair in pairs]
         adjusted = statistics.holm_adjust([difference.p for difference in differences])
         return list(zip(differences, adjusted, statistics.find_significant(differences), strict=True))
 
@@ -114,13 +105,12 @@ class ThoughtAudit:
         tests = self.tests[len(self.conditions) :]
         return [ControlComparison(x.run, x.accuracy, *test) for x, test in zip(self.controls, tests, strict=True)]
 
-    def correct_under(self, condition: str) -> ScoreMatrix:
+    def correct_under(self, condition: str) -> statistics.ScoreMatrix:
         """Return 1 for each correct answer under a condition, [seeds, questions]."""
         rows = [[item.conditions[condition]["is_correct"] for item in items] for items in self.row.items_by_seed]
         return np.array(rows, dtype=np.float64)
 
     def changed_share(self, condition: str) -> float:
-        """Return the share of predictions that differ from those as trained."""
         pairs = [(item.conditions[condition], item.shared) for items in self.row.items_by_seed for item in items]
         return float(np.mean([changed["prediction"] != trained["prediction"] for changed, trained in pairs]))
 
@@ -137,7 +127,6 @@ class ThoughtAudit:
 
     @property
     def swaps(self) -> tuple[ConditionEffect, ConditionEffect]:
-        """The effects of a swap of the vectors, and of their keys and values."""
         by_name = {effect.name: effect for effect in self.effects}
         return by_name[SWAPS[0]], by_name[SWAPS[1]]
 
@@ -148,20 +137,18 @@ class ThoughtAudit:
         losses: list[float] = []
         for effect in self.swaps:
             gains = float((self.correct_under(effect.name) > self.row.correct).mean())
-            losses.append(detectable_loss(n, self.num_tests, gains))
+            losses.append(statistics.detectable_loss(n, self.num_tests, gains))
             if effect.change.num_seeds > 1:
-                losses.append(detectable_loss_over_seeds(effect.change, self.num_tests))
+                losses.append(statistics.detectable_loss_over_seeds(effect.change, self.num_tests))
         return max(losses)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the answers use the thoughts, and whether the run is better than its controls."""
         name, text = judge_effects(self)
         return Verdict(name, f"{text}{judge_controls(self.comparisons, name)}.")
 
 
 def label_condition(name: str) -> tuple[str, str]:
-    """Return what a condition replaces, and where, for a table."""
     first, _, second = name.partition(" ")
     if first in LABELS:
         return LABELS[first], LABELS[second]
@@ -172,7 +159,6 @@ def label_condition(name: str) -> tuple[str, str]:
 
 
 def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
-    """Return the verdict on the effects, without the controls."""
     (vectors, cache), floor = audit.swaps, audit.row.majority_baseline.share
     accuracy = audit.row.accuracy
     others = [effect for effect in audit.effects if effect.is_significant]
@@ -245,7 +231,7 @@ def describe_effect(effects: Sequence[ConditionEffect]) -> str:
     return f"with {replaced}, accuracy {describe_change(effect.change)}"
 
 
-def describe_change(change: Difference) -> str:
+def describe_change(change: statistics.Difference) -> str:
     """Return a significant change as a verb with points and the interval."""
     low, high = sorted((abs(change.low), abs(change.high)))
     verb = "falls" if change.mean < 0 else "rises"
@@ -281,7 +267,7 @@ EFFECT_COLUMNS = (
     Column("", lambda effect: label_condition(effect.name)[0], is_text=True),
     Column("in", lambda effect: label_condition(effect.name)[1], is_text=True),
     Column("correct", lambda effect: f"{format_percent(effect.accuracy.mean)} %"),
-    Column("change", lambda effect: format_difference(effect.change)),
+    Column("change", lambda effect: statistics.format_difference(effect.change)),
     Column("p", lambda effect: format_p(effect.adjusted_p)),
     Column("changed", lambda effect: f"{format_percent(effect.changed_share)} %"),
     Column("donor's", lambda effect: "" if effect.donor_share is None else f"{format_percent(effect.donor_share)} %"),
@@ -289,25 +275,25 @@ EFFECT_COLUMNS = (
 
 
 def build_audit_table(audit: ThoughtAudit) -> Table:
-    """Return the table of an audit: as trained, the conditions, then the controls."""
+    """Return a row as trained, then the conditions, and the controls; a control's change is its accuracy minus ours."""
     table = build_table(EFFECT_COLUMNS, audit.effects)
     accuracy = audit.row.accuracy
     first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]
-    rows = [first, *table.rows, *map(comparison_cells, audit.comparisons)]
-    task = f"{accuracy.num_items:,} questions of {audit.row.dataset}, {accuracy.num_seeds} seed"
-    return table._replace(rows=rows, caption=f"{audit.row.run}: {task}{'s' if accuracy.num_seeds > 1 else ''}")
-
-
-def comparison_cells(comparison: ControlComparison) -> list[str]:
-    """Return the table row of a control; its change is the control's accuracy minus the run's."""
-    d = comparison.difference
-    change = format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
-    accuracy = f"{format_percent(comparison.accuracy.mean)} %"
-    return [f"control {comparison.name}", "", accuracy, change, format_p(comparison.adjusted_p), "", ""]
+    controls: list[list[str]] = []
+    for control in audit.comparisons:
+        d = control.difference
+        change = statistics.format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
+        percent = f"{format_percent(control.accuracy.mean)} %"
+        controls.append([f"control {control.name}", "", percent, change, format_p(control.adjusted_p), "", ""])
+    caption = (
+        f"{audit.row.run}: {accuracy.num_items:,} questions of {audit.row.dataset}, "
+        f"{pluralize(accuracy.num_seeds, 'seed')}"
+    )
+    return table._replace(rows=[first, *table.rows, *controls], caption=caption)
 
 
 def explain_columns(audit: ThoughtAudit) -> list[str]:
-    test = describe_test(audit.row.accuracy.num_seeds)
+    test = statistics.describe_test(audit.row.accuracy.num_seeds)
     return [
         TARGETS_NOTE,
         f"change: in points, paired by question, 95 % interval; p: {test}, Holm's correction over {audit.num_tests} "

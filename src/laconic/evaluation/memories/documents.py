@@ -41,13 +41,6 @@ class ProbedDocument(NamedTuple):
     num_left_out: int
 
 
-class DocumentSet(NamedTuple):
-    """Documents of an evaluation, and what was left out of them and their questions."""
-
-    documents: list[ProbedDocument]
-    notes: tuple[str, ...]
-
-
 def load_texts(documents: str | None, questions: Sequence[ContextQuestion]) -> dict[str, str]:
     """Return texts by name: of a file whose rows of one book form a text, and the contexts of questions."""
     loaded = [] if documents is None else read_documents(documents, TextConfig(document_field=None))[0]
@@ -61,11 +54,11 @@ def load_texts(documents: str | None, questions: Sequence[ContextQuestion]) -> d
 
 def load_probed_documents(
     tokenizer: Tokenizer, documents: str | None, questions: str | None, num_tokens: int, limit: int | None
-) -> DocumentSet:
+) -> tuple[list[ProbedDocument], tuple[str, ...]]:
     """Load the first documents of `laconic evaluate --tasks memories` that are long enough, cut to `num_tokens`.
 
     Without a file of documents, they are the contexts of the questions. If none is long enough, those that questions
-    are about are loaded, with questions alone.
+    are about are loaded, with questions alone. Notes say what was left out.
     """
     rows = [] if questions is None else load_questions(questions)
     whole, short = list[ProbedDocument](), list[ProbedDocument]()
@@ -91,7 +84,7 @@ def load_probed_documents(
     if num_left_out := sum(document.num_left_out for document in whole or short):
         left_out = pluralize(num_left_out, "question")
         notes.append(f"left out {left_out} whose answer is not in the document, cut to {num_tokens:,} tokens")
-    return DocumentSet(loaded, tuple(notes))
+    return loaded, tuple(notes)
 
 
 def build_needles(tokenizer: Tokenizer, name: str) -> tuple[list[tuple[str, str, str]], list[list[int]]]:

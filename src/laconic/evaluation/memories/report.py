@@ -162,7 +162,6 @@ def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], share: float,
 
 
 def build_comparison_table(comparison: Comparison) -> Table:
-    """Return one row per context: sizes, and per task nats, share, interval and right answers."""
     points = comparison.contexts
     runs = {point.run for point in comparison.contexts}
 
@@ -196,7 +195,6 @@ def build_comparison_table(comparison: Comparison) -> Table:
 
 
 def draw_comparison(figure: Any, comparison: Comparison) -> None:
-    """Plot shares against positions and against bytes in use, a panel for each task."""
     tasks = comparison.list_tasks(with_shares=True)
     points = comparison.contexts
     panels = figure.subplots(2, len(tasks), sharey="col", squeeze=False)

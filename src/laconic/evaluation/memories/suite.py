@@ -15,17 +15,7 @@ from laconic.config.recipe import Recipe
 from laconic.console import pluralize
 from laconic.errors import UsageError
 from laconic.evaluation.checkpoints import read_prompt
-from laconic.evaluation.memories.contexts import (
-    FIT,
-    KV_METHODS,
-    SUMMARY,
-    ProbeContext,
-    compress_to_vectors,
-    iter_kv_contexts,
-    iter_text_contexts,
-    read_into_cache,
-    read_text_with_compressor,
-)
+from laconic.evaluation.memories import contexts
 from laconic.evaluation.memories.documents import (
     CONTINUATION_TOKENS,
     PASSAGE_TOKENS,
@@ -59,7 +49,6 @@ class MemorySuite:
         return TASK in tasks
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for other tasks or options, for runs without memories, or without documents."""
         prompts = {folder: read_prompt(folder) for folder in recipes}
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
@@ -75,9 +64,9 @@ class MemorySuite:
                 raise UsageError(f"{folder}: {TASK} are asked as plain text; pass --prompt plain")
         if (request.methods or request.fit is not None) and not any(prompts.values()):
             raise UsageError("--methods, --fit: only for models; an autocompressor writes summary vectors")
-        unknown = next((name for name in request.methods if name not in KV_METHODS), None)
+        unknown = next((name for name in request.methods if name not in contexts.KV_METHODS), None)
         if unknown is not None:
-            raise UsageError(f"--methods {unknown}: choose from {', '.join(KV_METHODS)}")
+            raise UsageError(f"--methods {unknown}: choose from {', '.join(contexts.KV_METHODS)}")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         return {}
@@ -85,15 +74,14 @@ class MemorySuite:
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         """Yield one evaluation for the plain baselines, and one for each method; each has all sizes."""
         num_tokens = choose_document_tokens(request, run)
-        loaded = load_probed_documents(
+        documents, left_out = load_probed_documents(
             run.parts.tokenizer, request.documents, request.questions, num_tokens, request.limit
         )
-        documents = loaded.documents
         key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
         files = " ".join(Path(file).stem for file in (request.documents, request.questions) if file is not None)
         for method in list_methods(request, run):
-            sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in request.keep)}
-            sizes |= {"fit": f"{request.fit}"} if method == FIT else {}
+            sizes = {} if method == contexts.SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in request.keep)}
+            sizes |= {"fit": f"{request.fit}"} if method == contexts.FIT else {}
             variant = {"method": method, "data": files, "tokens": f"{num_tokens}", **sizes}
             windows, notes = find_windows(run, method, documents)
             metadata = describe_evaluation(
@@ -103,7 +91,7 @@ class MemorySuite:
             def evaluate(indices: Sequence[int], method: str = method) -> list[list[EvalItem]]:
                 return [[evaluate_document(request, run, method, documents[i])] for i in indices]
 
-            yield EvalJob(metadata, len(documents), evaluate, notes=loaded.notes if method == BASELINES else notes)
+            yield EvalJob(metadata, len(documents), evaluate, notes=left_out if method == BASELINES else notes)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         comparisons = compare_results(results["memories"])
@@ -144,9 +132,9 @@ def find_windows(
     run: LoadedRun, method: str, documents: Sequence[ProbedDocument]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return what tells results apart, and a note, where a method reads some document in several windows."""
-    if method not in (*KV_METHODS, FIT):
+    if method not in (*contexts.KV_METHODS, contexts.FIT):
         return {}, ()
-    score = KV_METHODS["kvzip" if method == FIT else method][0]
+    score = contexts.KV_METHODS["kvzip" if method == contexts.FIT else method][0]
     context = run.parts.decoder.config.max_position_embeddings
     limit = compute_window_tokens(run.parts.decoder, score, build_repeat_prompt(run.parts.tokenizer))
     count = sum(len(document.ids) > limit for document in documents)
@@ -159,29 +147,32 @@ def find_windows(
 
 
 def list_methods(request: EvalRequest, run: LoadedRun) -> list[str]:
-    """Return the plain baselines, and the methods that are compared with them."""
     if isinstance(run.method, AutoCompressor):
-        return [BASELINES, SUMMARY]
-    return [BASELINES, *(request.methods or KV_METHODS), *([] if request.fit is None else [FIT])]
+        return [BASELINES, contexts.SUMMARY]
+    return [BASELINES, *(request.methods or contexts.KV_METHODS), *([] if request.fit is None else [contexts.FIT])]
 
 
-def iter_contexts(request: EvalRequest, run: LoadedRun, method: str, ids: Sequence[int]) -> Iterable[ProbeContext]:
-    """Return the contexts of a document by one method, at all sizes."""
+def iter_contexts(
+    request: EvalRequest, run: LoadedRun, method: str, ids: Sequence[int]
+) -> Iterable[contexts.ProbeContext]:
     decoder, tokenizer, compressor = run.parts.decoder, run.parts.tokenizer, run.method
     if method == BASELINES:
         num_special = len(tokenizer.encode("a")) - len(tokenizer.encode("a", add_special_tokens=False))
         is_compressor = isinstance(compressor, AutoCompressor)
-        read = partial(read_text_with_compressor, compressor) if is_compressor else partial(read_into_cache, decoder)
-        return iter_text_contexts(read, ids, num_special, request.keep)
+        read = (
+            partial(contexts.read_text_with_compressor, compressor)
+            if is_compressor
+            else partial(contexts.read_into_cache, decoder)
+        )
+        return contexts.iter_text_contexts(read, ids, num_special, request.keep)
     if isinstance(compressor, AutoCompressor):
-        return [compress_to_vectors(compressor, ids, run.recipe.data.text.mean_segment_tokens)]
-    fit_steps, score = (request.fit, "kvzip") if method == FIT else (None, method)
-    return iter_kv_contexts(decoder, tokenizer, ids, score, request.keep, fit_steps)
+        return [contexts.compress_to_vectors(compressor, ids, run.recipe.data.text.mean_segment_tokens)]
+    fit_steps, score = (request.fit, "kvzip") if method == contexts.FIT else (None, method)
+    return contexts.iter_kv_contexts(decoder, tokenizer, ids, score, request.keep, fit_steps)
 
 
 @torch.no_grad()
 def evaluate_document(request: EvalRequest, run: LoadedRun, method: str, document: ProbedDocument) -> EvalItem:
-    """Return the sizes of each context, and per task the mean nats per token and the share of right answers."""
     conditions: dict[str, dict[str, Any]] = {}
     for context in iter_contexts(request, run, method, document.ids):
         sizes = {name: getattr(context, name) for name in ("positions", "file_bytes", "used_bytes")}
@@ -190,7 +181,7 @@ def evaluate_document(request: EvalRequest, run: LoadedRun, method: str, documen
     return EvalItem(document.name, conditions)
 
 
-def score_probes(context: ProbeContext, decoder: Decoder, probes: Sequence[Probe]) -> dict[str, float]:
+def score_probes(context: contexts.ProbeContext, decoder: Decoder, probes: Sequence[Probe]) -> dict[str, float]:
     """Return the mean nats per scored id, and the share of probes whose scored ids greedy decoding gives."""
     device = decoder.token_embedding.weight.device
     hidden_states = context.hidden_states(*pad_rows([probe.ids for probe in probes], device=device))

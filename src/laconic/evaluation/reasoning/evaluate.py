@@ -65,7 +65,6 @@ def measure_latencies(
 
 
 def time_call(answer: AnswerFunction, batch: Any, device: str) -> float:
-    """Return the seconds that a call takes, with the device synchronized before and after."""
     synchronize = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     synchronize()
     start = time.perf_counter()

@@ -30,7 +30,7 @@ from laconic.evaluation.reasoning.run import (
 )
 from laconic.evaluation.reasoning.table import ReasoningTable
 from laconic.evaluation.report.page import PageSection
-from laconic.evaluation.report.recipe_diff import recipe_differences
+from laconic.evaluation.report.papers import recipe_differences
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import describe_folder, flush_denormals, seed_runs, short_run_names
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult

@@ -188,7 +188,6 @@ def build_rows(result: RunResult, latency: Latency | None = None) -> list[Reason
 
 
 def compare_to_baseline(table: ReasoningTable) -> list[RowComparison]:
-    """Compare every run as trained with the baseline on every set."""
     trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
     return compare_rows(
         [
@@ -217,7 +216,6 @@ def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatr
 
 
 def format_headline(estimate: Estimate) -> str:
-    """Format an accuracy; fewer than three seeds are named."""
     text = tables.format_accuracy(estimate)
     return text if estimate.num_seeds >= MIN_SEEDS else f"{text} ({pluralize(estimate.num_seeds, 'seed')})"
 
@@ -238,7 +236,6 @@ LATENCY_COLUMN = Column("ms", lambda row: "–" if row.latency is None else f"{r
 
 
 def list_columns(table: ReasoningTable) -> tuple[Column, ...]:
-    """Return the columns of a row; latency only where it was measured."""
     return (*COLUMNS, LATENCY_COLUMN) if any(row.latency for row in table.rows) else COLUMNS
 
 

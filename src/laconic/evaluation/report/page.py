@@ -45,12 +45,10 @@ def render_page(title: str, sections: Sequence[PageSection], lead: Sequence[Page
 
 
 def build_facts_table(facts: Sequence[tuple[str, str]]) -> Table:
-    """Return names and values as a table without a header."""
     return Table((), facts, num_text_columns=2)
 
 
 def mark_tokens(tokens: Sequence[str]) -> Markup:
-    """Return tokens in boxes, one after the other."""
     return Markup("<p>{}</p>").format(
         Markup(" ").join(Markup('<span class="token">{}</span>').format(t) for t in tokens)
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import ArrayLike
 
 from laconic.evaluation.report.page import PagePlot
 
@@ -48,7 +49,7 @@ def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, f
 
     `draw` is called with an empty matplotlib `Figure`, once for each colour scheme. The size is in inches.
     """
-    if not _has_matplotlib():
+    if find_spec("matplotlib") is None:
         return NO_PLOTS
     light, dark = (_to_data_uri(draw, size, "constrained", colors) for colors in ({}, _dark_colors()))
     image = _image_tag(light, alt_text, size)
@@ -64,12 +65,11 @@ def plot_lines(
     y_label: str = "",
     y_scale: Literal["linear", "log", "percent"] = "linear",
     alt_text: str | None = None,
-    floor: float | None = None,
 ) -> list[PagePlot]:
     """Return a plot of lines with a legend; lines without points are left out, and a plot without lines.
 
     The last value of each line is appended to the alternative text, by default the title. A logarithmic y axis needs
-    values above 0, else it is linear; percentages go from 0 to 100. `floor` is the height of a dashed reference line.
+    values above 0, else it is linear; percentages go from 0 to 100.
     """
     visible = [line for line in series if line.points]
     if not visible:
@@ -83,8 +83,6 @@ def plot_lines(
             linestyle = line.linestyle or LINE_STYLES[i // NUM_COLORS % len(LINE_STYLES)]
             marker = line.marker or ("o" if len(x) < 12 else "")
             axes.plot(x, y, color=color, linestyle=linestyle, marker=marker, label=line.label)
-        if floor is not None:
-            axes.axhline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
         if y_scale == "log" and all(y > 0 for line in visible for _, y in line.points):
             axes.set_yscale("log")
         if y_scale == "percent":
@@ -98,29 +96,8 @@ def plot_lines(
     return [PagePlot(title, caption, render_plot(draw, f"{alt_text or title}: {ends}.", (5.6, height)))]
 
 
-def plot_accuracies(bars: Sequence[tuple[str, float, float, float, int]], floor: float) -> Markup:
-    """Draw accuracies in percent as horizontal bars with intervals, and a dashed reference line at `floor`.
-
-    A bar has a label, its value, the lower and upper end of the interval, and its place in the colour cycle.
-    """
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for i, (label, value, low, high, color) in enumerate(bars):
-            axes.barh(i, value, height=0.6, color=f"C{color}", label=label)
-            axes.plot([low, high], [i, i], color=axes.xaxis.label.get_color(), linewidth=2.5)
-        axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
-        axes.invert_yaxis()
-        axes.grid(visible=False)
-        axes.set_xlabel("accuracy, %")
-        axes.axvline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
-
-    values = ", ".join(f"{label} {value:.4g}" for label, value, *_ in bars)
-    return render_plot(draw, f"Accuracy: {values}.", (5.6, 0.7 + 0.3 * len(bars)))
-
-
 def plot_heat_maps(
-    panels: Sequence[tuple[str, Sequence[Sequence[float]]]],
+    panels: Sequence[tuple[str, ArrayLike]],
     row_labels: Sequence[str],
     column_labels: Sequence[str],
     alt_text: str,
@@ -143,8 +120,9 @@ def plot_heat_maps(
     # All maps are one image, with empty rows for the titles: an axes for each map would take many times as long.
     image = np.full((len(panels) * num_rows, len(columns)), np.nan)
     for i, (_, values) in enumerate(panels):
-        low, high = value_range or find_value_range([values])
-        rows = (np.asarray(values, dtype=float) - low) / max(high - low, 1e-9)
+        cells = np.asarray(values, dtype=float)
+        low, high = value_range or (cells.min(), cells.max())
+        rows = (cells - low) / max(high - low, 1e-9)
         image[i * num_rows + TITLE_ROWS : (i + 1) * num_rows] = rows.clip(0, 1)
     map_width, map_height = CELL_INCHES * image.shape[1], CELL_INCHES * image.shape[0]
     width = left + max(map_width, title_width) + 0.1
@@ -167,7 +145,7 @@ def plot_heat_maps(
                 axes.plot(best, start + np.arange(len(best)), "o", color="C6", markersize=3)
         axes.set(xlim=(-0.5, image.shape[1] - 0.5), ylim=(image.shape[0] - 0.5, -0.5))
 
-    if not _has_matplotlib():
+    if find_spec("matplotlib") is None:
         return NO_PLOTS
     # Neutral text and a colour map for both schemes: a page may have hundreds of maps, and drawing them twice is slow.
     text = dict.fromkeys(("text.color", "xtick.color", "ytick.color"), NEUTRAL_TEXT)
@@ -175,19 +153,8 @@ def plot_heat_maps(
     return _image_tag(uri, alt_text, (width, height))
 
 
-def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float]:
-    """Return the least and the largest value of maps that are to be compared."""
-    cells = [x for values in maps for row in values for x in row]
-    return (min(cells), max(cells)) if cells else (0.0, 1.0)
-
-
 def show_whitespace(token: str) -> str:
-    """Make spaces and line ends of a token visible."""
     return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
-
-
-def _has_matplotlib() -> bool:
-    return find_spec("matplotlib") is not None
 
 
 def _image_tag(uri: str, alt_text: str, size: tuple[float, float]) -> Markup:

@@ -1,18 +1,192 @@
-"""The sections of a report about streams: tables, NLL by position, recall by gap, levels in training, papers."""
+"""Stream results over seeds as tables, JSON and pages, with NLL by position, recall by gap, and levels in training."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from laconic.evaluation import statistics, tables
 from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.papers import list_papers
 from laconic.evaluation.report.plots import PlotSeries, Points, plot_lines
+from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.runs import seed_run_name, seed_runs, short_run_names
-from laconic.evaluation.streams import table
-from laconic.evaluation.streams.table import stream_name, stream_title
+from laconic.evaluation.statistics import Estimate, ScoreMatrix
+from laconic.evaluation.streams.metrics import OVERALL
+from laconic.evaluation.streams.texts import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import build_table
+from laconic.evaluation.tables import Column, Table, build_table
+
+# The streams that are scored by NLL, all others are by shares, and the conditions that the others are compared with.
+BASELINES = {"books": FRESH, "levels": "all levels", "ppl": "learn, reset"}
+LEGEND = (
+    "score: NLL in nats (ppl, books, levels) or percent; every item of a metric counts the same; updates: of each "
+    "level per item, fastest first; state: bytes per sequence at its end. learn: fast weights are updated; frozen: "
+    "they are not."
+)
+
+
+def stream_name(result: RunResult) -> str:
+    return result.variant.get("stream", result.task)
+
+
+def stream_title(result: RunResult) -> str:
+    stream = stream_name(result)
+    return stream if result.task == stream else f"{stream} ({result.task})"
+
+
+def is_nll(result: RunResult) -> bool:
+    return stream_name(result) in BASELINES
+
+
+class MetricRow(NamedTuple):
+    """The mean of a metric over items and seeds: a row of the table."""
+
+    result: RunResult
+    condition: str
+    metric: str
+    estimate: Estimate
+
+
+def format_interval(row: MetricRow) -> str:
+    low, high = row.estimate.low, row.estimate.high
+    return f"{low:.4f} – {high:.4f}" if is_nll(row.result) else tables.format_interval(row.estimate)
+
+
+PAGE_COLUMNS = (
+    Column("condition", lambda row: row.condition, is_text=True),
+    Column("metric", lambda row: row.metric, is_text=True),
+    Column("score", lambda row: (tables.format_mean if is_nll(row.result) else tables.format_accuracy)(row.estimate)),
+    Column("95 %", lambda row: "–" if row.estimate.num_items == row.estimate.num_seeds == 1 else format_interval(row)),
+    Column("items", lambda row: f"{row.estimate.num_items:,}"),
+    Column("updates", lambda row: ", ".join(f"{n:.4g}" for n in updates_per_level(row.result, row.condition)) or "–"),
+    Column("state", lambda row: f"{mean_state_bytes(row.result, row.condition):,}"),
+)
+COLUMNS = (
+    Column("stream", lambda row: stream_title(row.result), is_text=True),
+    Column("run", lambda row: row.result.run, is_text=True),
+    *PAGE_COLUMNS,
+)
+
+
+def metric_scores(items_by_seed: Sequence[Sequence[EvalItem]], condition: str, metric: str) -> ScoreMatrix:
+    """Return the score of every item that has the metric, [R, N]."""
+    sums = [[item.conditions[condition]["sums"].get(metric) for item in items] for items in items_by_seed]
+    return np.array([[score / n for score, n in filter(None, seed)] for seed in sums], dtype=np.float64)
+
+
+def estimate_metrics(result: RunResult, condition: str) -> list[MetricRow]:
+    """Return every metric of a condition: the overall one first, then in natural order of names."""
+    names = {metric for item in result.items_by_seed[0] for metric in item.conditions[condition]["sums"]}
+    estimate = statistics.estimate_mean if is_nll(result) else statistics.estimate_proportion
+    return [
+        MetricRow(result, condition, name, estimate(metric_scores(result.items_by_seed, condition, name)))
+        for name in sorted(names, key=lambda metric: (metric != OVERALL, natural_sort_key(metric)))
+    ]
+
+
+def natural_sort_key(text: str) -> list[tuple[bool, int, str]]:
+    """Return a sort key that puts 8 before 16."""
+    parts = "".join(c if c.isdigit() else f" {c} " for c in text).split()
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def updates_per_level(result: RunResult, condition: str) -> list[float]:
+    return np.mean([item.conditions[condition]["level_updates"] for item in result.pooled_items], axis=0).tolist()
+
+
+def mean_state_bytes(result: RunResult, condition: str) -> int:
+    return round(float(np.mean([item.conditions[condition]["state_bytes"] for item in result.pooled_items])))
+
+
+def metric_rows(result: RunResult) -> list[MetricRow]:
+    return [row for condition in result.conditions for row in estimate_metrics(result, condition)]
+
+
+def build_stream_table(results: Sequence[RunResult]) -> Table:
+    return build_table(COLUMNS, [row for result in results for row in metric_rows(result)])
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    conditions = {
+        condition: {
+            "metrics": {row.metric: row.estimate for row in estimate_metrics(result, condition)},
+            "level_updates": updates_per_level(result, condition),
+            "state_bytes": mean_state_bytes(result, condition),
+        }
+        for condition in result.conditions
+    }
+    data = {
+        "task": result.task,
+        "stream": stream_name(result),
+        "run": result.run,
+        **result.info,
+        "seeds": list(result.seeds),
+        "items": len(result.items_by_seed[0]),
+        "unit": "nats" if is_nll(result) else "share",
+        "conditions": conditions,
+        "gains": compute_gains(result),
+    }
+    return tables.figures_to_json(data)
+
+
+class PairedGain(NamedTuple):
+    """NLL per token that a condition saves against another, mean over items; its standard error, None for one item."""
+
+    condition: str
+    baseline: str
+    nats_saved: float
+    standard_error: float | None
+    num_items: int
+
+
+def compute_gains(result: RunResult) -> list[PairedGain]:
+    """Return what conditions save against that of `BASELINES`.
+
+    Conditions are paired by item, and an item counts with its mean over seeds. A standard error over the sections of a
+    few books is of those books only.
+    """
+    baseline = BASELINES.get(stream_name(result))
+    if baseline is None or baseline not in result.conditions:
+        return []
+    base = metric_scores(result.items_by_seed, baseline, OVERALL)
+    gains: list[PairedGain] = []
+    for condition in result.conditions:
+        if condition != baseline:
+            saved = (base - metric_scores(result.items_by_seed, condition, OVERALL)).mean(0)
+            n = len(saved)
+            se = float(saved.std(ddof=1) / math.sqrt(n)) if n > 1 else None
+            gains.append(PairedGain(condition, baseline, float(saved.mean()), se, n))
+    return gains
+
+
+def retained_share(gains: Sequence[PairedGain]) -> float | None:
+    """Return the share of what reading a book saves that is left after another book."""
+    saved = {gain.condition: gain.nats_saved for gain in gains}
+    if AFTER_READING not in saved or AFTER_OTHER_BOOK not in saved or saved[AFTER_READING] <= 0:
+        return None
+    return saved[AFTER_OTHER_BOOK] / saved[AFTER_READING]
+
+
+def describe_gains(results: Sequence[RunResult]) -> list[str]:
+    sentences: list[str] = []
+    for result in results:
+        head = f"{result.run}, {stream_title(result)}"
+        gains = compute_gains(result)
+        for gain in gains:
+            n, se = gain.num_items, gain.standard_error
+            error = " on one item" if se is None else f" ± {se:.4f} over {n} items"
+            verb = "loses" if gain.nats_saved < 0 else "saves"
+            nats = f"{abs(gain.nats_saved):.4f} nats per token against {gain.baseline}"
+            sentences.append(f"{head}: {gain.condition} {verb} {nats}{error}")
+        if (share := retained_share(gains)) is not None:
+            sentences.append(f"{head}: after another book {100 * share:.0f} % of that is left")
+    return sentences
+
 
 CAVEATS = (
     "Levels that change slowly forget later, but they forget too.",
@@ -36,13 +210,12 @@ MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
 
 
 def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
-    """Plot the NLL of the position buckets of texts by their first position."""
     series = [
         PlotSeries(
             f"{result.run}, {condition}",
             [
                 (float(row.metric.partition("-")[0]), row.estimate.mean)
-                for row in table.estimate_metrics(result, condition)
+                for row in estimate_metrics(result, condition)
                 if row.metric.replace("-", "").isdigit()
             ],
         )
@@ -55,10 +228,9 @@ def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
 
 
 def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
-    """Plot the percentage of queries answered by gap, for each number of pairs."""
     points: dict[str, list[tuple[float, float]]] = {}
     for result in results:
-        for row in table.metric_rows(result) if stream_name(result) == "mqar" else ():
+        for row in metric_rows(result) if stream_name(result) == "mqar" else ():
             pairs, _, gap = row.metric.partition(", gap ")
             if gap:
                 line = points.setdefault(f"{result.run}, {row.condition}, {pairs}", [])
@@ -95,7 +267,6 @@ def load_metric_series(folder: Path) -> MetricSeries:
 
 
 def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[PageSection]:
-    """Return the sections about streams, and about levels and memories in the training of the runs."""
     training = [
         (seed_run_name(title, path, folder), load_metric_series(folder))
         for path, title in zip(paths, short_run_names(paths), strict=True)
@@ -106,12 +277,12 @@ def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[P
     results = sorted(results, key=stream_title)
     plots = [*plot_nll_by_position(results), *plot_recall_by_gap(results)]
     sections = [
-        PageSection("Streams: what is learned while reading", [table.describe_gains(results) or table.LEGEND]),
+        PageSection("Streams: what is learned while reading", [describe_gains(results) or LEGEND]),
         PageSection("Streams: by position and gap", [plots]),
     ]
     for title, same in groupby(results, stream_title):
-        rows = [(table.metric_rows(x), f"{x.run}, seeds {', '.join(map(str, x.seeds))}") for x in same]
-        sections.append(PageSection(f"Stream {title}", [build_table(table.PAGE_COLUMNS, *row) for row in rows]))
+        rows = [(metric_rows(x), f"{x.run}, seeds {', '.join(map(str, x.seeds))}") for x in same]
+        sections.append(PageSection(f"Stream {title}", [build_table(PAGE_COLUMNS, *row) for row in rows]))
     return [
         *sections,
         PageSection("Levels and memories in training", [plot_training_metrics(training)]),

@@ -13,7 +13,7 @@ from laconic.evaluation.class_incremental.run import build_class_job
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.streams import report as stream_report
-from laconic.evaluation.streams.table import LEGEND, build_stream_table, describe_gains, result_to_json, stream_title
+from laconic.evaluation.streams.report import LEGEND, build_stream_table, describe_gains, result_to_json, stream_title
 from laconic.evaluation.streams.tasks import RECIPE_SPLITS, STREAM_NAMES, SYNTHETIC_STREAMS, build_stream_jobs
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Table
@@ -69,7 +69,9 @@ class StreamSuite:
         titles = list(map(stream_title, results["streams"]))
         streams = sorted(results["streams"], key=lambda result: titles.index(stream_title(result)))
         classes = list(iter_class_results(results))
-        blocks: list[Table | str] = [build_stream_table(streams), *describe_gains(streams), LEGEND] if streams else []
+        blocks: list[Table | str] = []
+        if streams:
+            blocks += [build_stream_table(streams), *describe_gains(streams), LEGEND]
         blocks += [class_report.build_method_table(figures, f"{run}, {figures['set']}") for run, _, figures in classes]
         blocks += [class_report.LEGEND] if classes else []
         data = {

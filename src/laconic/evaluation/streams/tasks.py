@@ -19,6 +19,7 @@ from laconic.data.documents.tokenize import TokenArray
 from laconic.data.synthetic.formal_languages import FormalLanguageDataset
 from laconic.data.synthetic.needle_in_haystack import NeedleDataset
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.reasoning.question_sets import RECIPE_SPLITS
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
 from laconic.evaluation.streams import metrics, texts
 from laconic.evaluation.streams.evaluate import (
@@ -38,7 +39,6 @@ from laconic.nested.ablations import build_ablations
 from laconic.nested.hope.config import UNLIMITED_POSITIONS
 from laconic.nested.hope.model import Hope
 
-RECIPE_SPLITS = ("test", "valid")
 TEXT_STREAMS = ("ppl", "books", "levels")
 SYNTHETIC_STREAMS = ("mqar", "copying", "continual_translation", "formal_languages")
 STREAM_NAMES = (*SYNTHETIC_STREAMS, "needle", *TEXT_STREAMS)
