@@ -64,7 +64,7 @@ def test_forward_measures_a_bias_with_the_cache() -> None:
 def test_forward_refuses_an_unknown_backend() -> None:
     decoder = fresh("llama")
     decoder.attn_implementation = "flash"
-    with pytest.raises(ValueError, match="use one of sdpa, eager"):
+    with pytest.raises(ValueError, match="use one of sdpa, eager, flex"):
         decoder(x(1, 1, 48))
 
 

@@ -83,6 +83,19 @@ def test_sdpa_equals_eager(name: str, batch: EmbedBatch, biased: bool, cut: int)
     assert error(outputs["sdpa"], outputs["eager"]) <= BACKENDS
 
 
+@pytest.mark.medium
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("name", "cases"), [("llama, windows", ((True, 2), (False, 2), (False, 0))), ("gpt2", ((True, 2),))]
+)
+def test_flex_equals_eager(name: str, cases: tuple[tuple[bool, int], ...]) -> None:
+    mask = torch.tensor([[False, True, True, False, True], [True, True, True, True, False]])
+    batch = EmbedBatch(noise(1, 2, 5, 48, dtype=torch.float32), mask, ())
+    for biased, cut in cases:
+        outputs = run_backends(name, ("flex", "eager"), batch, biased, cut)
+        assert error(outputs["flex"], outputs["eager"]) <= BACKENDS
+
+
 def run_backends(name: str, names: tuple[str, ...], batch: EmbedBatch, biased: bool, cut: int) -> dict[str, Tensor]:
     """Run each backend on a cache of the first `cut` slots, with or without a bias."""
     decoder = fresh(name).requires_grad_(False)
@@ -201,6 +214,20 @@ def test_attention_bias_has_gradients_in_sdpa() -> None:
         gradients.append(bias.grad)
     assert gradients[1].abs().max() > 1e3 * QUIET_ABSOLUTE
     assert error(gradients[0], gradients[1]) <= BACKENDS
+
+
+def test_flex_refuses_gradients_on_cpu_and_dropout() -> None:
+    decoder = fresh("llama")
+    decoder.attn_implementation = "flex"
+    with pytest.raises(ValueError, match="no gradient on the CPU"):
+        decoder(noise(1, 1, 3, 48, dtype=torch.float32))
+    q = noise(1, 1, 2, 3, 4)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    sight = attention.build_attention_mask(
+        mask, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64
+    )
+    with pytest.raises(ValueError, match="no dropout"):
+        attention_backends.flex_attention_forward(q, q, q, 1.0, sight, 0.1)
 
 
 @pytest.mark.parametrize("T", [5, MAX_UPCAST_SLOTS + 1])

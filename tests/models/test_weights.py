@@ -663,14 +663,26 @@ def test_resolve_device_takes_numbers_of_gpus_but_not_meta() -> None:
         for device in (0, "cuda:0"):
             with pytest.raises(UsageError, match="device cuda:0 is not available to this torch; it has no CUDA"):
                 weights.resolve_device(device)
-    assert weights.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(UsageError, match="device meta holds no weights"):
         weights.resolve_device("meta")
 
 
+def test_resolve_device_map_takes_one_device() -> None:
+    resolve = weights.resolve_device_map
+    assert resolve("cpu", None) == resolve(None, "cpu") == resolve(None, {"": "cpu"}) == "cpu"
+    assert resolve(None, {"model": 1, "lm_head": 1}) == "cuda:1"
+    assert resolve(None, "auto") == "auto"
+    assert weights.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for device_map in ("balanced", {"a": 0, "b": "cpu"}, {"": "disk"}, {}):
+        with pytest.raises(UsageError, match="a decoder lies on one device"):
+            resolve(None, device_map)
+    with pytest.raises(UsageError, match="pass one of them"):
+        resolve("cpu", "cpu")
+
+
 def test_from_pretrained_dtype_auto_is_the_stored_one(tmp_path: Path) -> None:
     Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "x", dtype=torch.float16)
-    decoder = Decoder.from_pretrained(tmp_path / "x", dtype="auto", device="cpu")
+    decoder = Decoder.from_pretrained(tmp_path / "x", dtype="auto", device_map="cpu")
     assert decoder.config.dtype == torch.float16
     with pytest.raises(UsageError, match="dtype 'int4': give float32"):
         Decoder.from_pretrained(tmp_path / "x", dtype="int4")

@@ -48,7 +48,7 @@ class Decoder(PretrainedDecoder):
         seed: Seed of the initialisation; None leaves the parameters uninitialised.
 
     Attributes:
-        attn_implementation: "sdpa", or "eager" (the specification).
+        attn_implementation: "sdpa", "eager" (the specification) or "flex".
         activation_checkpointing: Recompute every k-th block in the backward pass; 0 turns it off.
 
     Examples:

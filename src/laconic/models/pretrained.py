@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -48,6 +48,7 @@ class PretrainedDecoder(nn.Module):
         allow_missing: tuple[str, ...] = (),
         ignore_tensors: tuple[str, ...] = (),
         revision: str | None = None,
+        device_map: str | Mapping[str, Any] | None = None,
         quantize: Literal["int8"] | None = None,
     ) -> DecoderT:
         """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
@@ -61,6 +62,7 @@ class PretrainedDecoder(nn.Module):
             allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
             ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
             revision: Revision on the hub.
+            device_map: In place of `device`, as in transformers: "auto", or a single device.
             quantize: "int8" rounds the linear layers while reading, as `quantize_decoder` does, without a float copy.
 
         Raises:
@@ -75,6 +77,7 @@ class PretrainedDecoder(nn.Module):
                 raise UsageError(f"{name}={value!r}: give several names, such as ({value!r},)")
         folder = weights.find_checkpoint(folder_or_hub_name, weights.check_revision(folder_or_hub_name, revision))
         dtype = weights.resolve_dtype(dtype, folder)
+        device = weights.resolve_device_map(device, device_map)
         config = DecoderConfig.from_folder(folder)
         with check_weights_while_reading(folder):
             config, tensors = resolve_tensors(folder, config, ignore_tensors)

@@ -160,6 +160,21 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
     return resolved
 
 
+def resolve_device_map(
+    device: torch.device | str | None, device_map: str | Mapping[str, Any] | None
+) -> torch.device | str | None:
+    """Return `device`, or the one that transformers' `device_map` names for the whole model."""
+    if device_map is None:
+        return device
+    if device is not None:
+        raise UsageError(f"device={device} and device_map={device_map!r}: pass one of them")
+    devices = {device_map} if isinstance(device_map, str) else set(device_map.values())
+    if len(devices) != 1 or devices & {"balanced", "balanced_low_0", "sequential", "disk"}:
+        raise UsageError(f"device_map={device_map!r}: a decoder lies on one device; pass device='cuda' or device='cpu'")
+    (target,) = devices
+    return f"cuda:{target}" if isinstance(target, int) else target
+
+
 def resolve_dtype(dtype: torch.dtype | str | None, folder: Path) -> torch.dtype | None:
     """Return a floating dtype that is given by itself or by name, the stored one for "auto", or None."""
     if dtype == "auto":

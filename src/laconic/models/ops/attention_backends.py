@@ -1,4 +1,4 @@
-"""Attention written as equations, which specifies the result, and the table of backends.
+"""Attention written as equations, which specifies the result; the same by flex attention; and the table of backends.
 
 Attention (arXiv:1706.03762), grouped-query heads (arXiv:2305.13245).
 
@@ -7,9 +7,11 @@ Symbols: q, k, v queries, keys, values; a scores; p probabilities.
 
 import math
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 from laconic.models.attention import (
     AttentionMask,
@@ -65,4 +67,21 @@ def eager_attention(
     return weighted_values(F.dropout(p, dropout) if dropout else p, v)
 
 
-ATTENTION_BACKENDS = {"sdpa": sdpa_attention, "eager": eager_attention}
+def flex_attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: AttentionMask, dropout: float
+) -> Float[Tensor, "B T HE"]:
+    """Compute the same by `flex_attention`, which has no dropout, and no gradient on the CPU."""
+    if not q.is_cuda and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise ValueError("flex attention has no gradient on the CPU; use sdpa")
+    if dropout:
+        raise ValueError("flex attention has no dropout; set dropout to 0 or use sdpa")
+    assert mask.visible is not None
+    bias = torch.zeros_like(mask.visible, dtype=q.dtype) if mask.bias is None else mask.bias.to(q.dtype)
+    bias = bias.masked_fill(~mask.visible, -math.inf).expand(q.shape[0], q.shape[2], k.shape[2])
+    grouped = q.shape[1] != k.shape[1]
+    c = flex_attention(q, k, v, lambda a, b, h, t, j: a + bias[b, t, j], scale=scale, enable_gqa=grouped)
+    assert isinstance(c, Tensor)
+    return c.transpose(1, 2).flatten(2)
+
+
+ATTENTION_BACKENDS = {"sdpa": sdpa_attention, "eager": eager_attention, "flex": flex_attention_forward}
