@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, SupportsIndex, cast
 
@@ -21,6 +21,7 @@ from laconic.data.tokenizer_files import (
     read_optional_json,
     read_special_tokens,
 )
+from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, is_panic
 from laconic.errors import InputError, LaconicError, UsageError, translate_os_errors
 from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.storage.export_record import warn_of_changed_vocabulary
@@ -32,7 +33,6 @@ CONFIG_FILES = (
     "chat_template.jinja", "chat_template.json", TOOL_TEMPLATE_FILE,
 )  # fmt: skip
 MAX_LOCKED_CHARACTERS = 10_000  # encoded at once; `encode_batch` lets other threads run, `encode` does not
-SAMPLE = "Hello, world! 123 naïve 日本 😀\n\t " + "a" * 40 + " " * 40 + "<s>é"
 QWEN_SPLIT = (  # where the classes of Qwen 2 and 3 split a text into words
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -46,7 +46,7 @@ def translate_tokenizer_errors(source: str = "the tokenizer") -> Generator[None]
     except LaconicError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # whose class is not public
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         if str(error).startswith(("TextInputSequence must", "TextEncodeInput must")):  # also for surrogates
             raise InputError("give text (str) without surrogates; remove the characters \\ud800 to \\udfff") from None
@@ -232,7 +232,7 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
     files = find_vocabulary_files(root)
     warn_of_changed_vocabulary(root, [file.name for file in files])
     contents = {file.name: read_small_file(file) for file in files}
-    with translate_tokenizer_errors(f"{files[0].name}: invalid tokenizer: it"):
+    with translate_tokenizer_errors(f"{files[0].name}: invalid tokenizer: it"), hide_panic_message():
         if len(files) == 1:
             backend = tokenizers.Tokenizer.from_buffer(contents["tokenizer.json"])
             special_tokens = read_special_tokens(root, config, backend)
@@ -244,9 +244,7 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
             is_qwen = tokenizer_class == "Qwen2Tokenizer"
             bpe = read_bpe(contents["vocab.json"], contents["merges.txt"])
             backend = build_byte_level_bpe(bpe, added_tokens, special_tokens, config, is_qwen=is_qwen)
-        for has_special in (False, True):  # some tokenizers panic at any text
-            with suppress(Exception):  # a small vocabulary need not have the sample's characters
-                backend.decode(backend.encode(SAMPLE, add_special_tokens=has_special).ids)
+        check_tokenizer(backend, files[0].name)
     fingerprint = hashlib.sha256(b"".join(contents.values())).hexdigest()
     config_files = {name: resolve_inside(root, name) for name in CONFIG_FILES}
     contents |= {name: read_small_file(file) for name, file in config_files.items() if file.is_file()}
