@@ -245,7 +245,7 @@ def test_read_documents_skips_blank_texts(tmp_path: Path) -> None:
 
 def test_read_documents_compressed(tmp_path: Path) -> None:
     (tmp_path / "c4.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
-    with pytest.raises(InputError, match=r"^c4\.json\.gz: is compressed with gzip; give"):
+    with pytest.raises(InputError, match=r"^c4\.json\.gz: compressed with gzip; unpack it$"):
         read_documents(str(tmp_path / "c4.json.gz"), TextConfig())
 
 

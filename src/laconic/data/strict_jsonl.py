@@ -178,10 +178,14 @@ def decode_line(line: bytes, is_first: bool) -> str:
         raise RowError("not UTF-8", f"byte {error.start + 1} of the line is not UTF-8", "save as UTF-8") from None
 
 
+def find_compression(start: bytes) -> str | None:
+    return next((program for magic, program in COMPRESSED_FILES.items() if start.startswith(magic)), None)
+
+
 def check_file_type(line: bytes) -> None:
-    for magic, program in COMPRESSED_FILES.items():
-        if line.startswith(magic):
-            raise RowError(WRONG_FILE_TYPE, f"compressed with {program}", "unpack it")
+    program = find_compression(line)
+    if program is not None:
+        raise RowError(WRONG_FILE_TYPE, f"compressed with {program}", "unpack it")
     if line.startswith(b"PAR1"):
         raise RowError(WRONG_FILE_TYPE, "Parquet by its first bytes", "give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):

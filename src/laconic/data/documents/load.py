@@ -21,6 +21,7 @@ from laconic.data.strict_jsonl import (
     check_data_file,
     convert_each,
     convert_rows,
+    find_compression,
     format_problems,
     parse_lines,
     read_rows,
@@ -107,6 +108,9 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
         return group_by_book(rows, file.name, max_documents), notes
     check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
+        program = find_compression(stream.peek(8))
+        if program is not None:
+            raise InputError(f"{file.name}: compressed with {program}; unpack it")
         blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
         text = "".join(decode_utf8(blocks, file.name, translate_newlines=False))  # the tokens of runs stay the same
     return [Document(file.stem, (text,))], []

@@ -1,14 +1,14 @@
-"""Tokenize many texts in parallel, or a long one as a stream of overlapping windows.
+"""Tokenize long texts in windows: many texts in parallel, or one as a stream.
 
-The ids are meant to be those of tokenizing the whole text at once: two windows are joined at a cut where both have the
-same tokens on either side. Where they disagree, the window grows.
+The ids are meant to be those of tokenizing the whole text at once. Windows overlap; two of them are joined at a cut
+where both have the same tokens on either side. Where they disagree, the window grows.
 """
 
 import codecs
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from laconic.storage.strict_json import to_canonical_json
 
 TokenArray = NDArray[np.int32]
 WINDOW_CHARS = 65_536
+OVERLAP_CHARS = 2048  # characters that two windows of `tokenize_texts` share
 BATCH_CHARS = 4_000_000  # characters in one call of the tokenizer
 OTHER_FORMATS = {start: f"compressed with {program}" for start, program in COMPRESSED_FILES.items()} | {
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
@@ -52,44 +53,79 @@ class TokenizedWindow(NamedTuple):
 
 
 def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, progress: ProgressFn | None = None) -> list[TokenArray]:
-    """Tokenize texts in parallel, those over `BATCH_CHARS` as streams; special tokens are ordinary characters."""
+    """Tokenize texts in parallel; special tokens in them are ordinary characters.
+
+    Windows are tokenized without offsets, which is faster; only the overlap of two windows is tokenized again with
+    offsets.
+    """
     backend = disable_special_tokens(tokenizer)
-    total = sum(map(len, texts))
     done = 0
-    arrays: list[TokenArray] = []
-
-    def split(text: str) -> Iterator[str]:
-        for start in range(0, len(text), WINDOW_CHARS):
-            if progress:
-                progress("characters tokenized", done + start, total)
-            yield text[start : start + WINDOW_CHARS]
-
-    for group in group_texts(texts):
+    total = sum(map(len, texts))
+    windows_per_text: list[list[list[int]]] = []
+    for group in group_windows(split_text(texts)):
         if progress:
             progress("characters tokenized", done, total)
-        if len(group[0]) > BATCH_CHARS:
-            ids = chain.from_iterable(iter_token_ids(split(group[0]), backend))
-            arrays.append(np.fromiter(ids, dtype=np.int32))
-        else:
-            with translate_tokenizer_errors():
-                encodings = backend.encode_batch_fast(group, add_special_tokens=False)
-            arrays += [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
-        done += sum(map(len, group))
-    return arrays
+        with translate_tokenizer_errors():
+            encodings = backend.encode_batch_fast([window for _, window in group], add_special_tokens=False)
+        for (is_first, window), encoding in zip(group, encodings, strict=True):
+            if is_first:
+                windows_per_text.append([])
+            windows_per_text[-1].append(encoding.ids)
+            done += min(len(window), WINDOW_CHARS)
+    return [join_token_windows(text, windows, backend) for text, windows in zip(texts, windows_per_text, strict=True)]
 
 
-def group_texts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield consecutive texts with at most `BATCH_CHARS` characters together, and longer texts alone."""
-    group: list[str] = []
-    count = 0
+def split_text(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
+    """Yield the overlapping windows of texts, and whether each is the first of its text."""
     for text in texts:
-        if group and count + len(text) > BATCH_CHARS:
+        for start in window_starts(text):
+            yield start == 0, text[start : start + WINDOW_CHARS + OVERLAP_CHARS]
+
+
+def window_starts(text: str) -> range:
+    return range(0, max(len(text) - OVERLAP_CHARS, 1), WINDOW_CHARS)
+
+
+def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
+    group: list[tuple[bool, str]] = []
+    count = 0
+    for window in windows:
+        group.append(window)
+        count += len(window[1]) + 1
+        if count >= BATCH_CHARS:
             yield group
             group, count = [], 0
-        group.append(text)
-        count += len(text) + 1
     if group:
         yield group
+
+
+def join_token_windows(text: str, windows: Sequence[Sequence[int]], backend: tokenizers.Tokenizer) -> TokenArray:
+    """Join the ids of a text's windows; if two disagree, tokenize the text again in growing windows."""
+    overlaps = [text[start : start + OVERLAP_CHARS] for start in window_starts(text)[1:]]
+    with translate_tokenizer_errors():
+        encodings = backend.encode_batch(overlaps, add_special_tokens=False)
+    joins = [
+        find_join(left, right, TokenizedWindow(overlap, encoding.ids, encoding.offsets))
+        for (left, right), overlap, encoding in zip(pairwise(windows), overlaps, encodings, strict=True)
+    ]
+    cuts = [join for join in joins if join is not None]
+    if len(cuts) < len(joins):
+        return np.fromiter(chain.from_iterable(iter_token_ids([text], backend)), dtype=np.int32)
+    starts = [0, *(start for _, start in cuts)]
+    ends = [*(end for end, _ in cuts), len(windows[-1])]
+    parts = (window[start:end] for window, start, end in zip(windows, starts, ends, strict=True))
+    return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
+
+
+def find_join(left: Sequence[int], right: Sequence[int], overlap: TokenizedWindow) -> tuple[int, int] | None:
+    """Return the end of the left window and the start of the right one, in tokens; None if the tokens disagree."""
+    k = find_cut(overlap, 0, len(overlap.text) // 2)
+    if k is None:
+        return None
+    rest = len(overlap.ids) - k
+    is_left_equal = left[-rest - AGREEING_TOKENS :] == overlap.ids[k - AGREEING_TOKENS :]
+    is_right_equal = right[: k + AGREEING_TOKENS] == overlap.ids[: k + AGREEING_TOKENS]
+    return (len(left) - rest, k) if is_left_equal and is_right_equal else None
 
 
 # --- one text as a stream
