@@ -67,6 +67,7 @@ class ChatCommand(ModelFlags, SamplingFlags):
         check_model(self.model)
         check_memories(self.memory, self.system)
         import_with_status(f"loading {self.model}")
+        self.refuse_states()
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
@@ -92,6 +93,13 @@ class ChatCommand(ModelFlags, SamplingFlags):
                     raise
                 log_message(f"laconic: {error}")
         return exit_code
+
+    def refuse_states(self) -> None:
+        from laconic.experiment.from_recipe.untrained_levels import is_state_file
+
+        state = next(filter(is_state_file, self.memory), None)
+        if state is not None:
+            raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
 
     def open_session(self) -> "ChatSession":
         import laconic
