@@ -469,13 +469,13 @@ def test_generate_run_answers_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch)
     assert run(*resumed, "--with-cot")[0] == 2, "begun with other flags"
     assert "2 of 4 rows are done; continuing" in run(*resumed)[2]
     assert Path("answers.jsonl").read_text() == out
-    Path("renamed.jsonl").write_text(Path("rows.jsonl").read_text().replace('"question"', '"problem"'))
+    Path("renamed.jsonl").write_text(Path("rows.jsonl").read_text().replace('"question"', '"ask"'))
     err = run("generate", "runs/a", "--input", "renamed.jsonl")[2]
     assert 'expected one of "prompt", "messages" and "question"' in err
     recipe = Path("runs/a/recipe.toml")
     text = recipe.read_text()
-    recipe.write_text(text.replace("[data.columns]\n", '[data.columns]\nquestion = "problem"\n'))
-    assert read_run_recipe("runs/a").data.columns["question"] == "problem"
+    recipe.write_text(text.replace("[data.columns]\n", '[data.columns]\nquestion = "ask"\n'))
+    assert read_run_recipe("runs/a").data.columns["question"] == "ask"
     recipe.write_text(text)
     Path("empty.jsonl").write_text(Path("rows.jsonl").read_text() * 5 + '{"question": ""}\n')
     check_refused(
