@@ -35,7 +35,7 @@ def test_read_last_step_of_a_half_written_file(tmp_path: Path) -> None:
 def test_progress_is_the_share_of_the_steps(tmp_path: Path) -> None:
     recipe = cast(Any, SimpleNamespace(train=SimpleNamespace(steps=10)))
     first, second = (
-        DemoRun(DemoEntry(name, name, ""), 0, tmp_path / name, base, recipe, ())
+        DemoRun(DemoEntry(name, name, "", ""), 0, tmp_path / name, base, recipe, ())
         for name, base in (("first", None), ("second", "first of seed 0"))
     )
     lines: list[Any] = []

@@ -42,7 +42,7 @@ class ParsedPage(HTMLParser):
 
 
 def leave_out_images(patch: pytest.MonkeyPatch, *, only_dark: bool = False) -> None:
-    """Let pages have empty images, or only those for dark pages; `test_page` draws both."""
+    """Let pages have empty images, or only those for dark pages; `test_runs_table` draws all, which takes seconds."""
     to_data_uri = plots._to_data_uri
 
     def draw_some(draw: Callable[[Any], None], size: tuple[float, float], layout: Any, colors: Any) -> str:

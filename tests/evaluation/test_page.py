@@ -1,6 +1,5 @@
 """The blocks of a page: each kind of value has its own form, texts are escaped, and what is empty is left out."""
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -54,18 +53,3 @@ def test_plot_lines_tells_more_lines_apart_than_there_are_colours(monkeypatch: p
     styles = [line.get_linestyle() for line in figure.axes[0].lines]
     assert (plot.title, styles) == ("Title", ["-"] * plots.NUM_COLORS + ["--"] * 2)
     assert plots.plot_lines("Title", [plots.PlotSeries("empty", [])], x_label="steps") == []
-
-
-def test_plot_lines_draws_light_and_dark_images_of_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("matplotlib")
-    series = [plots.PlotSeries("KaVa", [(1, 20.0), (2, 95.0)])]
-    (plot,), (again,) = (plots.plot_lines("Accuracy", series, x_label="steps", y_scale="percent") for _ in range(2))
-    assert plot == again
-    page = check_page(render_page("Title", [PageSection("Plots", [[plot]])]))
-    (image,) = [attributes for tag, attributes in page.tags if tag == "img"]
-    (source,) = [attributes for tag, attributes in page.tags if tag == "source"]
-    assert image["alt"] == "Accuracy: KaVa ends at 95."
-    assert source["media"] == "(prefers-color-scheme: dark)"
-    assert source["srcset"] != image["src"]
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert ".[report]" in plots.plot_lines("Accuracy", series, x_label="steps")[0].image

@@ -1,5 +1,6 @@
-"""The comparison of methods: its rows, what the figures do not show, and JSON."""
+"""The page: what it says, that it asks for nothing, that it is read without eyes and without script."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from laconic.evaluation.reasoning.evaluate import Latency
 from laconic.evaluation.report import runs_table
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.tables import format_count
+from tests.conftest import needs
 from tests.evaluation.answers import row
+from tests.evaluation.pages import check_page, leave_out_images
 
 N = 200
 
@@ -25,22 +28,60 @@ def built(seeds: int = 1) -> ComparisonReport:
     def line(name: str, title: str, share: float, passes: PassCounts, latency: Any = None, **more: Any) -> MethodResult:
         end = 50 + passes.answer
         answers = row("test", name, right(share, seeds), "", range(seeds), passes, end, latency=latency)
-        return MethodResult(answers, title, **more)
+        return MethodResult(answers, title, f"how {title}", **more)
 
-    latents = PassCounts(0, 1, 2, 2)
+    curve, latents = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds, PassCounts(0, 1, 2, 2)
     few, many = {0: [0.2] * seeds, 1: [0.3] * seeds}, {0: [0.2], 1: [0.9], 2: [0.95]}
-    chain = line("chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), Latency(12.34, 50))
+    chain = line("chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), Latency(12.34, 50), learning_curves=curve)
     return ComparisonReport(
+        title="Thoughts & chains",
+        lead="What is shown.",
         results=[
             chain,
-            line("pccot", "PCCoT", 0.30, latents, iteration_sweep=few),
-            line("kava", "KaVa", 0.95, latents, iteration_sweep=many),
+            line("pccot", "PCCoT", 0.30, latents, learning_curves=curve, iteration_sweep=few),
+            line("kava", "KaVa", 0.95, latents, learning_curves=curve, iteration_sweep=many),
             line("random", "random", 0.95, latents, is_control=True),
         ],
         focus="kava",
         cot_baseline="chain",
         caveats=["A limit <of> mine."],
+        recipe_differences=[("chain", "all", "a quickstart")],
+        facts=[("command", "laconic demo --num-seeds 1")],
     )
+
+
+@pytest.mark.medium
+def test_render_report_is_one_self_contained_file() -> None:
+    needs("matplotlib")
+    html = runs_table.render_report(built(3))
+    page = check_page(html)
+    assert "prefers-color-scheme: dark" in html
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert len(images) >= 3
+    assert all("KaVa" in str(attributes["alt"]) for attributes in images[:3])
+    assert runs_table.render_report(built(3)) == html
+
+
+@pytest.mark.medium
+def test_render_report_shows_results_and_comparisons() -> None:
+    text = check_page(runs_table.render_report(built())).words
+    for text_part in (
+        "Thoughts & chains",
+        "95.0 %",
+        "1 seed",
+        "5 = 0+1+2+2",
+        "50 → 52",
+        "12.3",
+        "majority baseline 20.0 %",
+        "A limit <of> mine.",
+        "laconic demo --num-seeds 1",
+        "a quickstart",
+        "over PCCoT",
+        "+65.0 points (1 seed,",
+        "no difference shown (1 seed, interval",
+    ):
+        assert text_part in text, text_part
 
 
 def test_accuracy_has_a_spread_from_three_seeds() -> None:
@@ -79,19 +120,18 @@ def test_compare_to_focus_uses_common_seeds() -> None:
     assert [c.difference.num_seeds for _, c in result] == [3, 2, 3]
 
 
-def test_report_to_json_and_footnotes() -> None:
-    data = runs_table.report_to_json(built())
-    assert [row["name"] for row in data["rows"]] == ["chain", "pccot", "kava", "random"]
-    assert data["rows"][2]["iteration_sweep"] == {"0": [0.2], "1": [0.9], "2": [0.95]}
-    assert data["majority_baseline"]["share"] == pytest.approx(0.2)
-    text = runs_table.format_footnotes(built())
-    for expected in (
-        "majority baseline 20.0 %",
-        "PCCoT: +65.0 points (1 seed,",
-        "no difference shown (1 seed, interval",
-    ):
-        assert expected in text, expected
-    assert "A limit <of> mine." in text
+def test_render_report_works_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    html = runs_table.render_report(built())
+    assert "<img" not in html
+    assert ".[report]" in html
+
+
+def test_render_report_leaves_out_empty_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_images(monkeypatch)
+    page = replace(built(), focus="chain", results=built().results[:1], recipe_differences=[], caveats=[])
+    html = runs_table.render_report(page)
+    assert "Differences" not in html
 
 
 def test_format_count() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum
+from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum, command_line
 from laconic.cli.commands.evaluate import print_report
 from laconic.cli.demo_progress import DemoProgress
 from laconic.cli.demo_run import TEACHER_ENTRY
@@ -50,6 +50,7 @@ class DemoEntry:
 
     name: str
     title: str
+    description: str
     recipe: str
     overrides: tuple[str, ...] = ()
     is_control: bool = False
@@ -57,29 +58,38 @@ class DemoEntry:
 
 
 PAUSE_OVERRIDES = ("latents.jacobi_iterations=0", 'latents.projection="none"')
+PARALLEL = "{M} latents in parallel, {T} Jacobi iterations; targets: "
 
 
-def control(policy: str, title: str) -> DemoEntry:
+def control(policy: str, title: str, description: str) -> DemoEntry:
     """Return KaVa with another rule for the tokens it selects."""
-    return DemoEntry(policy, title, "demo-kava", (f'kv_selection.policy="{policy}"',), True)
+    return DemoEntry(policy, title, description, "demo-kava", (f'kv_selection.policy="{policy}"',), True)
 
 
 # In the order of the table. Latent methods start from the teacher, which omits the last step; the teacher from the
 # chain, the chain from the short one.
 ENTRIES = (
-    DemoEntry("short", "", "demo-short", fast_overrides=()),
-    DemoEntry("chain", "Chain of thought", "demo-cot", fast_overrides=()),
-    DemoEntry("teacher", "", "demo-teacher", fast_overrides=()),
-    DemoEntry("nochain", "No chain", "demo-nocot", fast_overrides=("train.steps=400",)),
-    DemoEntry("pause", "Pause tokens", "demo-pccot", PAUSE_OVERRIDES),
-    DemoEntry("codi", "CODI", "demo-codi"),
-    DemoEntry("pccot", "PCCoT", "demo-pccot"),
-    DemoEntry("kava", "KaVa", "demo-kava", fast_overrides=("train.steps=250",)),
-    control("rkv", "R-KV selection"),
-    control("random", "random selection"),
-    control("uniform", "uniform selection"),
-    control("crop", "first tokens"),
-    DemoEntry("nodistil", "no distillation", "demo-pccot", ("distillation.hidden_weight=0.0",), True),
+    DemoEntry("short", "", "", "demo-short", fast_overrides=()),
+    DemoEntry("chain", "Chain of thought", "writes every step, then the answer", "demo-cot", fast_overrides=()),
+    DemoEntry("teacher", "", "", "demo-teacher", fast_overrides=()),
+    DemoEntry("nochain", "No chain", "answers directly", "demo-nocot", fast_overrides=("train.steps=400",)),
+    DemoEntry("pause", "Pause tokens", "{M} placeholder tokens, no iterations", "demo-pccot", PAUSE_OVERRIDES),
+    DemoEntry("codi", "CODI", "{M} sequential latents; targets: hidden states", "demo-codi"),
+    DemoEntry("pccot", "PCCoT", f"{PARALLEL}hidden states", "demo-pccot"),
+    DemoEntry(
+        "kava",
+        "KaVa",
+        f"{PARALLEL}keys and values of the chain's results",
+        "demo-kava",
+        fast_overrides=("train.steps=250",),
+    ),
+    control("rkv", "R-KV selection", "KaVa with the tokens that R-KV selects, as in the paper"),
+    control("random", "random selection", "KaVa with randomly selected tokens"),
+    control("uniform", "uniform selection", "KaVa with evenly spaced tokens"),
+    control("crop", "first tokens", "KaVa with the first tokens"),
+    DemoEntry(
+        "nodistil", "no distillation", "PCCoT without targets", "demo-pccot", ("distillation.hidden_weight=0.0",), True
+    ),
 )
 FAST_ENTRIES = [
     replace(entry, overrides=(*entry.overrides, *entry.fast_overrides))
@@ -244,6 +254,7 @@ def run_demo(
     format: OutputFormat = "human",
 ) -> int:
     """Train, evaluate and report every entry with every seed; return 1 if no seed has a chain to distil from, or 0."""
+    start = time.monotonic()
     runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
     log_message(f"laconic demo: {len(runs)} runs, {NUM_WORKERS} at a time; logs in {out / 'logs'}")
     with progress("training") as show:
@@ -260,12 +271,11 @@ def run_demo(
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
     from laconic.evaluation.suite import EvalReport
-    from laconic.evaluation.suites import build_report
 
     titled = [entry for entry in entries if entry.title]
     with status("measuring the time per answer, and writing the report"):
-        report = build_demo_report(titled, out, complete)
-        write_file(out / "report.html", build_report([str(out / entry.name) for entry in titled]))
+        report = build_demo_report(titled, out, complete, time.monotonic() - start, command_line())
+        write_file(out / "report.html", runs_table.render_report(report))
     blocks = [runs_table.build_terminal_table(report), runs_table.format_footnotes(report)]
     print_report(EvalReport(blocks, runs_table.report_to_json(report)), format)
     return 0

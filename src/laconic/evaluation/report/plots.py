@@ -65,11 +65,12 @@ def plot_lines(
     y_label: str = "",
     y_scale: Literal["linear", "log", "percent"] = "linear",
     alt_text: str | None = None,
+    floor: float | None = None,
 ) -> list[PagePlot]:
     """Return a plot of lines with a legend; lines without points are left out, and a plot without lines.
 
     The last value of each line is appended to the alternative text, by default the title. A logarithmic y axis needs
-    values above 0, else it is linear; percentages go from 0 to 100.
+    values above 0, else it is linear; percentages go from 0 to 100. `floor` is the height of a dashed reference line.
     """
     visible = [line for line in series if line.points]
     if not visible:
@@ -83,6 +84,8 @@ def plot_lines(
             linestyle = line.linestyle or LINE_STYLES[i // NUM_COLORS % len(LINE_STYLES)]
             marker = line.marker or ("o" if len(x) < 12 else "")
             axes.plot(x, y, color=color, linestyle=linestyle, marker=marker, label=line.label)
+        if floor is not None:
+            axes.axhline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
         if y_scale == "log" and all(y > 0 for line in visible for _, y in line.points):
             axes.set_yscale("log")
         if y_scale == "percent":
@@ -94,6 +97,27 @@ def plot_lines(
     ends = "; ".join(f"{line.label} ends at {sorted(line.points)[-1][1]:.4g}" for line in visible)
     height = 3.2 + 0.17 * -(-len(visible) // LEGEND_COLUMNS)
     return [PagePlot(title, caption, render_plot(draw, f"{alt_text or title}: {ends}.", (5.6, height)))]
+
+
+def plot_accuracies(bars: Sequence[tuple[str, float, float, float, int]], floor: float) -> Markup:
+    """Draw accuracies in percent as horizontal bars with intervals, and a dashed reference line at `floor`.
+
+    A bar has a label, its value, the lower and upper end of the interval, and its place in the colour cycle.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for i, (label, value, low, high, color) in enumerate(bars):
+            axes.barh(i, value, height=0.6, color=f"C{color}", label=label)
+            axes.plot([low, high], [i, i], color=axes.xaxis.label.get_color(), linewidth=2.5)
+        axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        axes.set_xlabel("accuracy, %")
+        axes.axvline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
+
+    values = ", ".join(f"{label} {value:.4g}" for label, value, *_ in bars)
+    return render_plot(draw, f"Accuracy: {values}.", (5.6, 0.7 + 0.3 * len(bars)))
 
 
 def plot_heat_maps(
