@@ -26,7 +26,7 @@ def tokenize_documents(
 
 
 def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Sequence[int]) -> TokenArray:
-    """Permute the ids below `vocab_size` anew every `interval` tokens, so that a reader has to keep learning."""
+    """Permute the ids below `vocab_size` in another way every `interval` tokens, so that reading needs learning."""
     permuted = ids.copy()
     vocabulary = np.arange(vocab_size)
     seed = int(rng.hash64(*key).view(np.int64))

@@ -60,7 +60,7 @@ class CostCounter(TorchDispatchMode):
             x, mask = torch.broadcast_tensors(*args)
             output = x[tuple(find_selected(mask).unbind(1))]
         else:
-            if func is aten.index.Tensor:  # a mask among the indices stands for those that it selects
+            if func is aten.index.Tensor:  # a boolean mask becomes the indices that it selects
                 is_mask = (x is not None and x.dtype == torch.bool for x in args[1])
                 selected = [find_selected(x).unbind(1) if m else [x] for x, m in zip(args[1], is_mask, strict=True)]
                 args = (args[0], [x for part in selected for x in part])
