@@ -293,9 +293,10 @@ def test_loss_weights_must_not_all_be_zero(kava: Path) -> None:
 def test_iterations_are_only_needed_by_methods_with_jacobi_latents(kava: Path) -> None:
     edit(kava, ("jacobi_iterations = 3\n", ""))
     assert "latents.jacobi_iterations: missing; the jacobi schedule needs a number" in load_errors(kava)[0]
-    codi = load_recipe(kava, ["method=codi"])[0].latents
-    assert codi
-    assert codi.schedule == "sequential"
+    for method in ("codi", "coconut"):
+        latents = load_recipe(kava, [f"method={method}"])[0].latents
+        assert latents
+        assert latents.schedule == "sequential"
     assert load_recipe(kava, ["method=nocot"])[0].unused_tables == ["latents"]
 
 

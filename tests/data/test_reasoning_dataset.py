@@ -258,7 +258,7 @@ def test_reasoning_dataset_never_truncates_answers(policy: str) -> None:
 
 
 def test_reasoning_dataset_refuses_too_few_rows() -> None:
-    with pytest.raises(InputError, match="0 of 2 rows are usable, fewer than a batch of 1"):
+    with pytest.raises(InputError, match="0 of 2 rows are usable, fewer than a batch of 1; 2 of 2 rows left out"):
         ReasoningDataset(rows("1", "2"), real("gpt2"), settings("gpt2", max_tokens=8, on_too_long="drop"))
     with pytest.raises(InputError, match="0 of 0 rows are usable"):
         ReasoningDataset([], real("gpt2"), settings("gpt2"))

@@ -83,6 +83,11 @@ BAD: dict[str, tuple[bytes, str, str]] = {
         "1",
         "the file is one JSON array",
     ),
+    "an object on several lines": (
+        b'{\n "question": "q"\n}\n',
+        "1",
+        "an object on several lines; write",
+    ),
     "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1", "compressed with gzip; unpack it"),
     "bzip2": (bz2.compress(GOOD), "1", "compressed with bzip2; unpack it"),
     "xz": (lzma.compress(GOOD), "1", "compressed with xz; unpack it"),

@@ -269,8 +269,17 @@ def test_custom_method_selects_kv(place: Path, run_cli: RunCli, monkeypatch: pyt
 )
 def test_custom_method_errors_name_the_key(place: Path, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)) as error:
-        describe_method_source(load_recipe(place / "pause.toml", overrides)[0])
+        describe_method_source(load_recipe(place / "pause.toml", overrides)[0], place)
     assert "\n" not in str(error.value)
+
+
+def test_custom_method_is_imported_from_the_folder_of_the_recipe(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(place / "pause.toml")[0]
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    with pytest.raises(UsageError, match="add its folder to PYTHONPATH"):
+        import_method_class(NAME)
+    assert describe_method_source(recipe, Path("..")).endswith(str(place / "pause_tokens.py"))
 
 
 def test_import_method_class_reports_an_error_in_the_module(place: Path) -> None:

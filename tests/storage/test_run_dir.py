@@ -372,3 +372,21 @@ def test_lock_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest
     (run.path / "lock").write_text(f"{ended}\n{platform.node()}\n")
     with run.lock():  # the process of a stale lock on this host has ended
         pass
+
+
+def refuse_run(path: Path, file: str | None = None) -> None:
+    with RunDirectory(path).lock():
+        if file:
+            (path / file).write_text("of the user")
+        raise UsageError("refused")
+
+
+def test_lock_deletes_a_new_directory_only_if_nothing_was_written(tmp_path: Path) -> None:
+    unused, used, older = tmp_path / "unused", tmp_path / "used", tmp_path / "older"
+    older.mkdir()
+    for path, file in ((unused, None), (used, "notes.txt"), (older, None)):
+        with pytest.raises(UsageError):
+            refuse_run(path, file)
+    assert not unused.exists()
+    assert (used / "notes.txt").is_file()
+    assert older.is_dir()

@@ -47,7 +47,7 @@ SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into s
 BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages", "digit_documents")
 COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # these learn to write the chain too
 DOCUMENT_REASONING_METHODS = ("cot", "nocot", "codi", "pccot", "kava")  # with [compression], over a row's document
-METHOD_SCHEDULES = {"codi": "sequential", "pccot": "jacobi"}  # the only latents.schedule that a method has
+METHOD_SCHEDULES = {"codi": "sequential", "coconut": "sequential", "pccot": "jacobi"}  # the only one that a method has
 FULL_CHAIN_METHODS = ("cot", "icot", "coconut")  # these learn to write the chain, so data.chain_steps defaults to all
 # Keys with paths. A "name" is a path only if that folder exists, "rows" if the file exists or has a data file's suffix.
 PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {

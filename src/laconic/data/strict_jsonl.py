@@ -190,6 +190,8 @@ def check_file_type(line: bytes) -> None:
         raise RowError(WRONG_FILE_TYPE, "Parquet by its first bytes", "give the file a name that ends in .parquet")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise RowError(WRONG_FILE_TYPE, "UTF-16 by its first bytes", "save the file as UTF-8")
+    if line.strip() == b"{":
+        raise RowError(WRONG_FILE_TYPE, "an object on several lines", f"{ONE_OBJECT}: jq -c . < FILE > rows.jsonl")
     if line.lstrip().startswith(b"["):
         raise RowError(WRONG_FILE_TYPE, "the file is one JSON array", f"{ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl")
 

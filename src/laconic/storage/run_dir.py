@@ -59,11 +59,11 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Generator["RunDirectory"]:
         """Create the directory, hold its lock and remove what an interrupted writer left.
-
         Raises UnsafeFileError if a part of it is a link, through which other folders would be changed.
         """
         for part in (self.steps_folder, self.path / "metrics.jsonl"):
             atomic.check_not_link(part)
+        is_new = not self.path.exists()
         with translate_os_errors(self.path):
             self.steps_folder.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.path.parent):
@@ -73,6 +73,10 @@ class RunDirectory:
             try:
                 self.remove_leftovers()
                 yield self
+            except BaseException:
+                if is_new and {path.name for path in self.path.rglob("*")} <= {"steps", "lock", "lock.json"}:
+                    shutil.rmtree(self.path, ignore_errors=True)  # nothing was written: do not leave an empty run
+                raise
             finally:
                 self._is_locked = False
 

@@ -96,7 +96,7 @@ class TrainCommand:
         if recipe.is_custom_method:
             from laconic.experiment.from_recipe.custom_method import describe_method_source
 
-            log_note(describe_method_source(recipe))
+            log_note(describe_method_source(recipe, Path(self.recipe).parent))
         if self.plan:
             return self.print_plan(recipe)
         with handle_signals() as stop:

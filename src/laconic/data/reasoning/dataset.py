@@ -143,7 +143,8 @@ class ReasoningDataset:
             warnings.warn(message, stacklevel=2)
         if len(packed) < min_rows:
             count = f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}"
-            raise InputError(f"{count}; give more rows, or a smaller train.batch_size")
+            reasons = "; ".join((count, *self.counts.describe_left_out()))
+            raise InputError(f"{reasons}; give more rows, or a smaller train.batch_size")
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)
 

@@ -41,7 +41,7 @@ def check_code_allowed(recipe: Recipe, folder: Path, allow_code: bool) -> None:
 
 
 def import_method_class(name: str) -> type[nn.Module]:
-    """Import the class "package.module:Class" of a method, from the current directory or an installed package."""
+    """Import the class "package.module:Class" of a method, from the current directory or anywhere on `sys.path`."""
     module_name, _, class_name = name.partition(":")
     if str(Path.cwd()) not in sys.path:  # as `python -m` has it; a console script has not
         sys.path.insert(0, str(Path.cwd()))
@@ -49,7 +49,7 @@ def import_method_class(name: str) -> type[nn.Module]:
         module = importlib.import_module(module_name)
     except Exception as error:  # the module is the user's code and may raise anything
         is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "?")
-        reason = f"no module {module_name} in {Path.cwd()} or among the installed packages"
+        reason = f"no module {module_name} in {Path.cwd()} or on PYTHONPATH; add its folder to PYTHONPATH"
         raise UsageError(f"method {name}: {reason if is_missing else f'{type(error).__name__}: {error}'}") from error
     method_class = getattr(module, class_name, None)
     if not isinstance(method_class, type) or not issubclass(method_class, nn.Module):
@@ -77,15 +77,14 @@ def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str,
     values = {name: getattr(options, name) for name in fields}
     for function, expected in SIGNATURES.items():
         implementation = getattr(method_class, function)
-        name = f"method {recipe.method}"
         expected = f"expected {function}(self, {expected}); change the class"
         if implementation is getattr(nn.Module, function):
-            raise UsageError(f"{name} has no {function}; {expected}")
+            raise UsageError(f"method {recipe.method} has no {function}; {expected}")
         signature = inspect.signature(implementation)
         try:
             signature.bind(None, None, None, **(values if function == "__init__" else {}))
         except TypeError:
-            raise UsageError(f"{name} has {function}{signature}, {expected}") from None
+            raise UsageError(f"method {recipe.method} has {function}{signature}, {expected}") from None
     return values
 
 
@@ -102,8 +101,9 @@ def build_custom_method(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer) 
         default_seed.reset(before)
 
 
-def describe_method_source(recipe: Recipe) -> str:
-    """Import a recipe's method, check its options, and return a line that says where its code is."""
+def describe_method_source(recipe: Recipe, folder: Path) -> str:
+    """Import a recipe's method, also from the recipe's folder, check its options, and say where its code is."""
+    sys.path.append(str(folder.resolve()))  # last, so that it replaces no module of another package
     method_class = import_method_class(recipe.method)
     validate_options(method_class, recipe)
     return f"method {recipe.method} is code outside laconic: {inspect.getsourcefile(method_class)}"
