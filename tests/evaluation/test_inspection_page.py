@@ -195,6 +195,12 @@ def test_render_inspection_page_escapes_hostile_text() -> None:
     check_page(inspection_page.render_inspection_page(hostile))
 
 
+def test_render_inspection_page_of_runs_with_different_numbers_of_latents() -> None:
+    runs = build_inspection(1, 1, 2, 5), build_inspection(1, 1, 4, 5, "other")
+    page = check_page(inspection_page.render_inspection_page(question(*runs)))
+    assert "other: diagonal contrast" in page.words
+
+
 def test_render_inspection_page_without_a_teacher() -> None:
     words = LogitLens(("q",), (), (((TokenGuess("7", 1.0),) * 3,),))
     side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer("zero", "vectors", "7"),))

@@ -59,6 +59,7 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Generator["RunDirectory"]:
         """Create the directory, hold its lock and remove what an interrupted writer left.
+
         Raises UnsafeFileError if a part of it is a link, through which other folders would be changed.
         """
         for part in (self.steps_folder, self.path / "metrics.jsonl"):

@@ -117,17 +117,15 @@ def map_blocks(runs: Sequence[QuestionInspection], space: str, baseline: str) ->
     matches = [(run, map) for run in runs for map in run.chain.maps if (map.space, map.baseline) == (space, baseline)]
     if not matches:
         return []
-    M, N = len(matches[0][1].mean), len(matches[0][1].mean[0])
-    rows = number_labels(M)
-    columns = list(runs[0].lens.chain) if baseline == "chain" else number_labels(N)
+    means = [(run.name, np.array(map.mean)) for run, map in matches]
+    rows, numbers = (number_labels(max(mean.shape[axis] for _, mean in means)) for axis in (0, 1))
+    columns = list(runs[0].lens.chain) if baseline == "chain" else numbers
     title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
     captions = "; ".join(
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
         for run, map in matches
     )
-    means = [(run.name, map.mean) for run, map in matches]
-    cells = np.array([mean for _, mean in means])
-    value_range = float(cells.min()), float(cells.max())
+    value_range = min(mean.min() for _, mean in means), max(mean.max() for _, mean in means)
     image = plot_heat_maps(means, rows, columns, f"{title}. {captions}", value_range=value_range, mark_max=True)
     caption = (
         "Cosine of each latent (down) with each token (across), mean over the matched layers; a dot marks the most "

@@ -131,9 +131,9 @@ def plot_heat_maps(
 ) -> Markup:
     """Draw heat maps with common labels, one under the other, for light and dark pages.
 
-    A panel has a title and values [rows, columns]; column labels stand over the first map. `value_range` has the values
-    of the lightest and the darkest cell; None scales each map by itself. `mark_max` puts a dot on the largest cell of
-    each row.
+    A panel has a title and values [rows, columns], at most as many as labels; column labels stand over the first map.
+    `value_range` has the values of the lightest and the darkest cell; None scales each map by itself. `mark_max` puts a
+    dot on the largest cell of each row.
     """
     columns = [show_whitespace(label) for label in column_labels]
     longest = (max(map(len, labels), default=0) for labels in (row_labels, columns, [title for title, _ in panels]))
@@ -147,7 +147,7 @@ def plot_heat_maps(
         cells = np.asarray(values, dtype=float)
         low, high = value_range or (cells.min(), cells.max())
         rows = (cells - low) / max(high - low, 1e-9)
-        image[i * num_rows + TITLE_ROWS : (i + 1) * num_rows] = rows.clip(0, 1)
+        image[i * num_rows + TITLE_ROWS :][: len(rows), : rows.shape[1]] = rows.clip(0, 1)
     map_width, map_height = CELL_INCHES * image.shape[1], CELL_INCHES * image.shape[0]
     width = left + max(map_width, title_width) + 0.1
     height = top + map_height + 0.1
