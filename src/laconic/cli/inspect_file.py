@@ -55,7 +55,7 @@ def document_lines(row: dict[str, Any]) -> list[str]:
     more += f"; no longer any of the first {pluralize(num_dropped, 'segment')}" if num_dropped else ""
     return [
         f"text       {row['name']}: {sum(tokens):,} tokens in {pluralize(len(tokens), 'segment')}, "
-        f"{sum(vectors):,} vectors, {sum(vectors) / max(len(vectors), 1):.2f} per segment; sha256 {row['sha256'][:12]}…",
+        f"{sum(vectors):,} vectors, {sum(vectors) / (len(vectors) or 1):.2f} per segment; sha256 {row['sha256'][:12]}…",
         f"vectors    {' '.join(map(str, vectors[:MAX_SEGMENTS_LISTED]))}{more}",
     ]
 
