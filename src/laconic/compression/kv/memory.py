@@ -68,8 +68,8 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
     metadata: KVMemoryMetadata | None = None
 
     def __repr__(self) -> str:
-        tokens, slots = (x.tolist() for x in self.sizes)
-        slots = [round(n, 1) for n in slots]
+        tokens = list(map(int, self.sizes[0]))
+        slots = [round(float(n), 1) for n in self.num_slots]
         L, _, G = self.slots.shape
         return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
 
