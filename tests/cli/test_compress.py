@@ -5,6 +5,8 @@ import json
 import os
 import sys
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 import torch
 
 import laconic
+from laconic.cli.commands import compress
 from laconic.cli.commands.compress import CompressCommand
 from laconic.compression.memory import SummaryMemory
+from laconic.console import ProgressFn
 from laconic.data.documents import tokenize
 from laconic.errors import DiskError
 from laconic.experiment import resumable_stream
@@ -62,6 +66,21 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, place: Path, tmp_path:
     """Run a command in an empty directory; arguments that are names in `place` become paths."""
     monkeypatch.chdir(tmp_path)
     return lambda *args: run_cli(*(place / str(arg) if (place / str(arg)).exists() else arg for arg in args))
+
+
+def test_compress_estimates_the_time_left_from_the_first_segment_on(
+    run: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = list[tuple[int, int]]()
+
+    @contextmanager
+    def record(text: str) -> Iterator[ProgressFn]:
+        yield lambda name, done, total: reports.append((done, total))
+
+    monkeypatch.setattr(compress, "progress", record)
+    assert run("compress", "run", "book.txt", "--out", "book.safetensors")[0] == 0
+    assert reports[0] == (0, len(BOOK)), "estimates count from the first report on"
+    assert 0 < reports[1][0] < reports[-1][0] == len(BOOK)
 
 
 @pytest.mark.medium

@@ -101,6 +101,8 @@ def test_compress_warns_that_windows_have_equal_heads(model: Path, text: Path, t
     assert "give a shorter text" in err
     assert "positions" not in err, "a memory of a tenth leaves room for prompts"
     assert "warning" not in run_cli(*command, "--equal-heads").err
+    data = json.loads(run_cli("inspect", command[-3], "--format", "json")[1])
+    assert data["tokens"] == [data["metadata"]["documents"][0][0]["tokens"]], "of the text, not of its slots"
 
 
 @pytest.mark.medium

@@ -268,3 +268,4 @@ def test_inspect_leaves_out_segments_that_a_memory_policy_has_dropped() -> None:
     text, vectors = document_lines(row)
     assert "30 segments, 6 vectors, 2.00 per segment" in text
     assert vectors.endswith(" 2 2 2; no longer any of the first 27 segments")
+    assert "5 tokens in 1 segment, 2 vectors, " in document_lines({**row, "tokens": [5], "vectors": [2]})[0]

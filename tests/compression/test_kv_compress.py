@@ -121,12 +121,27 @@ def test_compress_document_shows_progress_up_to_all_positions(method: KVMethod) 
     assert {total for _, total in steps} == {steps[-1][0]} == {result.positions}
 
 
+def test_compress_document_progress_does_not_count_what_is_measured() -> None:
+    steps = list[tuple[int, int]]()
+    result = compress_document(
+        make_decoder(),
+        document(300),
+        KVCompressionConfig(max_loss=0.5),
+        PROMPT,
+        on_progress=lambda name, done, total: steps.append((done, total)) if total else None,
+    )
+    assert {total for _, total in steps} == {steps[-1][0]}, "windows that are still to be read are left"
+    assert result.positions > steps[-1][0]
+
+
 def test_compress_kv_refuses_what_cannot_be_joined_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*args: object) -> None:
         raise AssertionError("the document was read")
 
     monkeypatch.setattr(kv_compress, "rank_document", read)
-    with pytest.raises(UsageError, match=r"300 slots, more than the context of 128; .* at most 0\.426"):
+    with pytest.raises(
+        UsageError, match=r"300 slots, more than the context of 128; keep at most 128 slots, a share of 0\.426"
+    ):
         compress_kv(make_decoder(), document(300), KVCompressionConfig("snapkv", keep=1.0))
     decoder = make_decoder("gpt2")  # each document can be repeated within the table of positions, or is refused
     for config in (KVCompressionConfig(), KVCompressionConfig("snapkv", max_loss=0.1)):

@@ -193,6 +193,15 @@ def test_kv_memory_load_refuses_malformed_metadata(tmp_path: Path, field: str, v
         KVMemory.load(tmp_path / FILE)
 
 
+def test_kv_memory_repr_names_the_tokens_of_a_text_in_windows() -> None:
+    decoder = make_decoder()
+    document = SourceDocument("book", "d" * 64, 1234, (617, 617))
+    memory = KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder, documents=((document,),)))
+    assert repr(memory) == "KVMemory([1234] tokens in [9.0] slots per head, 2 layers, 2 KV heads)"
+    assert "<td>1,234</td>" in memory._repr_html_()
+    assert "[9] tokens" in repr(replace(memory, metadata=None))
+
+
 def test_kv_memory_concat_refuses_other_models() -> None:
     decoder = make_decoder()
     cache = read(decoder, IDS)

@@ -1,11 +1,13 @@
 """A run as inspection takes it: its answers are the method's, selectors go by one pass, chains are cut as they come."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from laconic import load_tokenizer
 from laconic.batches import ReasoningExample
 from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import DIGIT
@@ -64,6 +66,14 @@ def test_answer_after_latents_is_the_methods_answer(tmp_path: Path, method: str)
     assert result.answer(batch, rolled).texts == answers.texts
     assert result.has_teacher == (method != "coconut")
     assert result.decode_token(run.parts.tokenizer.encode("7")[1]) == "7"
+
+
+def test_decode_token_keeps_the_space_before_a_word_of_sentencepiece() -> None:
+    tokenizer = load_tokenizer("stories260k")
+    run: Any = SimpleNamespace(run=SimpleNamespace(parts=SimpleNamespace(tokenizer=tokenizer)))
+    ids = tokenizer.encode("He likes a red ball!", add_special_tokens=False)
+    assert "".join(InspectedRun.decode_token(run, i) for i in ids) == " He likes a red ball!"
+    assert InspectedRun.decode_token(run, tokenizer.bos_token_id) == "<s>"
 
 
 def test_think_with_other_iterations_is_for_one_call(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_cost_llama_2_7b_float16() -> None:
 def test_cost_without_savings_or_vectors() -> None:
     config = DecoderConfig.tiny("llama")
     assert describe_cost(build_memory([3], [4], 48), config, torch.float32, 7)[0]["break_even_uses"] is None
+    assert "reads 1 more; never pays" in describe_cost(build_memory([3], [4], 48), config, torch.float32, 7)[1][3]
     assert "never pays" in describe_cost(build_memory([3], [3], 48), config, torch.float32, 6)[1][3]
     empty = describe_cost(build_memory([3], [0], 48), config, torch.float32, 3)[0]
     dropped = describe_cost(build_memory([3, 3, 3], [0, 0, 4], 48), config, torch.float32, 13)[1][1]

@@ -54,8 +54,8 @@ def document_lines(row: dict[str, Any]) -> list[str]:
     more = " …" if len(vectors) > MAX_SEGMENTS_LISTED else ""
     more += f"; no longer any of the first {pluralize(num_dropped, 'segment')}" if num_dropped else ""
     return [
-        f"text       {row['name']}: {sum(tokens):,} tokens in {len(tokens):,} segments, {sum(vectors):,} vectors, "
-        f"{sum(vectors) / max(len(vectors), 1):.2f} per segment; sha256 {row['sha256'][:12]}…",
+        f"text       {row['name']}: {sum(tokens):,} tokens in {pluralize(len(tokens), 'segment')}, "
+        f"{sum(vectors):,} vectors, {sum(vectors) / (len(vectors) or 1):.2f} per segment; sha256 {row['sha256'][:12]}…",
         f"vectors    {' '.join(map(str, vectors[:MAX_SEGMENTS_LISTED]))}{more}",
     ]
 
@@ -64,7 +64,7 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     memory = KVMemory.load(path)
     metadata, heads, size = memory.metadata, memory.slots, path.stat().st_size
     assert metadata is not None
-    counts = {"texts": memory.B, "tokens": memory.num_tokens.tolist(), "slots_per_head": heads.transpose(0, 1).tolist()}
+    counts = {"texts": memory.B, "tokens": memory.sizes[0].tolist(), "slots_per_head": heads.transpose(0, 1).tolist()}
     data = {"schema": 1, "file": str(path), "bytes": size, **counts, "metadata": asdict(metadata)}
     settings = ", ".join(f"{name} {describe_setting(value)}" for name, value in metadata.settings.items())
     lines = [

@@ -276,7 +276,7 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
         reason = str(error).removesuffix("; download it again")
         raise CorruptArtifactError(f"{reason}; it is damaged, cut off or not safetensors; use an intact copy") from None
     if "laconic" not in header.metadata:
-        raise CorruptArtifactError(f"{path.name}: was not written by laconic")
+        raise CorruptArtifactError(f"{path.name}: has no metadata of laconic; give a memory or state that it wrote")
     try:
         return header, parse_json(header.metadata["laconic"].encode(), f"{path.name}: metadata of laconic")
     except InputError as error:

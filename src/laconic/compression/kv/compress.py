@@ -125,7 +125,8 @@ def compress_document(
     if config.method == "kvzip":
         pairs = zip(windows, prefixes, strict=True)
         to_read += sum(count_repeated(decoder, window, repeat_prompt, prefix) for window, prefix in pairs)
-    reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, to_read)))
+    reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, to_read))
+    num_probed = 0  # positions read to measure
     memories: list[KVMemory] = []
     measured: list[dict[str, Any]] = []
     probes_of_windows: list[LossProbes] = []
@@ -138,7 +139,7 @@ def compress_document(
         smallest, losses = find_smallest_memory(
             decoder, memory, probes, config.max_loss, lambda slots: on_progress(f"measuring {slots:,} slots", 0, 0)
         )
-        reader.positions += int(probes.attention_mask.sum()) * (len(losses["trials"]) + 1)
+        num_probed += int(probes.attention_mask.sum()) * (len(losses["trials"]) + 1)
         memories.append(smallest)
         measured.append(losses)
         probes_of_windows.append(probes)
@@ -149,7 +150,8 @@ def compress_document(
         check_slots_fit(decoder, [memory.M for memory in memories], ids.shape[1])
         memories = [memory.renumber_slots(decoder.config) for memory in memories]
     memory = memories[0] if len(memories) == 1 else KVMemory.concat_documents(decoder.config, *memories)
-    return DocumentCompression(memory, lengths, reader.positions, {"windows": measured} if measured else {})
+    positions = reader.positions + num_probed
+    return DocumentCompression(memory, lengths, positions, {"windows": measured} if measured else {})
 
 
 def split_windows(decoder: Decoder, ids: Int[Tensor, "1 N"], longest: int) -> list[Int[Tensor, "1 n"]]:
@@ -176,12 +178,11 @@ def compute_window_tokens(
 
 
 def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:
-    total = sum(slots)
-    context = decoder.config.max_position_embeddings
+    total, context = sum(slots), decoder.config.max_position_embeddings
     if total > context:
         raise UsageError(
             f"{num_tokens:,} tokens in {len(slots)} windows leave {total:,} slots, more than the context of "
-            f"{context:,}; keep fewer: a share of at most {math.floor(1000 * context / num_tokens) / 1000:g}"
+            f"{context:,}; keep at most {context:,} slots, a share of {math.floor(1e3 * context / num_tokens) / 1e3:g}"
         )
 
 

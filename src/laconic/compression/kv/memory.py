@@ -43,7 +43,7 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         positions: Position of each slot.
         ranks: The slots with ranks below m are a memory of m slots per head, on average over all heads.
         slots: Number of slots of each layer, document and head [L, B, G].
-        num_tokens: Tokens read [B]; the next token has this position.
+        num_tokens: Position of the next token [B]: tokens read in one window, slots of a text read in several.
         metadata: The model that wrote the memory, the method, and the texts; None for a memory that is not saved.
 
     Examples:
@@ -68,7 +68,7 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
     metadata: KVMemoryMetadata | None = None
 
     def __repr__(self) -> str:
-        tokens = list(map(int, self.num_tokens))
+        tokens = list(map(int, self.sizes[0]))
         slots = [round(float(n), 1) for n in self.num_slots]
         L, _, G = self.slots.shape
         return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
@@ -118,7 +118,9 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
 
     @property
     def sizes(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-        return self.num_tokens, self.num_slots
+        documents = self.metadata.documents if self.metadata is not None else ()
+        tokens = [sum(document.tokens for document in row) for row in documents]
+        return torch.tensor(tokens) if tokens else self.num_tokens, self.num_slots
 
     @property
     def shape_text(self) -> str:

@@ -111,7 +111,8 @@ class InspectedRun:
 
     def decode_token(self, i: int) -> str:
         tokenizer = self.run.parts.tokenizer.backend
-        return tokenizer.decode([i], skip_special_tokens=False) or tokenizer.id_to_token(i) or str(i)
+        alone, twice = (tokenizer.decode(ids, skip_special_tokens=False) for ids in ([i], [i, i]))
+        return twice[len(alone) :] or tokenizer.id_to_token(i) or str(i)  # SentencePiece drops a text's first space
 
     def with_questions(self, questions: ReasoningBatch) -> "InspectedRun":
         """Return a run that has read these questions, so that `think` does not read them again."""

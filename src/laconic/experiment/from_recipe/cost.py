@@ -42,7 +42,7 @@ def describe_cost(
         "break_even_uses": positions_spent // saved + 1 if saved > 0 else None,
     }
     uses = data["break_even_uses"]
-    pays = "never pays" if uses is None else f"pays after {pluralize(uses, 'use')}"
+    pays = f"{-saved:,} more; never pays" if uses is None else f"{saved:,} fewer; pays after {pluralize(uses, 'use')}"
     ratio = f", {tokens / vectors:.1f} tokens per vector" if vectors else ""
     dropped = f"; {pluralize(num_empty, 'segment')} left none" if (num_empty := int((per_segment == 0).sum())) else ""
     return data, [
@@ -52,7 +52,7 @@ def describe_cost(
         f"{data['max_vectors']}{ratio}{dropped}",
         f"bytes      {format_bytes(memory.num_bytes)} of vectors; cache {format_bytes(data['vector_cache_bytes'])} in "
         f"place of {format_bytes(data['text_cache_bytes'])}",
-        f"positions  {positions_spent:,} read to compress; a prompt reads {saved:,} fewer; {pays}",
+        f"positions  {positions_spent:,} read to compress; a prompt reads {pays}",
     ]
 
 
