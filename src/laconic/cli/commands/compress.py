@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 65_536  # bytes read at once
 KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat", "fit")  # of plain models
-LENGTH_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors")  # the fields of `SummaryLength`
+LENGTH_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors")  # how many summary vectors
 SUMMARY_FLAGS = (*LENGTH_FLAGS, "segment_tokens")
 
 
@@ -142,7 +142,14 @@ class CompressCommand:
         from laconic.experiment.from_recipe.cost import describe_cost
 
         refuse_flags(self, KV_FLAGS, f"{self.model} writes summary vectors")
-        length = SummaryLength(*(getattr(self, name) for name in LENGTH_FLAGS), seed=self.seed)
+        length = SummaryLength(
+            stop_rule=self.stop_rule,
+            quantile=self.quantile,
+            threshold=self.threshold,
+            num_vectors=self.vectors,
+            total_vectors=self.total_vectors,
+            seed=self.seed,
+        )
         with status(f"loading {self.model}"):
             model = laconic.load(self.model, device=self.device)
         compressor = model.compressor if isinstance(model, laconic.Reasoner) else model
