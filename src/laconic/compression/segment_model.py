@@ -80,8 +80,7 @@ class SegmentModel:
         return self.teacher_context() if self.config.adapter_scope == "write" else nullcontext()
 
     def empty_memory(self, B: int) -> SummaryMemory:
-        table = self.decoder.token_embedding.weight
-        return SummaryMemory.empty(B, table.shape[1], table.dtype, table.device)
+        return SummaryMemory.empty(B, self.decoder.config.hidden_size, self.decoder.dtype, self.decoder.device)
 
     @property
     def prefix_length(self) -> int:
@@ -113,7 +112,7 @@ class SegmentModel:
 
         With "zero" positions, memory and summaries have none (-1), and the text has those that it has alone.
         """
-        embeds = memory.vectors.to(self.decoder.token_embedding.weight.dtype)
+        embeds = memory.vectors.to(self.decoder.dtype)
         text_mask = memory.valid[:, :0] if text_mask is None else text_mask
         bos = embeds.new_full((memory.B, self.prefix_length), self.bos_token_id or 0, dtype=torch.long)
         if bos.shape[1]:

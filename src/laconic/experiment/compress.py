@@ -94,7 +94,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
     counters = (*ResumableReading.counters, "positions_spent")
 
     def __init__(self, method: AutoCompressor, length: SummaryLength | None = None) -> None:
-        super().__init__(method.decoder.token_embedding.weight.device)
+        super().__init__(method.decoder.device)
         self.method = method
         self.length = length or SummaryLength()
         self.positions_spent = 0
