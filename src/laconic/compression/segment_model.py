@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,9 +42,6 @@ from laconic.models.decoder import Decoder
 from laconic.models.next_token import last_valid
 
 ReadAndCompressed = tuple[Tensor, CompressionOutput | None]
-run_checkpointed: Callable[..., ReadAndCompressed] = partial(  # pyright: ignore[reportUnknownVariableType]
-    checkpoint, use_reentrant=False
-)
 
 
 class SegmentLoss(NamedTuple):
@@ -265,7 +262,7 @@ class SegmentModel:
     def run_segment(self) -> Callable[..., ReadAndCompressed]:
         """`read_and_compress`, recomputed in the backward pass if segments are checkpointed."""
         if self.config.checkpoint_segments and self.summaries.training and torch.is_grad_enabled():
-            return partial(run_checkpointed, self.read_and_compress)
+            return cast(Any, partial(checkpoint, self.read_and_compress, use_reentrant=False))
         return self.read_and_compress
 
     def segment_loss(

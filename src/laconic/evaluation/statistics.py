@@ -108,7 +108,8 @@ def estimate_proportion(correct: ArrayLike) -> Estimate:
     Clopper and Pearson (1934) is used for them if there is one seed, and for several if all answers are alike.
     """
     matrix = to_matrix(correct)
-    estimate, (R, N) = estimate_mean(matrix), matrix.shape
+    estimate = estimate_mean(matrix)
+    R, N = matrix.shape
     is_binary = R == 1 and bool(np.isin(matrix, (0, 1)).all())
     num_fewer = min(matrix.sum(), matrix.size - matrix.sum())
     if num_fewer == 0 or (is_binary and num_fewer < FEW_ANSWERS):
@@ -177,14 +178,8 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     lgamma = math.lgamma
     logs = [lgamma(m + 1) - lgamma(k + 1) - lgamma(m - k + 1) for k in range(min(gains, losses) + 1)]
     p = min(1.0, 2 * math.fsum(math.exp(log - m * math.log(2)) for log in logs))
-    return Difference(
-        mean=(gains - losses) / n,
-        low=max(center - half, -1.0),
-        high=min(center + half, 1.0),
-        p=p,
-        num_seeds=1,
-        num_items=n,
-    )
+    low, high = max(center - half, -1.0), min(center + half, 1.0)
+    return Difference((gains - losses) / n, low, high, p, num_seeds=1, num_items=n)
 
 
 def describe_test(num_seeds: int) -> str:

@@ -97,6 +97,11 @@ def open_reference(decoder: Decoder, folder: Path | None, dtype: torch.dtype) ->
 
 @dataclass
 class ParityRun:
+    """Comparisons of one model, whose results and problems go into `report`; `covered` are the inputs compared so far.
+
+    `folder` is that of the checkpoint, None for a tiny model. `is_all_inputs` says that no input was named.
+    """
+
     decoder: Decoder
     folder: Path | None
     report: ParityReport
