@@ -79,6 +79,13 @@ def test_generate_asks_what_training_reads_as_the_question(tmp_path: Path) -> No
     assert [prompt.source for prompt in prompts] == list(rows)
 
 
+@pytest.mark.parametrize(("field", "message"), [("prompt", "prompt: is not text"), ("messages", "expected a list of")])
+def test_generate_says_what_is_wrong_with_a_field_that_is_null(field: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({field: None}) + "\n")
+    with pytest.raises(InputError, match=message):
+        read_prompt_rows(tmp_path / "rows.jsonl", False, None)
+
+
 @pytest.mark.medium
 def test_generate_reads_prompts_from_standard_input_and_files(
     run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,14 @@ def test_write_jsonl_keeps_equal_files_and_refuses_others(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 
 
+def test_write_jsonl_stops_at_the_first_other_row(tmp_path):
+    path, read = tmp_path / "a.jsonl", []
+    path.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(BusyError):
+        write_jsonl(path, (read.append(row) or row for row in ROWS), 5)
+    assert len(read) == 1
+
+
 def test_write_jsonl_writes_nothing_for_too_few_rows(tmp_path):
     with pytest.raises(InputError, match=r"a\.jsonl: only 5 of 6 rows"):
         write_jsonl(tmp_path / "a.jsonl", iter(ROWS), 6)

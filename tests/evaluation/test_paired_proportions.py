@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from laconic.evaluation.statistics import (
     POWER,
@@ -17,7 +18,6 @@ from laconic.evaluation.statistics import (
     min_questions,
     paired_difference,
 )
-from tests.conftest import needs
 
 
 def answers(n: int, losses: int, gains: int) -> tuple[np.ndarray, np.ndarray]:
@@ -31,9 +31,6 @@ def answers(n: int, losses: int, gains: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.medium
 @pytest.mark.parametrize(("losses", "gains"), [(0, 0), (9, 0), (20, 7), (3, 40)])
 def test_compare_answers_p_is_that_of_a_binomial_test(losses: int, gains: int) -> None:
-    needs("scipy")
-    from scipy.stats import binomtest
-
     result = compare_answers(*answers(200, losses, gains))
     expected = binomtest(losses, losses + gains).pvalue if losses + gains else 1.0
     assert result.p == pytest.approx(expected)

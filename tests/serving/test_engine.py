@@ -183,10 +183,10 @@ def wait_until_idle(engine: Engine) -> None:
 
 
 def test_engine_thread_serves_and_closes() -> None:
-    engine = Engine(stories(), max_batch_size=1, max_queue=2)
+    engine = Engine(stories(), max_batch_size=1, max_queue=1)
     config = GenerationConfig(max_tokens=5, eos_token_ids=())
     first, second = (submit(engine, encode(text), config=config) for text in TEXTS[:2])
-    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+    with pytest.raises(QueueFullError, match="2 sequences are waiting"):
         submit(engine, encode("Tom"), config=config)
     engine.start()
     wait_until_idle(engine)

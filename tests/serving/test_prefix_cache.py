@@ -12,7 +12,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.models.config import RopeConfig
-from laconic.serving.engine import Engine
+from laconic.serving.engine import Engine, QueueFullError
 from laconic.serving.prefix_cache import MIN_SHARED_TOKENS, PrefixCache
 from laconic.serving.ragged import CacheRow
 from laconic.serving.requests import PromptEvent
@@ -160,6 +160,17 @@ def test_engine_without_a_prefix_cache_reads_everything() -> None:
     run(engine, IDS)
     receiver, num_read = run(engine, IDS)
     assert (num_cached(receiver), num_read) == (0, len(IDS) + CONFIG.max_tokens - 1)
+
+
+def test_copies_of_a_prompt_for_which_the_batch_has_room_do_not_count_as_waiting() -> None:
+    engine = CountingEngine(build_model(), max_batch_size=4, max_queue=1)
+    receivers = [submit(engine, IDS, config=CONFIG)]
+    engine.run_once()
+    receivers += [submit(engine, IDS, config=CONFIG) for _ in range(4)]  # wait until the first has read the prompt
+    with pytest.raises(QueueFullError, match="4 sequences are waiting"):
+        submit(engine, IDS[:20], config=CONFIG)
+    run_to_end(engine)
+    assert [num_cached(receiver) for receiver in receivers] == [0, *[len(IDS) - 1] * 4]
 
 
 def fill_row(model: LanguageModel, num_tokens: int) -> CacheRow:

@@ -65,7 +65,7 @@ def read_prompt_rows(
         nonlocal num_generated
         fields = [name for name in ("prompt", "messages") if name in row] or [question_column]
         value = row[fields[0]] if fields[0] in row else find_question(row, question_column)
-        if len(fields) > 1 or value is None:
+        if len(fields) > 1 or (value is None and fields[0] not in row):
             raise RowError("missing fields", f'expected one of "prompt", "messages" and "{question_column}"')
         num_generated += row.pop("generation", None) is not None
         if fields[0] != "messages" and not isinstance(value, str):

@@ -13,13 +13,13 @@ the difference; without gains it is a little larger than the test needs.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special
 
 from laconic import rng
 from laconic.console import pluralize
@@ -27,11 +27,9 @@ from laconic.console import pluralize
 NUM_RESAMPLES = 10_000
 RNG_KEY = 20_261_121  # the same scores give the same interval on every machine
 CONFIDENCE, POWER = 0.95, 0.8
-NORMAL_QUANTILE = 1.959964
+NORMAL_QUANTILE = float(special.ndtri((1 + CONFIDENCE) / 2))
 ROUNDING_TOLERANCE = 1e-9
 FEW_ANSWERS = 10  # with fewer right or fewer wrong answers of one run, the interval is Clopper and Pearson's
-# 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom; the last one is used beyond ten seeds.
-T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 ScoreMatrix = NDArray[np.float64]
 
 
@@ -85,7 +83,7 @@ def bootstrap_means(scores: ScoreMatrix) -> ScoreMatrix:
     means = (scores.sum() + deviations.sum(1)) / (R * N)
     if R > 1:
         seeds = resample_weights(R, 1)
-        stretch = math.sqrt(R / (R - 1)) * T_QUANTILES[min(R - 1, len(T_QUANTILES)) - 1] / NORMAL_QUANTILE
+        stretch = math.sqrt(R / (R - 1)) * special.stdtrit(R - 1, (1 + CONFIDENCE) / 2) / NORMAL_QUANTILE
         means += stretch * (seeds @ scores.mean(1) / R) + (seeds * deviations).mean(1) / N
     return np.where(np.abs(means) < ROUNDING_TOLERANCE, 0.0, means)  # else rounding could exclude 0 from an interval
 
@@ -108,8 +106,7 @@ def estimate_proportion(correct: ArrayLike) -> Estimate:
     Clopper and Pearson (1934) is used for them if there is one seed, and for several if all answers are alike.
     """
     matrix = to_matrix(correct)
-    estimate = estimate_mean(matrix)
-    R, N = matrix.shape
+    estimate, (R, N) = estimate_mean(matrix), matrix.shape
     is_binary = R == 1 and bool(np.isin(matrix, (0, 1)).all())
     num_fewer = min(matrix.sum(), matrix.size - matrix.sum())
     if num_fewer == 0 or (is_binary and num_fewer < FEW_ANSWERS):
@@ -119,26 +116,11 @@ def estimate_proportion(correct: ArrayLike) -> Estimate:
 
 
 def clopper_pearson_interval(k: int, n: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's interval of a share of which `k` of `n` were seen, with `k` or `n - k` small."""
-    if 2 * k > n:
-        low, high = clopper_pearson_interval(n - k, n)
-        return 1 - high, 1 - low
-
-    def at_most(number: int, share: float) -> float:
-        return math.fsum(math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(number + 1))
-
+    """Return Clopper and Pearson's interval of a share of which `k` of `n` were seen."""
     tail = (1 - CONFIDENCE) / 2
-    low = bisect_share(lambda share: at_most(k - 1, share) > 1 - tail) if k else 0.0
-    return low, bisect_share(lambda share: at_most(k, share) > tail)
-
-
-def bisect_share(is_below: Callable[[float], bool]) -> float:
-    """Return the share at which a condition that holds for smaller ones ends."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-    return low
+    low = special.betaincinv(k, n - k + 1, tail) if k else 0.0
+    high = special.betaincinv(k + 1, n - k, 1 - tail) if k < n else 1.0
+    return float(low), float(high)
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:
@@ -174,12 +156,8 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     gain_share, loss_share = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
     center = gain_share - loss_share
     half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
-    m = gains + losses
-    lgamma = math.lgamma
-    logs = [lgamma(m + 1) - lgamma(k + 1) - lgamma(m - k + 1) for k in range(min(gains, losses) + 1)]
-    p = min(1.0, 2 * math.fsum(math.exp(log - m * math.log(2)) for log in logs))
-    low, high = max(center - half, -1.0), min(center + half, 1.0)
-    return Difference((gains - losses) / n, low, high, p, num_seeds=1, num_items=n)
+    p = min(1.0, 2 * float(special.bdtr(min(gains, losses), gains + losses, 0.5)))
+    return Difference((gains - losses) / n, max(center - half, -1.0), min(center + half, 1.0), p, 1, n)
 
 
 def describe_test(num_seeds: int) -> str:
@@ -194,8 +172,7 @@ def min_questions(num_tests: int) -> int:
 
 def power_quantiles(num_tests: int) -> tuple[float, float]:
     """Return the normal quantiles of Holm's strictest two-sided level, and of the power of four in five."""
-    normal = NormalDist()
-    return normal.inv_cdf(1 - (1 - CONFIDENCE) / num_tests / 2), normal.inv_cdf(POWER)
+    return float(special.ndtri(1 - (1 - CONFIDENCE) / num_tests / 2)), float(special.ndtri(POWER))
 
 
 def detectable_loss(num_questions: int, num_tests: int, gain_share: float = 0.0) -> float:
@@ -206,12 +183,12 @@ def detectable_loss(num_questions: int, num_tests: int, gain_share: float = 0.0)
     """
     z_level, z_power = power_quantiles(num_tests)
 
-    def is_too_small(loss: float) -> bool:
+    def excess(loss: float) -> float:
         changed = loss + 2 * gain_share  # share of questions whose answer becomes right or wrong
         needed = z_level * math.sqrt(changed) + z_power * math.sqrt(max(changed - loss**2, 0.0))
-        return loss * math.sqrt(num_questions) < needed
+        return loss * math.sqrt(num_questions) - needed
 
-    return bisect_share(is_too_small)
+    return cast(float, optimize.brentq(excess, 1e-9, 1.0)) if excess(1.0) > 0 else 1.0
 
 
 def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:

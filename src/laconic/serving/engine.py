@@ -86,8 +86,8 @@ class Engine:
         with self.changed:
             if self.is_closed:
                 raise EngineClosedError("the engine accepts no more requests; start another")
-            if len(self.waiting) >= self.max_queue:
-                raise QueueFullError(f"{self.max_queue} requests are waiting; try again later")
+            if len(self.running) + len(self.waiting) >= self.max_batch_size + self.max_queue:
+                raise QueueFullError(f"{len(self.waiting)} sequences are waiting; try again later")
             self.waiting.append(sequence)
             self.changed.notify_all()
         return sequence.id

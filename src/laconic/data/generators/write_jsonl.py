@@ -1,8 +1,8 @@
 """Write generated rows as JSONL, reproducibly: an existing equal file is kept, a different one is never overwritten."""
 
-import filecmp
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,23 @@ def write_jsonl(
 ) -> None:
     """Write rows to a file atomically; `before_commit` writes other files first, and if it fails, none is created.
 
-    Raises `BusyError` if there is a file with other rows, `InputError` if there are fewer rows than expected.
+    Raises `BusyError` as soon as a row differs from an existing file, `InputError` for fewer rows than expected.
     """
+    conflict = BusyError(f"{path} exists and has other rows; choose another name, or remove it")
+    if path.exists() and not path.is_file():
+        raise conflict
 
     def write(new: Path) -> None:
         count = 0
-        with new.open("w", encoding="utf-8", newline="\n") as out:
+        with new.open("wb") as out, path.open("rb") if path.exists() else nullcontext() as old:
             for row in rows:
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+                if old and old.readline() != line:
+                    raise conflict
+                out.write(line)
                 count += 1
-        if path.exists() and not filecmp.cmp(path, new, shallow=False):
-            raise BusyError(f"{path} exists and has other rows; choose another name, or remove it")
+            if old and old.read(1):
+                raise conflict
         if count < num_rows:
             raise InputError(f"{path.name}: only {count:,} of {num_rows:,} rows can be generated; lower the number")
         if before_commit:

@@ -168,13 +168,10 @@ def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, gradient: OuterG
     weights: list[str] = []
     if gradient in ("full", "truncated"):
         return weights
-    if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
-        weights.append(f"what levels with inner_objective {cms.inner_objective!r} learn by")
+    if cms.initial_inner_lr and cms.inner_objective == "associative":
+        weights.append("what levels with inner_objective 'associative' learn by")
     options = mixer.self_modifying
-    has_write_gates = bool(options.adaptive_names) and options.gate_groups == 2
-    if mixer.kind != "attention" and gradient == "none":
-        weights.append("gates of the memory")
-    elif mixer.kind == "self_modifying" and has_write_gates:
+    if mixer.kind == "self_modifying" and options.adaptive_names and options.gate_groups == 2:
         weights.append("gates of the adaptive projections")
     return weights
 

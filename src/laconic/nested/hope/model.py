@@ -239,7 +239,7 @@ class Hope(Decoder):
             check_reader(cast(CMS, block.get_submodule("mlp")).shape.label, layer)
         rows = len(state.position)
         if rows != B:
-            raise UsageError(f"hope: the batch has {B} rows, the state {rows}; use select_rows or concat_rows")
+            raise UsageError(f"hope: the batch has {B} rows, the state {rows}; see laconic.nested.state.select_rows")
 
     def check_finite_state(self, state: FastWeightState, row_names: Sequence[str] = ()) -> None:
         """Raise `NonFiniteError` naming the layer, the level or memory and the row, if a state is not finite."""

@@ -132,7 +132,7 @@ def check_inputs(
         raise UsageError(f"{layer}: the state is that of another kind of layer; leave it out to start with a new one")
     rows = num_rows(state)
     if rows != B:
-        raise UsageError(f"{layer}: the batch has {B} rows, the state {rows}; use select_rows or concat_rows")
+        raise UsageError(f"{layer}: the batch has {B} rows, the state {rows}; see laconic.nested.state.select_rows")
     if attention_mask is not None and (attention_mask.shape != x.shape[:2] or attention_mask.is_floating_point()):
         got = f"{attention_mask.dtype} {list(attention_mask.shape)}".removeprefix("torch.")
         raise UsageError(f"{layer}: attention_mask is {got}, expected bool or integers {list(x.shape[:2])}")

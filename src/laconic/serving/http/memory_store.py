@@ -81,7 +81,7 @@ class MemoryStore:
         kind = data.get("kind")
         reader = self.served.memory_metadata
         if kind not in (KV_KIND, SUMMARY_KIND):
-            raise CorruptArtifactError(f"{path.name} is not a memory; give a file that laconic compress wrote")
+            raise CorruptArtifactError(f"{path.name} has no vectors, keys or values; upload a state to /v1/sessions")
         try:
             documents = [document for row in data["documents"] for document in row]
             if kind == KV_KIND:

@@ -47,7 +47,7 @@ class SessionStore:
     def model(self) -> NestedTextModel:
         """The model that learns. Raises ApiError (400) for other models."""
         if not isinstance(self.served.model, NestedTextModel):
-            raise ApiError(400, f"{self.served.name} does not learn; only models that learn have sessions", "session")
+            raise ApiError(400, f"{self.served.name} does not learn; see laconic serve --learn", "session")
         return self.served.model
 
     def create(self, source: Session | None = None) -> Session:
