@@ -40,7 +40,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     import pyarrow
     from pyarrow import parquet
 
-    def holds(tables: dict[tuple[str, str], Rows]) -> None:
+    def publish(tables: dict[tuple[str, str], Rows]) -> None:
         def load_dataset(repo: str, config: str | None, *, split: str, revision: str | None) -> datasets.Dataset:
             rows = [row for part in split.split("+") for row in tables[repo, part]]
             parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
@@ -50,7 +50,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
         queries.clear()
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
-    return holds
+    return publish
 
 
 queries: list[tuple[str, str | None, str | None]] = []
@@ -64,12 +64,12 @@ def texts(read: Any) -> list[tuple[str, tuple[str, ...], str]]:
     return [(e.question, e.steps, e.answer) for e in read.examples]
 
 
-HERE = [
+LOCAL_DATASETS = [
     name for name, one in DATASETS.items() if any(split.file for split in one.splits.values()) and name != "gsm8k-nl"
 ]
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", LOCAL_DATASETS)
 def test_load_examples_of_local_files(name: str, root: str) -> None:
     for part, split in DATASETS[name].splits.items():
         read = load_examples(
@@ -215,8 +215,8 @@ def test_load_examples_converts_hub_columns(hub: Hub) -> None:
         ("ChilleD/MultiArith", "test"): [{"question": f"{i}?", "final_ans": "4"} for i in range(180)],
         ("a/b", "dev"): [{"question": "2?", "rationale": "One.\nTwo.", "answer": "2"}],
     })  # fmt: skip
-    any_ = build_config(name=("whynlp/gsm8k-aug", "svamp"), size_check="off", revision="abc")
-    assert texts(load_examples("whynlp/gsm8k-aug", "train", any_)) == [("2 and 2?", ("<<2+2=4>>",), "4")]
+    pinned = build_config(name=("whynlp/gsm8k-aug", "svamp"), size_check="off", revision="abc")
+    assert texts(load_examples("whynlp/gsm8k-aug", "train", pinned)) == [("2 and 2?", ("<<2+2=4>>",), "4")]
     assert queries == [("whynlp/gsm8k-aug", None, "abc")]
     zen = load_examples("zen-E/GSM8k-Aug", "train", build_config())
     assert texts(zen) == [("2 and 2?", ("<<2+2=4>>", "<<4*1=4>>"), "4")]

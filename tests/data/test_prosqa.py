@@ -13,7 +13,7 @@ from tests.conftest import shared_dir
 GENERATED = list(islice(iter_problems(seed=0), 300))
 
 
-def reached(edges: list[list[int]], nodes: int) -> list[list[float]]:
+def count_steps(edges: list[list[int]], nodes: int) -> list[list[float]]:
     """Return the steps between all nodes (Floyd-Warshall)."""
     far = [[0 if a == b else float("inf") for b in range(nodes)] for a in range(nodes)]
     for a, b in edges:
@@ -30,10 +30,10 @@ def sentence(row: dict[str, Any], a: int, b: int) -> str:
     return f"{'' if symbols[a] in NAMES else 'Every '}{symbols[a]} is a {symbols[b]}."
 
 
-def holds(row: dict[str, Any]) -> tuple[int, int, int]:
+def check_problem(row: dict[str, Any]) -> tuple[int, int, int]:
     """Check that nodes, edges and steps of a row are consistent."""
     symbols, edges, root = row["idx_to_symbol"], row["edges"], row["root"]
-    far = reached(edges, len(symbols))
+    far = count_steps(edges, len(symbols))
     assert len(set(symbols)) == len(symbols)
     assert {i for i, s in enumerate(symbols) if s in NAMES} == set(range(len(symbols))) - {b for _, b in edges}
     assert root in (0, 1)
@@ -58,7 +58,7 @@ def holds(row: dict[str, Any]) -> tuple[int, int, int]:
 
 def test_generate_problem_is_valid():
     for row in GENERATED[:60]:
-        holds(row)
+        check_problem(row)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def published() -> list[dict[str, Any]]:
 
 def test_published_prosqa_obeys_the_same_rules(published):
     for row in published[:60]:
-        holds(row)
+        check_problem(row)
     assert list(GENERATED[0]) == list(published[0])
     assert {symbol for row in published for symbol in row["idx_to_symbol"]} == {*NAMES, *NOUNS}
 

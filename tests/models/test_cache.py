@@ -32,7 +32,7 @@ SOME = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
 
 
 def cache_of(decoder: Decoder, B: int, S: int, seed: int = 1) -> KVCache:
-    return decoder(noise(seed, B, S, 48).to(decoder.token_embedding.weight.dtype)).cache
+    return decoder(noise(seed, B, S, 48).to(decoder.dtype)).cache
 
 
 def copy_of(cache: KVCache) -> KVCache:

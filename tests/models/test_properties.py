@@ -167,11 +167,11 @@ def test_rope_scaling_of_a_long_row_does_not_change_others(name: str) -> None:
 @settings(max_examples=3)
 def test_chunks_agree_in_float32(name: str, batch: EmbedBatch) -> None:
     def chunks(decoder: Decoder) -> Tensor:
-        passes = read_in_chunks(decoder, batch.to(decoder.token_embedding.weight.dtype))
+        passes = read_in_chunks(decoder, batch.to(decoder.dtype))
         return decoder.logits(torch.cat([output.hidden_states for output in passes], 1))
 
     def whole(decoder: Decoder) -> Tensor:
-        return decoder.logits(read_whole(decoder, batch.to(decoder.token_embedding.weight.dtype)).hidden_states)
+        return decoder.logits(read_whole(decoder, batch.to(decoder.dtype)).hidden_states)
 
     assert_within_float32_floor(name, chunks, whole)
 
@@ -181,11 +181,11 @@ def test_chunks_agree_in_float32(name: str, batch: EmbedBatch) -> None:
 @settings(max_examples=3)
 def test_padding_agrees_in_float32(name: str, batch: EmbedBatch) -> None:
     def padded(decoder: Decoder) -> Tensor:
-        typed_batch = batch.to(decoder.token_embedding.weight.dtype)
+        typed_batch = batch.to(decoder.dtype)
         return decoder.logits(read_whole(decoder, typed_batch).hidden_states[batch.attention_mask])
 
     def compact(decoder: Decoder) -> Tensor:
-        typed_batch = batch.to(decoder.token_embedding.weight.dtype)
+        typed_batch = batch.to(decoder.dtype)
         rows = [read_row_alone(decoder, typed_batch, row).hidden_states[0] for row in range(len(batch.attention_mask))]
         return decoder.logits(torch.cat(rows))
 

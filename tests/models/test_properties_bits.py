@@ -67,10 +67,10 @@ def test_single_token_batch_equals_its_rows_within_float32_error(name: str) -> N
     embeds = noise(1, 8, 1, 48)
 
     def batch(decoder: Decoder) -> Tensor:
-        return decoder(embeds.to(decoder.token_embedding.weight.dtype)).hidden_states
+        return decoder(embeds.to(decoder.dtype)).hidden_states
 
     def rows(decoder: Decoder) -> Tensor:
-        return torch.cat([decoder(row[None].to(decoder.token_embedding.weight.dtype)).hidden_states for row in embeds])
+        return torch.cat([decoder(row[None].to(decoder.dtype)).hidden_states for row in embeds])
 
     assert_within_float32_floor(name, batch, rows)
 

@@ -1,17 +1,20 @@
 """A whole parity run: progress, and a reference that no longer matches the adapter."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from laconic.verification import hf_hooks
 from laconic.verification.hf_reference import TransformersReference
+from laconic.verification.inputs import build_inputs
 from laconic.verification.run import run_parity
 from laconic.verification.tiny_models import build_tiny_decoder
 from tests.conftest import needs
 
 
 @pytest.mark.medium
-def test_run_reports_each_case():
+def test_run_reports_each_case() -> None:
     needs("transformers")
     events: list[tuple[str, int, int]] = []
     assert run_parity("tiny:gpt2", inputs="I8,I10", on_case=lambda *event: events.append(event)).is_ok
@@ -20,14 +23,12 @@ def test_run_reports_each_case():
     assert len({name for name, _, _ in events}) == len(events) >= 2
 
 
-def test_run_detects_a_reference_with_other_attention(monkeypatch, tmp_path):
+def test_run_detects_a_reference_with_other_attention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The adapter computes scores itself, and checks that they give transformers' probabilities."""
     needs("transformers")
     decoder = build_tiny_decoder("llama")
     decoder.save_pretrained(tmp_path / "model")
     reference = TransformersReference(tmp_path / "model", torch.float32)
-    from laconic.verification.inputs import build_inputs
-
     case = build_inputs(decoder).cases[0]
     list(reference.iterate_stages(case))
     monkeypatch.setattr(hf_hooks.math, "inf", 3.0)

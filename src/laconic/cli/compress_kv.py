@@ -43,7 +43,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         check_document_fits(decoder, max(lengths), fit)  # before reading, which may take minutes
     if config.max_loss is None:
         num_slots = sum(map(config.num_slots, lengths))
-        stored_dtype = dtype or decoder.token_embedding.weight.dtype
+        stored_dtype = dtype or decoder.dtype
         check_space_for_file(command.out, num_slots * kv_bytes_per_position(decoder.config, stored_dtype))
     memories: list[KVMemory] = []
     windows, positions = 0, 0

@@ -73,7 +73,7 @@ def compress_text(command: CompressCommand) -> int:
     model.save(job.done, command.out, texts, parse_dtype(command.dtype))
     command.remove_partial()
     chunk_sizes = model.model.hope_config.chunk_sizes
-    dtype = model.model.token_embedding.weight.dtype
+    dtype = model.model.dtype
     cost, cost_lines = describe_state_cost(job.done, chunk_sizes, model.model.config, dtype, job.tokens)
     loss = [f"loss       {job.loss.mean:.3f} nats per token while reading"] if job.loss.num_scored else []
     lines = [*cost_lines, *loss, *format_reports(job.done, chunk_sizes)]

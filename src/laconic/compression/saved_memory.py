@@ -1,4 +1,4 @@
-"""What memories of summary vectors and of keys and values share: files, comparison, and the arguments of operations."""
+"""Base class of memories: their files, comparison, and checks of the arguments of operations."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,19 +29,19 @@ class SavedMemory(ABC, Generic[Metadata]):
 
     FILE_KIND: ClassVar[str]
     METADATA_TYPE: ClassVar[type[BaseMetadata]]
-    UNIT: ClassVar[str]  # what a text becomes
+    UNIT: ClassVar[str]  # of the second part of `sizes`, such as "slots per head"
 
     metadata: Metadata | None
 
     @property
     @abstractmethod
     def sizes(self) -> tuple[Int[Tensor, " B"], Shaped[Tensor, " B"]]:
-        """Tokens of each row, and what they became, in `UNIT`."""
+        """Tokens of each row, and its size in `UNIT`."""
 
     @property
     @abstractmethod
     def shape_text(self) -> str:
-        """What must be equal in memories that are concatenated, for messages."""
+        """Shape that memories must share to be concatenated, for messages."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ class SavedMemory(ABC, Generic[Metadata]):
     def is_equal(self, other: "SavedMemory[Metadata]") -> bool:
         """Test whether every tensor is equal bit for bit and in dtype, and the models, method and texts behind it.
 
-        When they were written, by which version, and what was measured then is not compared.
+        Time and version of writing, and what was measured then, are not compared.
         """
         mine, theirs = self.tensors(), other.tensors()
         origins = [None if memory.metadata is None else memory.metadata.origin for memory in (self, other)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,9 +42,6 @@ from laconic.models.decoder import Decoder
 from laconic.models.next_token import last_valid
 
 ReadAndCompressed = tuple[Tensor, CompressionOutput | None]
-run_checkpointed: Callable[..., ReadAndCompressed] = partial(  # pyright: ignore[reportUnknownVariableType]
-    checkpoint, use_reentrant=False
-)
 
 
 class SegmentLoss(NamedTuple):
@@ -80,8 +77,7 @@ class SegmentModel:
         return self.teacher_context() if self.config.adapter_scope == "write" else nullcontext()
 
     def empty_memory(self, B: int) -> SummaryMemory:
-        table = self.decoder.token_embedding.weight
-        return SummaryMemory.empty(B, table.shape[1], table.dtype, table.device)
+        return SummaryMemory.empty(B, self.decoder.config.hidden_size, self.decoder.dtype, self.decoder.device)
 
     @property
     def prefix_length(self) -> int:
@@ -113,7 +109,7 @@ class SegmentModel:
 
         With "zero" positions, memory and summaries have none (-1), and the text has those that it has alone.
         """
-        embeds = memory.vectors.to(self.decoder.token_embedding.weight.dtype)
+        embeds = memory.vectors.to(self.decoder.dtype)
         text_mask = memory.valid[:, :0] if text_mask is None else text_mask
         bos = embeds.new_full((memory.B, self.prefix_length), self.bos_token_id or 0, dtype=torch.long)
         if bos.shape[1]:
@@ -266,7 +262,7 @@ class SegmentModel:
     def run_segment(self) -> Callable[..., ReadAndCompressed]:
         """`read_and_compress`, recomputed in the backward pass if segments are checkpointed."""
         if self.config.checkpoint_segments and self.summaries.training and torch.is_grad_enabled():
-            return partial(run_checkpointed, self.read_and_compress)
+            return cast(Any, partial(checkpoint, self.read_and_compress, use_reentrant=False))
         return self.read_and_compress
 
     def segment_loss(

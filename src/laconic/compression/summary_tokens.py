@@ -67,7 +67,8 @@ class SummaryParameters(SavedModule):
         self.register_buffer("r", torch.tensor(norm, dtype=dtype))
         generator = torch.Generator().manual_seed(seed)
         self.add_summary_tokens(table, eos_token_id, generator)
-        self.scale = None if config.resolved_summary_map == "none" else nn.Parameter(torch.ones(1, dtype=dtype))
+        summary_map = config.summary_map or ("scale" if config.summary == "autoregressive" else "none")
+        self.scale = nn.Parameter(torch.ones(1, dtype=dtype)) if summary_map == "scale" else None
         D, copies = self.width, self.copies_last_tokens
         self.residual = nn.Parameter(torch.zeros(D, D, dtype=dtype)) if copies else None
         self.add_heads(generator)
@@ -181,10 +182,11 @@ class SummaryParameters(SavedModule):
     ) -> Float[Tensor, "B n"]:
         """Compute the stop logits a_t, by the stop head or from the probability of the stop row in the vocabulary.
 
-        If only the head is trained (`head_only`), the graph stops at z and at the vocabulary.
+        The graph stops at z with the estimator "ponder"; if only the head is trained (`head_only`), at z and at the
+        vocabulary.
         """
         assert self.stop_head_config is not None
-        z = z.detach() if self.stop_head_config.detaches_head_input or head_only else z
+        z = z.detach() if self.stop_head_config.estimator == "ponder" or head_only else z
         if self.u is not None and self.b is not None:
             return stop_logit(self.u, self.b[0], z, self.initial_bias, self.stop_head_config.head_lr_multiplier)
         logits = self.logits_with_control(decoder, z, head_only=head_only)

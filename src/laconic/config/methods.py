@@ -221,11 +221,6 @@ class CompressionConfig(ConfigModel):
         """kappa: the number of vectors if the length is fixed, else the largest possible length."""
         return self.num_vectors or self.possible_lengths[-1]
 
-    @property
-    def resolved_summary_map(self) -> Literal["none", "scale"]:
-        """`summary_map`, or its default for this kind of summary."""
-        return self.summary_map or ("scale" if self.summary == "autoregressive" else "none")
-
 
 class StopHeadConfig(ConfigModel):
     """[stop_head]: how the number of summary vectors of a segment is learned and decided."""
@@ -282,8 +277,3 @@ class StopHeadConfig(ConfigModel):
             if self.stop_position == "mixture":
                 raise ValueError(f'stop_position "mixture" needs estimator "soft", not "{self.estimator}"')
         return self
-
-    @property
-    def detaches_head_input(self) -> bool:
-        """Whether the stop head's gradient ends at the hidden state it reads."""
-        return self.estimator == "ponder"

@@ -263,7 +263,7 @@ def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:
 
 
 def find_size_error(width: int, intermediate_size: int, chunk_sizes: Sequence[int]) -> str | None:
-    """Return a message if the widths are no positive integers, or as `find_chunk_error`, else None."""
+    """Return a message if a width is not a positive integer or the chunk sizes do not fit, else None."""
     for name, size in (("width", width), ("intermediate_size", intermediate_size)):
         if not isinstance(size, SupportsIndex) or index(size) < 1:
             return f"{name} {size!r}: must be an integer of at least 1"

@@ -308,9 +308,9 @@ def build_byte_level_bpe(
 
 def list_byte_characters() -> list[str]:
     """Return the character with which byte-level BPE writes each byte: printable ones as they are, others from 256."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    others = map(chr, range(256, 512))
+    return [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
 
 
 def build_byte_tokenizer() -> Tokenizer:

@@ -105,7 +105,7 @@ class LaconicLM(TemplateLM):
         self.model = laconic.load(pretrained, device=device, dtype=dtype, revision=revision, quantize=quantize)
         self.tokenizer: Any = self.model.tokenizer
         self.max_gen_toks = max_gen_toks
-        self._device = self.model.decoder.token_embedding.weight.device
+        self._device = self.model.decoder.device
         self.state: FastWeightState | None = None
         if memory is not None and isinstance(self.model, laconic.NestedTextModel):
             self.state = self.model.load_memory(memory)

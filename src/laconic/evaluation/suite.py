@@ -255,7 +255,7 @@ def evaluate_job(
 
     files = {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}
     folder = run.folder / EVALUATIONS_FOLDER
-    device = run.parts.decoder.token_embedding.weight.device
+    device = run.parts.decoder.device
     try:
         with runs.flush_denormals(device), stop.interruptible() if stop and is_single else nullcontext():
             return results_store.run_resumable(

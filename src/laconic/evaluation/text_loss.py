@@ -106,7 +106,7 @@ class TextLossSuite:
         def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
             items: list[list[EvalItem]] = []
             for name in (names[i] for i in indices):
-                ids = torch.tensor([excerpts[name]], device=decoder.token_embedding.weight.device)
+                ids = torch.tensor([excerpts[name]], device=decoder.device)
                 hidden_states = decoder(decoder.embed(ids)).hidden_states[0, :-1]
                 nll, is_correct = score_rows_in_chunks(decoder.logits, hidden_states, ids[0, 1:])
                 metrics = {"nats": float(nll.mean()), "correct": float(is_correct.float().mean())}

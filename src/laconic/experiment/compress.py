@@ -94,7 +94,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
     counters = (*ResumableReading.counters, "positions_spent")
 
     def __init__(self, method: AutoCompressor, length: SummaryLength | None = None) -> None:
-        super().__init__(method.decoder.token_embedding.weight.device)
+        super().__init__(method.decoder.device)
         self.method = method
         self.length = length or SummaryLength()
         self.positions_spent = 0
@@ -124,14 +124,12 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         reading = self.method.config
         N = after.vectors_per_segment[:, -1]
         before_text = self.method.segment_model.prefix_length + before.num_vectors
-        after_text = torch.zeros_like(N)
-        trigger = 0
+        positions, trigger = before_text, 0
         if reading.summary == "autoregressive":
-            after_text = N
             trigger = int(reading.trigger_placement == "insert")
+            positions = before_text + N + trigger
         elif reading.summary == "parallel":
-            after_text = after_text + (self.stop_rule.num_vectors or reading.fixed_length)
-        positions = before_text + after_text + trigger
+            positions = before_text + (self.stop_rule.num_vectors or reading.fixed_length)
         if reading.memory_policy == "budgeted" and reading.max_memory_vectors is not None:
             condensed = (before.num_vectors > 0) & (before.num_vectors + N > reading.max_memory_vectors)
             positions = positions + condensed * (before_text + reading.fixed_length + trigger)

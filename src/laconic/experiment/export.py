@@ -49,7 +49,7 @@ def export_run(
     """Write a run as a folder, new or empty, that `laconic.load` opens anywhere, and transformers as a plain decoder.
 
     An adapter is merged into the weights, in place. If the method switches it on and off (`compression.adapter_scope =
-    "write"`), it is stored beside the decoder instead. `dtype` converts the weights; `server` is what a server needs
+    "write"`), it is stored beside the decoder instead. `dtype` converts the weights; `server` has what a server needs
     besides. Returns the decoder that was written. Raises BusyError if the folder is not empty, DiskError if the disk is
     full.
     """

@@ -263,7 +263,8 @@ def read_planned_recipe(run: Path) -> str:
 
 def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | None, DecoderConfig, Tokenizer]:
     """Return the folder of a recipe's checkpoint, None for a new decoder, with its sizes and its tokenizer."""
-    model, folder = recipe.model, None
+    model = recipe.model
+    folder = None
     if model.name is not None and is_run_dir(model.name):
         raise InputError(
             f"model.name: {model.name} is a run of laconic train; to train it further, set model.init_from_run"
@@ -282,7 +283,7 @@ def find_initial_checkpoint(recipe: Recipe, with_weights: bool) -> tuple[Path | 
 def load_initial_model(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer, SummaryParameters | None]:
     """Return the decoder and tokenizer to start with, and any summary parameters of `model.init_from_run`."""
     model = recipe.model
-    dtype = getattr(torch, recipe.model.dtype)
+    dtype = getattr(torch, model.dtype)
     if model.init_from_run is not None:
         folder = Path(model.init_from_run)
         if not (is_export(folder) or is_run_dir(folder)):

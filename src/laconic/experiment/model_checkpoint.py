@@ -70,8 +70,7 @@ def write_then_move(folder: Path, write: Callable[[Path], None]) -> None:
 
 @torch.no_grad()
 def load_weights_into(decoder: Decoder, folder: Path) -> None:
-    first = decoder.token_embedding.weight
-    loaded = type(decoder).from_pretrained(folder, first.dtype, first.device)
+    loaded = type(decoder).from_pretrained(folder, decoder.dtype, decoder.device)
     sizes = [{name: tuple(p.shape) for name, p in module.named_parameters()} for module in (loaded, decoder)]
     if sizes[0] != sizes[1]:
         raise CorruptArtifactError(

@@ -89,7 +89,7 @@ def choose_backend(
     if isinstance(decoder, StatefulLM):
         return StatefulBackend(decoder, as_recurrent(state), update_weights)
     assert isinstance(state, KVCache)
-    if steps == 0 or not is_stock_decoder(decoder) or state.keys[0].dtype != decoder.token_embedding.weight.dtype:
+    if steps == 0 or not is_stock_decoder(decoder) or state.keys[0].dtype != decoder.dtype:
         return CacheBackend(decoder, state)
     return StaticCacheDecoder(fuse_weights(decoder, copy_budget(decoder, state.B, steps), state.B), state, steps)
 

@@ -192,7 +192,7 @@ def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | R
             cache.check_fits(decoder.config, rows)
         except ValueError as error:
             raise UsageError(f"{error}; pass the state of this model") from None
-        dtype, expected = cache.keys[0].dtype, decoder.token_embedding.weight.dtype
+        dtype, expected = cache.keys[0].dtype, decoder.dtype
         if torch.promote_types(dtype, expected) != expected:
             raise UsageError(f"state is {dtype}, the model {expected}; convert its KVCache: cache.to(dtype={expected})")
     elif state is not None:

@@ -77,7 +77,7 @@ def build_prompt(
         raise UsageError(f"{' and '.join(present) or 'no prompt'} given; pass one of prompts, input_ids, inputs_embeds")
     if attention_mask is not None and not isinstance(inputs[present[0]], Tensor):
         raise UsageError("attention_mask needs a tensor of input_ids or inputs_embeds; lists and texts are padded here")
-    device = decoder.token_embedding.weight.device
+    device = decoder.device
     unread = state.unread_ids if isinstance(state, DecodeState) else None
     unread_rows = None if unread is None else [list(map(int, row)) for row in unread]
     if inputs_embeds is not None:

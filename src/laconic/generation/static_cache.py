@@ -51,11 +51,11 @@ def is_stock_decoder(decoder: Decoder) -> bool:
     for module in decoder.modules():
         if type(module) not in STOCK_MODULES or not is_unmodified(module):
             return False
-    weight = decoder.token_embedding.weight
+    device, dtype = decoder.device, decoder.dtype
     return (
-        not torch.is_autocast_enabled(weight.device.type)
+        not torch.is_autocast_enabled(device.type)
         and all(isinstance(getattr(block, "mlp", Namespace()), Namespace) for block in decoder.layers)
-        and all(p.dtype == weight.dtype and p.device == weight.device for p in decoder.parameters())
+        and all(p.dtype == dtype and p.device == device for p in decoder.parameters())
     )
 
 
@@ -92,7 +92,6 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
     used in place.
     """
     config, names = decoder.config, decoder.weight_names
-    token_embedding = decoder.token_embedding.weight
     remaining = max_copy_bytes
 
     def fuse(modules: Sequence[nn.Module]) -> list[TensorFn]:
@@ -132,7 +131,7 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
     layers = [fuse_layer(i, block) for i, block in enumerate(decoder.layers) if isinstance(block, Block)]
     positions = decoder.get_parameter(f"{names.position_embedding}.weight") if names.position_embedding else None
     final_norm = fuse_norm(decoder.get_submodule(names.final_norm))
-    return FusedWeights(config, token_embedding, positions, layers, final_norm, lm_head)
+    return FusedWeights(config, decoder.token_embedding.weight, positions, layers, final_norm, lm_head)
 
 
 def fuse_norm(norm: nn.Module) -> TensorFn:

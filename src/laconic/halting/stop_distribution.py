@@ -49,7 +49,7 @@ def stop_logit(
     `head_lr` is the learning rate of the head relative to all other parameters.
     """
     with torch.autocast(z.device.type, enabled=False):
-        return head_lr * (upcast(z) @ upcast(u).to(accumulation_dtype(z.dtype)) + upcast(b)) + initial_bias
+        return head_lr * (upcast(z) @ u.to(accumulation_dtype(z.dtype)) + upcast(b)) + initial_bias
 
 
 def vocabulary_stop_logit(logits: Float[Tensor, "*B V"], stop_id: int) -> Float[Tensor, "*B"]:
@@ -94,10 +94,10 @@ def log_survival(a: Float[Tensor, "B K"]) -> Float[Tensor, "B K1"]:
 def length_log_probs(a: Float[Tensor, "B K"], stop_position: StopPosition = "after") -> Float[Tensor, "B n"]:
     """Return the logarithm of `length_probs`; minus infinity where a length is not allowed."""
     log_s = log_survival(a)
-    log_lam = F.logsigmoid(upcast(a))
+    log_stop = log_s[:, :-1] + F.logsigmoid(upcast(a))  # log(s_t lam_t)
     if stop_position == "after":
-        return torch.cat([(log_s[:, :-1] + log_lam)[:, :-1], log_s[:, -2:-1]], 1)
-    return torch.cat([log_s[:, :-1] + log_lam, log_s[:, -1:]], 1)
+        return torch.cat([log_stop[:, :-1], log_s[:, -2:-1]], 1)
+    return torch.cat([log_stop, log_s[:, -1:]], 1)
 
 
 def length_probs(a: Float[Tensor, "B K"], stop_position: StopPosition = "after") -> Float[Tensor, "B n"]:

@@ -70,7 +70,7 @@ class ThoughtVectors(SavedModule):
         attention_mask: Bool[Tensor, "B Nq"] | None = None,
     ) -> LatentPrefix:
         """Return the prefix of the latents; the arguments are those of `LatentThoughts.think`."""
-        begin = self.begin.to(decoder.token_embedding.weight.dtype)
+        begin = self.begin.to(decoder.dtype)
         if question is None:
             if cache is None:
                 raise UsageError("think requires the cache of a question or its embeddings")

@@ -62,17 +62,11 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """LayerNorm, Eq. C2."""
 
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return layer_norm(input, self.weight, self.bias, self.eps)
 
 
 def build_norm(config: DecoderConfig) -> nn.Module:

@@ -77,6 +77,16 @@ class Decoder(PretrainedDecoder):
         return self.get_submodule(self.weight_names.token_embedding)
 
     @property
+    def device(self) -> torch.device:
+        """Device of the token embedding, where inputs must be."""
+        return self.token_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the token embedding, and so of the vectors that `embed` returns."""
+        return self.token_embedding.weight.dtype
+
+    @property
     def layers(self) -> nn.ModuleList:
         return cast(nn.ModuleList, self.get_submodule(self.weight_names.layers))
 

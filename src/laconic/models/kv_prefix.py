@@ -32,7 +32,7 @@ class PrefixHead(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KVPrefix:
-    """Immutable keys and values that every query attends to, whatever a sliding window hides; per layer."""
+    """Immutable keys and values of each layer that every query attends to, even beyond a sliding window."""
 
     keys: tuple[Float[Tensor, "B _ E"], ...]  # rotated keys of all KV heads side by side
     values: tuple[Float[Tensor, "B _ E"], ...]
@@ -76,24 +76,25 @@ class KVPrefix:
         sizes = tuple(
             tuple(map(max, zip(*layers, strict=True))) for layers in zip(*(p.sizes for p in prefixes), strict=True)
         )
-        keys, values, valid = list[Tensor](), list[Tensor](), list[Tensor]()
+        layers = list[list[Tensor]]()
         for layer, longest in enumerate(sizes):
             rows = [p.pad_heads(layer, longest) for p in prefixes]
-            for joined, parts in zip((keys, values, valid), zip(*rows, strict=True), strict=True):
-                joined.append(torch.cat(parts))
+            layers.append([torch.cat(parts) for parts in zip(*rows, strict=True)])
+        keys, values, valid = zip(*layers, strict=True)
         is_padded = not all(bool(v.all()) for v in valid)
         tokens = torch.cat([prefix.num_tokens for prefix in prefixes])
-        return KVPrefix(tuple(keys), tuple(values), tuple(valid) if is_padded else (), tokens, sizes)
+        return KVPrefix(keys, values, valid if is_padded else (), tokens, sizes)
 
     def pad_heads(self, layer: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        keys, values, valid = list[Tensor](), list[Tensor](), list[Tensor]()
+        """Return keys, values and validity of a layer, its heads padded to these sizes, side by side."""
+        padded = list[tuple[Tensor, Tensor, Tensor]]()
         for head, size in zip(self.heads(layer), sizes, strict=True):
             num_added = size - head.keys.shape[1]
             is_real = torch.ones_like(head.keys[..., 0], dtype=torch.bool) if head.valid is None else head.valid
-            keys.append(F.pad(head.keys, (0, 0, 0, num_added)))
-            values.append(F.pad(head.values, (0, 0, 0, num_added)))
-            valid.append(F.pad(is_real, (0, num_added)))
-        return torch.cat(keys, 1), torch.cat(values, 1), torch.cat(valid, 1)
+            keys, values = (F.pad(x, (0, 0, 0, num_added)) for x in (head.keys, head.values))
+            padded.append((keys, values, F.pad(is_real, (0, num_added))))
+        keys, values, valid = (torch.cat(parts, 1) for parts in zip(*padded, strict=True))
+        return keys, values, valid
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "KVPrefix | None":

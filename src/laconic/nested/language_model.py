@@ -9,7 +9,7 @@ Symbols: theta_0 a level's start, Δθ its change.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -130,9 +130,8 @@ def carry_state(decoder: Hope, state: FastWeightState) -> FastWeightState:
 
     Attention therefore reads one batch at a time. An open chunk keeps the cache that it was read with.
     """
-    embedding = cast(Tensor, decoder.token_embedding.weight)
     layers = tuple(
-        layer if layer.cache is None else replace(layer, cache=decoder.empty_cache(len(state.position), embedding))
+        layer if layer.cache is None else replace(layer, cache=decoder.empty_cache(len(state.position)))
         for layer in state.layers
     )
     return replace(state, layers=layers)

@@ -185,7 +185,7 @@ class Engine:
         start = time.perf_counter()
         decoding = [s for s in self.running if s.next_id is not None]
         prefilling = [s for s in self.running if s.next_id is None]
-        ids = torch.tensor([s.next_id for s in decoding], dtype=torch.long, device=self.served.device).split(1)
+        ids = torch.tensor([s.next_id for s in decoding], dtype=torch.long, device=self.served.decoder.device).split(1)
         step_inputs = list(zip(decoding, ids, strict=False))
         shares = share_positions([s.num_unread_prompt for s in prefilling], self.chunk_sizer.choose(len(decoding)))
         shares = [s.num_unread_prompt if s.is_read_at_once else n for s, n in zip(prefilling, shares, strict=True)]

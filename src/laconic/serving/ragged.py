@@ -32,16 +32,16 @@ class CacheRow:
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache | None, first_position: int | None, num_tokens: int) -> None:
-        config, weight = decoder.config, decoder.token_embedding.weight
+        config = decoder.config
         if cache is None:
-            cache = KVCache.empty(config, 1, weight.dtype, weight.device)
+            cache = KVCache.empty(config, 1, decoder.dtype, decoder.device)
         slots = cache.valid[0].nonzero()[:, 0]
         self.prefix = cache.prefix
         self.last_position = int(cache.next_position) - 1
         self.next_position = self.last_position + 1 if first_position is None else first_position
         self.num_filled = S = len(slots)
         shape = (2 * len(cache.keys), config.num_key_value_heads, S + num_tokens, config.head_dim)
-        self.buffer = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        self.buffer = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
         for i, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
             self.buffer[2 * i, :, :S], self.buffer[2 * i + 1, :, :S] = k[0, :, slots], v[0, :, slots]
 

@@ -51,10 +51,6 @@ class ServedModel:
             self.executor = RaggedDecoder(self.decoder) if is_ragged else RowByRowModel(self.decoder)
         self.prefix_cache = PrefixCache(prefix_cache_bytes if is_ragged else 0)
 
-    @property
-    def device(self) -> torch.device:
-        return self.decoder.token_embedding.weight.device
-
     def start(self, sequence: RunningSequence) -> None:
         """Set the prompt of a sequence, the state that it continues, and how its ids are chosen and become text."""
         if isinstance(self.model, Reasoner):
@@ -98,13 +94,13 @@ class ServedModel:
             config = replace(config, update_on_prompt=False, update_on_output=False)
         prompt = build_prompt(decoder, input_ids=[list(request.token_ids)], state=state)
         if request.first_position is not None:
-            prompt = prompt._replace(first_positions=torch.tensor([request.first_position], device=self.device))
+            prompt = prompt._replace(first_positions=torch.tensor([request.first_position], device=decoder.device))
         if isinstance(model, NestedTextModel) and isinstance(state, FastWeightState):
             length = len(request.token_ids) + config.max_tokens
             state = clear_attention_if_full(model.model, state, length, model.attention_window)
         update_flags = resolve_update_flags(decoder, state, prompt.first_positions, config)
         end = find_first_new_position(decoder, prompt, state)
-        sequence.prompt = torch.tensor(request.token_ids, device=self.device)
+        sequence.prompt = torch.tensor(request.token_ids, device=decoder.device)
         sequence.is_read_at_once = not has_fixed_frequencies(decoder.config.rope, end)
         sequence.sampler = build_sampler(decoder, prompt, config)
         eos = resolve_eos(decoder, config)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 def cache_dir() -> Path:
     """Return `$LACONIC_CACHE`, by default `laconic` in `$XDG_CACHE_HOME` or `~/.cache`. It may not exist."""
-    named = os.environ.get("LACONIC_CACHE")
-    if named:
+    if named := os.environ.get("LACONIC_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "laconic"

@@ -22,7 +22,7 @@ LOOP_METRICS = frozenset(
 
 
 def describe_value(value: object) -> str:
-    """Return what a value is, for a message about a method's loss or metrics."""
+    """Describe the type of a value, for messages about a method's loss or metrics."""
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"a {'' if value.requires_grad else 'detached '}tensor of shape {list(value.shape)}"

@@ -55,7 +55,7 @@ class Float64Decoder(Decoder):
 
 
 def compute_dtype(decoder: Decoder) -> torch.dtype:
-    return torch.float64 if isinstance(decoder, Float64Decoder) else decoder.token_embedding.weight.dtype
+    return torch.float64 if isinstance(decoder, Float64Decoder) else decoder.dtype
 
 
 def get_block(decoder: Decoder, l: int) -> Any:

@@ -65,7 +65,7 @@ class InputBuilder:
     def feed_back_hidden(self, ids: Tensor, num_passes: int) -> Tensor:
         """Return token embeddings followed by `num_passes` hidden states, each fed back as the next input."""
         with torch.no_grad():
-            vectors = [self.decoder.embed(ids.to(self.decoder.token_embedding.weight.device))]
+            vectors = [self.decoder.embed(ids.to(self.decoder.device))]
             output = self.decoder(vectors[0])
             for _ in range(num_passes):
                 vectors.append(output.hidden_states[:, -1:])
@@ -130,8 +130,7 @@ def build_inputs(decoder: Decoder) -> ParityInputs:
     missing = [name for name in REQUIRED_INPUTS if name not in inapplicable and name not in covered]
     for name in missing:
         unavailable.setdefault(name, "could not be built")
-    device = decoder.token_embedding.weight.device
-    usable = [case.to(device) for case in cases if case.name not in unavailable]
+    usable = [case.to(decoder.device) for case in cases if case.name not in unavailable]
     return ParityInputs(usable, inapplicable, unavailable)
 
 

@@ -85,19 +85,23 @@ def load_parity_decoder(
 @contextmanager
 def open_reference(decoder: Decoder, folder: Path | None, dtype: torch.dtype) -> Iterator[TransformersReference]:
     """Load the same checkpoint with transformers; a tiny model is saved for it first."""
-    device = decoder.token_embedding.weight.device
     if folder is not None:
-        yield TransformersReference(folder, dtype, device)
+        yield TransformersReference(folder, dtype, decoder.device)
         return
     with tempfile.TemporaryDirectory(prefix="laconic-") as name:
         decoder.save_pretrained(Path(name) / "model")
         with silence_warnings():  # about RoPE settings that are far apart so that a mistake in them shows
-            reference = TransformersReference(Path(name) / "model", dtype, device)
+            reference = TransformersReference(Path(name) / "model", dtype, decoder.device)
         yield reference
 
 
 @dataclass
 class ParityRun:
+    """Comparisons of one model, whose results and problems go into `report`; `covered` are the inputs compared so far.
+
+    `folder` is that of the checkpoint, None for a tiny model. `is_all_inputs` says that no input was named.
+    """
+
     decoder: Decoder
     folder: Path | None
     report: ParityReport
@@ -155,8 +159,7 @@ class ParityRun:
             self.report.inputs.append(status)
 
     def run_tiny_model(self, variant: str, names: tuple[str, ...], is_tiny: bool) -> None:
-        device = self.decoder.token_embedding.weight.device
-        decoder = build_tiny_decoder(self.decoder.config.family, variant).to(device, self.dtype)
+        decoder = build_tiny_decoder(self.decoder.config.family, variant).to(self.decoder.device, self.dtype)
         label = variant if is_tiny else f"{decoder.name_or_path} {variant}".rstrip()
         names = tuple(name for name in names if name in self.input_names)
         cases = build_inputs(decoder).cases
@@ -187,12 +190,11 @@ class ParityRun:
 
     def run_bundle(self, bundle: golden.GoldenBundle) -> None:
         self.report.reference = f"golden bundle of {bundle.metadata.reference}"
-        device = self.decoder.token_embedding.weight.device
         if self.dtype != torch.float32:
             raise golden.NotRunError(f"a bundle is float32: {self.report.dtype} not run; use --reference transformers")
         if problem := golden.check_compatible(bundle, self.decoder):
             self.report.problems.append(problem)
-        cases = [(entry, entry.input.build_case().to(device)) for entry in bundle.metadata.cases]
+        cases = [(entry, entry.input.build_case().to(self.decoder.device)) for entry in bundle.metadata.cases]
         contained = {name for _, case in cases for name in case.covered_inputs}
         inapplicable = build_inputs(self.decoder).inapplicable
         for name in self.input_names:

@@ -79,10 +79,9 @@ class ParityCase:
     def embed(self, decoder: Decoder) -> Tensor:
         """Return the input embeddings in the decoder's compute dtype; ids are embedded with its own weights."""
         source = decoder.source[0] if isinstance(decoder, Float64Decoder) else decoder
-        weight = source.token_embedding.weight
         if self.ids is not None:
-            return source.embed(self.ids.to(weight.device)).detach().to(compute_dtype(decoder))
-        return self.inputs.to(weight.device, weight.dtype).to(compute_dtype(decoder))
+            return source.embed(self.ids.to(source.device)).detach().to(compute_dtype(decoder))
+        return self.inputs.to(source.device, source.dtype).to(compute_dtype(decoder))
 
 
 @dataclass

@@ -29,7 +29,7 @@ def test_cut_thoughts_leave_what_was_read_up_to_them() -> None:
     for m in (0, 1, M):
         cache = cut_thoughts(run, batch, inputs, m).cache
         with eval_no_grad(decoder, thoughts):
-            bot = thoughts.begin.expand(batch.B, 1, -1).to(decoder.token_embedding.weight.dtype)
+            bot = thoughts.begin.expand(batch.B, 1, -1).to(decoder.dtype)
             vectors = torch.cat([decoder.embed(batch.question_ids), bot, inputs.rollout.latents[:, :m]], 1)
             mask = torch.cat([batch.question_mask, batch.question_mask.new_ones(batch.B, m + 1)], 1)
             by_hand = decoder(vectors, attention_mask=mask).cache

@@ -167,7 +167,7 @@ class CompressCommand:
         memory.save(self.out)
         self.remove_partial()
         decoder = compressor.decoder
-        cost, lines = describe_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
+        cost, lines = describe_cost(memory, decoder.config, decoder.dtype, job.positions_spent)
         self.print_result(lines, {"cost": cost}, time.perf_counter() - start, cost["num_tokens"])
         return 0
 

@@ -49,7 +49,7 @@ class DemoReadCommand:
         threads = pluralize(torch.get_num_threads(), "thread")
         facts = [
             ("model", model),
-            ("device", f"{decoder.token_embedding.weight.device}, {threads}, PyTorch {torch.__version__}"),
+            ("device", f"{decoder.device}, {threads}, PyTorch {torch.__version__}"),
             ("chapter", f"{comparison.tokens:,} tokens: {TITLE}"),
             ("time", f"{time.monotonic() - start:.0f} s"),
             ("command", command_line()),

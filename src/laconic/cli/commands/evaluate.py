@@ -193,7 +193,10 @@ def print_report(report: "EvalReport", format: OutputFormat) -> None:
         print_json(report.data)
         return
     for block in report.blocks:
-        print_table(block) if isinstance(block, Table) else print(block)
+        if isinstance(block, Table):
+            print_table(block)
+        else:
+            print(block)
 
 
 def parse_positive(flag: str, text: str | None, maximum: float = 1e38) -> tuple[float, ...]:

@@ -116,7 +116,7 @@ class ServeCommand(ModelFlags):
             self.serve(listener, key, memory_files)
         return 0
 
-    def serve(self, listener: "socket.socket", api_key: str | None, memory_files: dict[str, Path]) -> None:
+    def serve(self, listener: socket.socket, api_key: str | None, memory_files: dict[str, Path]) -> None:
         from laconic.serving.http.api_model import choose_model_name
         from laconic.serving.http.limits import ServerOptions
         from laconic.serving.http.server import serve

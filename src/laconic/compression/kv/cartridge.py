@@ -164,8 +164,7 @@ def write_study_batches(
     on_progress: Callable[[str, int, int, float | None], None],
 ) -> tuple[list[StudyBatch], list[StudyBatch]]:
     """Build self-study rows about a document; return the batches to train on, and those held out."""
-    device = decoder.token_embedding.weight.device
-    cache = DocumentReader(decoder).read(torch.tensor([list(document)], device=device))
+    cache = DocumentReader(decoder).read(torch.tensor([list(document)], device=decoder.device))
     rows = write_study_rows(
         decoder,
         cache,

@@ -106,7 +106,7 @@ def compress_document(
     if not row:
         raise UsageError("the document has no tokens; give text")
     check_ids([row], decoder.config.vocab_size)
-    ids = torch.tensor([row], dtype=torch.long, device=decoder.token_embedding.weight.device)
+    ids = torch.tensor([row], dtype=torch.long, device=decoder.device)
     longest = compute_window_tokens(decoder, config.method, repeat_prompt, measures_loss=config.max_loss is not None)
     windows = split_windows(decoder, ids, longest)
     # each window gets its share of the slots, rounded so that they add up

@@ -118,7 +118,8 @@ def read_documents(path: str, config: TextConfig, max_documents: int | None = No
 
 def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     """Yield name (`id`, or file and line) and text of each JSONL row lazily. Raises `InputError`, also for none."""
-    accepted, result = 'expected {"text": "…"}, optionally with an "id"', None
+    accepted = 'expected {"text": "…"}, optionally with an "id"'
+    result = None
 
     def convert(row: dict[str, Any], name: str) -> tuple[str, str]:
         return str(row.get("id", name)), require_text(row, "text", accepted)
@@ -149,15 +150,15 @@ def group_by_book(rows: Iterable[Document | None], name: str, max_documents: int
     books: dict[str, list[Document]] = {}
     for row in filter(None, rows):
         books.setdefault(row.name, []).append(row)
-    for name, members in books.items():
+    for book, members in books.items():
         parts = sorted({member.part or "train" for member in members})
         if len(parts) > 1:
-            raise InputError(f"{name}: rows in {' and '.join(parts)}; a document must be in one split, see field split")
+            raise InputError(f"{book}: rows in {' and '.join(parts)}; a document must be in one split, see field split")
     if not books:
         raise InputError(f"{name}: every text is blank; give rows with text")
     documents = [
-        Document(name, tuple(text for member in members for text in member.sections), members[0].book, members[0].part)
-        for name, members in books.items()
+        Document(book, tuple(text for member in members for text in member.sections), members[0].book, members[0].part)
+        for book, members in books.items()
     ]
     return documents if any(document.part for document in documents) else documents[:max_documents]
 
@@ -229,13 +230,12 @@ def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[S
         keys.setdefault(document.sections, document.book or document.name.rpartition(":")[2])
     k = count_held_out(len(keys), config.text.held_out_fraction)
     order = sorted(keys, key=lambda sections: hashlib.sha256(keys[sections].encode()).digest())
-    valid = set(order[:k])
-    test = set(order[k : 2 * k])
+    held_out: dict[tuple[str, ...], SplitName] = {
+        **dict.fromkeys(order[:k], "valid"),
+        **dict.fromkeys(order[k : 2 * k], "test"),
+    }
     for document in documents:
-        if document.sections in valid:
-            parts["valid"].append(document)
-        else:
-            parts["test" if document.sections in test else "train"].append(document)
+        parts[held_out.get(document.sections, "train")].append(document)
     return parts
 
 

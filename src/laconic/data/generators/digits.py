@@ -37,7 +37,8 @@ def iter_digit_rows(
     style = "equations" if chain == "equations" else "results"
     config = DigitsConfig(num_operations=num_operations, min_operations=min_operations, chain_style=style, **sizes)
     for example in DigitsDataset(seed, config, part).generate_examples(num_rows):
-        steps, is_terse = example.steps, rng.random() < results_only_fraction
+        steps = example.steps
+        is_terse = rng.random() < results_only_fraction
         if chain == "brackets" and not is_terse:
             steps = tuple(f"<{result}>" for result in steps)
         elif chain == "equations" and is_terse:

@@ -5,6 +5,7 @@ Rows of instructions, as of Alpaca and Dolly, are converted too; conversations a
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from laconic.config.data import FieldName
@@ -59,23 +60,18 @@ def convert_gsm8k_prose(row: Row) -> Row | None:
     return converted and converted | {"steps": list(split_chain(converted["rationale"], "lines"))}
 
 
-def convert_zen_e(row: Row) -> Row | None:
-    """Convert zen-E's GSM8K-Aug: the answer is the last word; rows without one give None."""
+def convert_zen_e(row: Row, chain_split: str | None = None) -> Row | None:
+    """Convert zen-E's GSM8K-Aug: the answer is the last word; rows without one give None.
+
+    With `chain_split`, as in `split_chain`, the chain becomes steps.
+    """
     words = str(row["answer"] or "").replace("####", " ").split()
-    return row | {"answer": normalise_number(words[-1])} if words else None
-
-
-def zen_e_converter(chain_split: str) -> Callable[[Row], Row | None]:
-    """Return a converter of zen-E's rows that also splits the chain into steps."""
-
-    def convert(row: Row) -> Row | None:
-        converted = convert_zen_e(row)
-        if converted is None:
-            return None
-        del converted["cot"]
-        return converted | {"steps": list(split_chain(str(row["cot"] or ""), chain_split))}
-
-    return convert
+    if not words:
+        return None
+    converted = row | {"answer": normalise_number(words[-1])}
+    if chain_split is not None:
+        converted["steps"] = list(split_chain(str(converted.pop("cot") or ""), chain_split))
+    return converted
 
 
 def split_chain(chain: str, chain_split: str) -> tuple[str, ...]:
@@ -86,14 +82,11 @@ def split_chain(chain: str, chain_split: str) -> tuple[str, ...]:
     return tuple(part for part in map(str.strip, parts) if part)
 
 
-def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None]:
-
-    def convert(row: Row) -> Row | None:
-        rest = {key: value for key, value in row.items() if key not in (question, answer)}
-        fields = {"question": str(row[question]).strip(), "answer": normalise_number(row[answer])}
-        return {"steps": []} | rest | fields
-
-    return convert
+def convert_plain(row: Row, question: str, answer: str) -> Row:
+    """Convert a row without a chain, with the names that the file has for question and answer."""
+    rest = {key: value for key, value in row.items() if key not in (question, answer)}
+    fields = {"question": str(row[question]).strip(), "answer": normalise_number(row[answer])}
+    return {"steps": []} | rest | fields
 
 
 def convert_squad(row: Row) -> Row | None:
@@ -188,11 +181,11 @@ COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "gsm8k": convert_gsm8k,
     "gsm8k-prose": convert_gsm8k_prose,
     "zen": convert_zen_e,
-    "zen-aug": zen_e_converter("spaces"),
-    "zen-nl": zen_e_converter("sentences"),
-    "gsm-hard": renaming_converter("instruction", "response"),
-    "svamp": renaming_converter("question_concat", "Answer"),
-    "multiarith": renaming_converter("question", "final_ans"),
+    "zen-aug": partial(convert_zen_e, chain_split="spaces"),
+    "zen-nl": partial(convert_zen_e, chain_split="sentences"),
+    "gsm-hard": partial(convert_plain, question="instruction", answer="response"),
+    "svamp": partial(convert_plain, question="question_concat", answer="Answer"),
+    "multiarith": partial(convert_plain, question="question", answer="final_ans"),
     "squad": convert_squad,
     "math": convert_math,
     "messages": convert_messages,

@@ -157,7 +157,7 @@ class DemonstrationClassifier:
         return self.compressor.tokenizer.encode(text, add_special_tokens=False)
 
     def to_tensor(self, rows: Sequence[list[int]]) -> torch.Tensor:
-        return torch.tensor(rows, device=self.compressor.decoder.token_embedding.weight.device)
+        return torch.tensor(rows, device=self.compressor.decoder.device)
 
 
 def label_prompt(text: str) -> str:

@@ -140,7 +140,7 @@ def compare_reading(
     form = CHAT_QUESTION if chat else PLAIN_QUESTION
     rows = [PromptRow(question.text, form.format(question.text)) for question in questions]
     prompts = [list(row) for row in LanguageModel(decoder, tokenizer).prepare(rows, memory).ids]
-    document = torch.tensor([ids], device=decoder.token_embedding.weight.device)
+    document = torch.tensor([ids], device=decoder.device)
     conditions = build_conditions(decoder, tokenizer, document, prefix, memory, memory_path)
     with torch.no_grad():
         full = conditions[1].read()

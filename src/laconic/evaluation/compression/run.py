@@ -95,7 +95,7 @@ def compress_other_text(method: AutoCompressor, source: TrainingData, batch: Doc
 
 
 def load_untrained_method(run: LoadedRun) -> AutoCompressor:
-    recipe, device = run.recipe, run.parts.decoder.token_embedding.weight.device
+    recipe, device = run.recipe, run.parts.decoder.device
     decoder, tokenizer, _ = load_initial_model(recipe, device)
     method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).to(device).eval()
     assert isinstance(method, AutoCompressor)

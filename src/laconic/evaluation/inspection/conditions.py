@@ -63,7 +63,7 @@ def count_latents(run: InspectedRun, source: TrainingData) -> int:
 
 
 def load_batch(run: InspectedRun, source: TrainingData, indices: NDArray[np.int64]) -> ReasoningBatch:
-    return cast(ReasoningBatch, source.batch([int(i) for i in indices], 0, 0)).to(run.device)
+    return cast(ReasoningBatch, source.batch([int(i) for i in indices], 0, 0)).to(run.decoder.device)
 
 
 def reference_means_of(run: InspectedRun, source: TrainingData, batch_size: int) -> ReferenceMeans:

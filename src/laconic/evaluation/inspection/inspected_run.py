@@ -93,10 +93,6 @@ class InspectedRun:
         return self.run.parts.decoder
 
     @property
-    def device(self) -> torch.device:
-        return self.decoder.token_embedding.weight.device
-
-    @property
     def latents(self) -> LatentThoughts:
         return require(find_latents(self.run))
 

@@ -48,8 +48,7 @@ def generate_chain(run: LoadedRun, questions: QuestionSet) -> tuple[ReasoningBat
     room = run.parts.decoder.config.max_position_embeddings - len(row.question_ids) - len(row.answer_ids)
     decoding = decoding_for(run, questions, with_cot=True)
     decoding = replace(decoding, max_tokens=min(decoding.max_tokens, room))
-    device = run.parts.decoder.token_embedding.weight.device
-    answers = answer_questions(run.method, collate([row], [0]).to(device), decoding, with_cot=True)
+    answers = answer_questions(run.method, collate([row], [0]).to(run.parts.decoder.device), decoding, with_cot=True)
     encoder = ReasoningEncoder(run.parts.tokenizer, run.recipe.data)
     row = append_generated_chain(encoder, row, list(answers.token_ids[0]), decoding.eos_token_ids)
     return collate([row], [0]), answers.texts[0]
@@ -114,7 +113,7 @@ def inspect_question(
 
     `progress` is called as each part begins, with its name, the number of finished parts, and their total, 0 at first.
     """
-    batch = batch.to(run.device)
+    batch = batch.to(run.decoder.device)
     num_begun = count()
     total = 0
 

@@ -76,10 +76,9 @@ def iter_text_contexts(
 
 
 def read_into_cache(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
-    device = decoder.token_embedding.weight.device
     if not ids:
         return ProbeContext(name, partial(read_after_cache, decoder, None), 0.0, 0, 0)
-    cache = DocumentReader(decoder).read(torch.tensor([list(ids)], device=device))
+    cache = DocumentReader(decoder).read(torch.tensor([list(ids)], device=decoder.device))
     return build_kv_context(decoder, name, KVMemory.from_cache(cache))
 
 
@@ -131,7 +130,7 @@ def iter_kv_contexts(
 
 def read_text_with_compressor(method: AutoCompressor, name: str, document: Sequence[int]) -> ProbeContext:
     """Return the context of a text that a compressor reads together with every probe."""
-    prefix = torch.tensor([list(document)], dtype=torch.long, device=method.decoder.token_embedding.weight.device)
+    prefix = torch.tensor([list(document)], dtype=torch.long, device=method.decoder.device)
 
     def hidden_states(ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]) -> Float[Tensor, "R T D"]:
         before = prefix.expand(len(ids), -1)
@@ -144,8 +143,7 @@ def read_text_with_compressor(method: AutoCompressor, name: str, document: Seque
 
 def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment_tokens: int) -> ProbeContext:
     """Compress a document, segment by segment. Raises `UsageError` for more segments than the memory holds."""
-    device = method.decoder.token_embedding.weight.device
-    segments = torch.tensor([list(document)], dtype=torch.long, device=device).split(segment_tokens, 1)
+    segments = torch.tensor([list(document)], dtype=torch.long, device=method.decoder.device).split(segment_tokens, 1)
     memory = None
     for segment in segments:
         memory = method.compress(segment, None, memory)

@@ -183,12 +183,11 @@ def evaluate_document(request: EvalRequest, run: LoadedRun, method: str, documen
 
 def score_probes(context: contexts.ProbeContext, decoder: Decoder, probes: Sequence[Probe]) -> dict[str, float]:
     """Return the mean nats per scored id, and the share of probes whose scored ids greedy decoding gives."""
-    device = decoder.token_embedding.weight.device
-    hidden_states = context.hidden_states(*pad_rows([probe.ids for probe in probes], device=device))
+    hidden_states = context.hidden_states(*pad_rows([probe.ids for probe in probes], device=decoder.device))
     nats, is_right = list[float](), list[bool]()
     for states, probe in zip(hidden_states, probes, strict=True):
         n = len(probe.ids)
-        targets = torch.tensor(probe.ids[-probe.num_scored :], device=device)
+        targets = torch.tensor(probe.ids[-probe.num_scored :], device=decoder.device)
         nll, is_correct = score_rows_in_chunks(decoder.logits, states[n - probe.num_scored - 1 : n - 1], targets)
         nats.append(float(nll.mean()))
         is_right.append(bool(is_correct.all()))

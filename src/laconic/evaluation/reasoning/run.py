@@ -118,7 +118,7 @@ def answer_function(
     run: LoadedRun, decoding: AnswerDecoding, condition: EvalCondition = AS_TRAINED, on_finish: OnFinish | None = None
 ) -> AnswerFunction:
     """Return a function that answers a batch of questions under a condition, and calls `on_finish` for each answer."""
-    device = run.parts.decoder.token_embedding.weight.device
+    device = run.parts.decoder.device
     sampling = replace(decoding.sampling, on_finish=on_finish)
     decoding = replace(decoding, jacobi_tolerance=condition.tolerance, sampling=sampling)
 

@@ -37,8 +37,7 @@ class CacheAsState:
         return self.decoder.config
 
     def initial_state(self, batch_size: int) -> FastWeightState:
-        weight = cast(Tensor, self.decoder.token_embedding.weight)
-        cache = KVCache.empty(self.config, batch_size, weight.dtype, weight.device)
+        cache = KVCache.empty(self.config, batch_size, self.decoder.dtype, self.decoder.device)
         return FastWeightState((LayerState(cache=cache),), torch.zeros(batch_size, dtype=torch.long))
 
     def read_tokens(

@@ -63,7 +63,7 @@ def kv_bytes_per_position(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
     """Return the bytes of a KV cache in the dtype of a decoder's weights."""
-    return num_positions * kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)
+    return num_positions * kv_bytes_per_position(decoder.config, decoder.dtype)
 
 
 def format_bytes(n: float) -> str:

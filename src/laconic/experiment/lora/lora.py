@@ -42,7 +42,7 @@ def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
     """Wrap the linear layers of a decoder in place; only the adapter is trainable. Call the result like the decoder.
 
     Target "all-linear" means every linear layer of the blocks. Raises InputError if a target does not exist, UsageError
-    for something else than a decoder without an adapter.
+    for anything but a decoder without an adapter.
     """
     from peft import get_peft_model
 
@@ -53,7 +53,7 @@ def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
 
 
 def check_has_no_adapter(decoder: Decoder) -> None:
-    """Raise `UsageError` for something else than a decoder, or for one that is wrapped already."""
+    """Raise `UsageError` for anything but a decoder, and for one that is wrapped already."""
     check_type("decoder", decoder, Decoder, "a decoder without an adapter, such as model.decoder")
     if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
         raise UsageError("the decoder has an adapter already; lora.merge_adapter it, or load the decoder again")
@@ -129,12 +129,8 @@ def read_adapter_shapes(folder: Path) -> TensorShapes:
                 "Save it as safetensors with peft's save_pretrained in an environment you trust"
             )
         raise InputError(f"{folder} has {ADAPTER_CONFIG_FILE} but no {ADAPTER_WEIGHTS_FILE}; was the download cut?")
-    return {
-        name: entry.shape
-        for name, entry in safetensors_header.read_safetensors_header(
-            file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE)
-        ).tensors.items()
-    }
+    header = safetensors_header.read_safetensors_header(file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE))
+    return {name: entry.shape for name, entry in header.tensors.items()}
 
 
 def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
@@ -181,12 +177,10 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
     whole = [name for name, module in decoder.named_modules() if isinstance(module, Namespace) and ends_in(name, saved)]
     if whole:
         raise InputError(f"modules_to_save: {whole[0]} has several layers; name the layers, such as down_proj")
-    embedding, rows = decoder.weight_names.token_embedding, settings.trainable_token_indices
+    rows, head = settings.trainable_token_indices, decoder.weight_names.head
     if isinstance(rows, dict) and len(rows) > 1 and decoder.config.tie_word_embeddings:  # the head's are the same
-        settings.trainable_token_indices = {
-            k: v for k, v in rows.items() if not ends_in(decoder.weight_names.head, [k])
-        }
-    tied = [name for name in saved if f".{embedding}".endswith(f".{name}")]
+        settings.trainable_token_indices = {name: ids for name, ids in rows.items() if not ends_in(head, [name])}
+    tied = [name for name in saved if ends_in(decoder.weight_names.token_embedding, [name])]
     if tied and decoder.config.tie_word_embeddings:
         raise InputError(f"modules_to_save {tied[0]}: this model's head is tied to it; use trainable_token_indices")
     return settings

@@ -104,7 +104,7 @@ class TextCompressor:
             },
             positions=resolve_position_scheme(config, decoder),
             bos=config.bos if config.bos is not None and has_bos else "none",
-            dtype=str(self.decoder.token_embedding.weight.dtype).removeprefix("torch."),
+            dtype=str(self.decoder.dtype).removeprefix("torch."),
             tokenizer=self.tokenizer.fingerprint,
             created=current_time(),
         )
@@ -177,8 +177,7 @@ class TextCompressor:
             CorruptArtifactError: If the file is damaged or was written for other weights.
             InputError: If there is no such file.
         """
-        embedding = self.decoder.token_embedding.weight
-        return SummaryMemory.load(path, self.metadata).to(embedding.device, embedding.dtype)
+        return SummaryMemory.load(path, self.metadata).to(self.decoder.device, self.decoder.dtype)
 
     def prepare_prompts(self, prompts: Sequence[str], memory: SummaryMemory) -> MemoryPrompts:
         """Encode `prompts` that follow a `memory`: one per row, one for all rows, or one row for all prompts."""

@@ -176,7 +176,6 @@ def load_kv_memories(
     if not sources:
         raise UsageError("memory: the list is empty; give at least one memory, or None")
     reader = build_metadata(decoder, tokenizer)
-    weight = decoder.token_embedding.weight
     memories = list[KVMemory]()
     for source in sources:
         if not isinstance(source, str | Path):
@@ -193,7 +192,7 @@ def load_kv_memories(
             memory = load_cartridge(source, decoder, replace(reader, method="cartridge of peft", documents=((),)))
         else:
             memory = KVMemory.load(source, reader)
-        memories.append(memory.to(weight.device, weight.dtype))
+        memories.append(memory.to(decoder.device, decoder.dtype))
     if len(memories) == 1:
         return memories[0]
     for source, memory in zip(sources, memories, strict=True):

@@ -178,7 +178,7 @@ class NestedTextModel:
         if state is not None:
             check_memory_type(state, FastWeightState)
             check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
-            check_cache_dtype(state, cast(torch.Tensor, self.model.token_embedding.weight).dtype)
+            check_cache_dtype(state, self.model.dtype)
             check_model_key(state, self.key)
         return state
 
@@ -191,8 +191,7 @@ class NestedTextModel:
     @property
     def source(self) -> dict[str, Any]:
         """What a state's file says of the model that wrote it, beside the hash of the weights."""
-        weight = cast(torch.Tensor, self.model.token_embedding.weight)
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = str(self.model.dtype).removeprefix("torch.")
         source: dict[str, Any] = {"tokenizer": self.tokenizer.fingerprint, "weights_dtype": dtype}
         if self.untrained is not None:
             source |= {"checkpoint": self.untrained.checkpoint, "levels": self.untrained.levels.model_dump(mode="json")}
@@ -352,8 +351,7 @@ class NestedTextModel:
         """Read a state that `save` wrote. Raises CorruptArtifactError if it is damaged, or of another model."""
         check_writer(path, read_writer_metadata(path), self.source)
         state = self.model.load_state(path)
-        embedding = cast(torch.Tensor, self.model.token_embedding.weight)
-        return self.sign(values.to(state_file.restore_dtypes(state, embedding.dtype), embedding.device))
+        return self.sign(values.to(state_file.restore_dtypes(state, self.model.dtype), self.model.device))
 
     def __repr__(self) -> str:
         sizes = ", ".join(map(str, sorted({size for layer in self.model.hope_config.chunk_sizes for size in layer})))

@@ -76,7 +76,7 @@ class Answer:
         text: The answer, without the end-of-sequence id or stop string that ended it.
         token_ids: Its ids.
         passes: The decoder calls that it took.
-        logprobs: Log probability of each id in nats; None for a method of one's own that does not return them.
+        logprobs: Log probability of each id in nats; None if the method does not return them.
         stop_reason: As in `laconic.Generation`.
         num_prompt_tokens: Tokens of the question.
     """

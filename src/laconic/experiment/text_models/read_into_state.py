@@ -102,7 +102,7 @@ class StateReadingJob(ResumableReading[FastWeightState]):
     counters = (*ResumableReading.counters, "loss_sums")
 
     def __init__(self, model: Hope, window: int, initial_state: FastWeightState | None = None) -> None:
-        super().__init__(model.token_embedding.weight.device)
+        super().__init__(model.device)
         check_chunk_fits(model)
         self.model, self.window, self.initial_state = model, window, initial_state
         self.loss = ReadingLoss(model, window)

@@ -284,7 +284,7 @@ class Reasoner:
                 f"method {name} has no latents; call generate, or load a run of coconut, codi, pccot or kava"
             )
         batch = build_questions_batch(self.tokenizer, self.recipe.data, [question])
-        batch = batch.to(self.decoder.token_embedding.weight.device)
+        batch = batch.to(self.decoder.device)
         state = {} if memory is None else {"state": self.read_memory(memory)}
         rollout = cast(LatentRollout, method.think(batch, **state))
         M = rollout.latents.shape[1]
@@ -330,7 +330,7 @@ class QuestionPrompts(PreparedPrompts):
             raise UsageError("stop_strings: a method outside laconic ends its answers itself; remove them")
         answers = answer_questions(
             model.method,
-            collate(examples, rows).to(model.decoder.token_embedding.weight.device),
+            collate(examples, rows).to(model.decoder.device),
             decoding,
             with_cot=self.with_cot,
             state=state if state is None or len(rows) == state.B else state.select_rows(list(rows)),

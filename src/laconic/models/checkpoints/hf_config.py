@@ -225,7 +225,7 @@ def nope_layers(file: FamilyKeys) -> tuple[int, ...]:
 def sliding_windows(file: FamilyKeys) -> tuple[int | None, ...]:
     """Return the window of each layer. Mistral: one for all; Qwen, SmolLM3: from their switches; others: none."""
     L = file.num_hidden_layers
-    windows = (None,) * file.num_hidden_layers
+    windows = (None,) * L
     if not isinstance(file, RopeFamilyKeys):
         return windows
     types = file.layer_types

@@ -87,10 +87,10 @@ def forward_levels(
 ) -> tuple[Vectors, list[Vectors]]:
     """Run the levels at their current weights; return the output, and the input of each level."""
     shape, w = params.shape, params.weights
-    inputs: dict[int, Tensor] = {}
+    inputs: list[Vectors] = []
 
     def run_level(l: int, z: Vectors) -> Vectors:
-        inputs[l] = z
+        inputs.append(z)
         return level_mlp(params, l, levels[l], records, z)
 
     functions = [partial(run_level, l) for l in range(len(levels))]
@@ -100,7 +100,7 @@ def forward_levels(
         names = [f"levels.{l}.norm.weight" for l in range(len(levels))]
         norms = [partial(rms_norm, weight=w[name], eps=shape.eps) if name in w else None for name in names]
         y = chain(x, functions, norms, shape.options.residual)
-    return y, [inputs[l] for l in range(len(levels))]
+    return y, inputs
 
 
 def tokens_to_boundary(params: CMSParams, levels: LevelStates, row: int | None = None) -> int:

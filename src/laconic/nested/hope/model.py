@@ -109,7 +109,7 @@ class Hope(Decoder):
             model = cls(config, seed=None)
         with check_weights_while_reading(folder):
             weights.load_weights(model, folder, config.decoder, dtype, device)
-        model.config = replace(config.decoder, dtype=model.token_embedding.weight.dtype)
+        model.config = replace(config.decoder, dtype=model.dtype)
         model.source_folder = folder
         model.name_or_path = str(folder_or_hub_name)
         return model.eval()
@@ -120,7 +120,6 @@ class Hope(Decoder):
 
     def initial_state(self, batch_size: int) -> FastWeightState:
         """Return the state of a model that has read nothing."""
-        embedding = cast(Tensor, self.token_embedding.weight)
         layers: list[LayerState] = []
         for block in self.blocks:
             levels = cms_layer.initial_state(cast(CMS, block.get_submodule("mlp")).params, batch_size)
@@ -130,15 +129,15 @@ class Hope(Decoder):
             elif isinstance(memory, Titans):
                 layer = titans_layer.initial_state(memory.params, batch_size)
             else:
-                layer = LayerState(cache=self.empty_cache(batch_size, embedding))
+                layer = LayerState(cache=self.empty_cache(batch_size))
             layers.append(replace(layer, cms=levels.cms, readers=layer.readers + levels.readers))
-        no_ids = torch.zeros(batch_size, 0, dtype=torch.long, device=embedding.device)
+        no_ids = torch.zeros(batch_size, 0, dtype=torch.long, device=self.device)
         open_chunk = empty_open_chunk(tuple(layers), no_ids) if self.has_task_objective else None
         return FastWeightState(tuple(layers), torch.zeros(batch_size, dtype=torch.long), open_chunk)
 
-    def empty_cache(self, batch_size: int, like: Tensor) -> KVCache:
-        """Return a cache of one layer without slots, with the dtype and device of `like` and `batch_size` rows."""
-        cache = KVCache.empty(self.config, batch_size, like.dtype, like.device)
+    def empty_cache(self, batch_size: int) -> KVCache:
+        """Return a cache of one layer with `batch_size` rows and no slots."""
+        cache = KVCache.empty(self.config, batch_size, self.dtype, self.device)
         return replace(cache, keys=cache.keys[:1], values=cache.values[:1])
 
     def read_tokens(

@@ -218,14 +218,11 @@ def flush_open_chunk(
     assert state.open_chunk is not None
     if not bool(state.open_chunk.num_tokens.any()):
         return state
-    B = len(state.position)
-    next_ids = torch.full((B,), IGNORE_INDEX, device=state.open_chunk.input_ids.device)
+    next_ids = torch.full((len(state.position),), IGNORE_INDEX, device=state.open_chunk.input_ids.device)
     if ids is not None:
-        first = torch.zeros(B, dtype=torch.long, device=ids.device)
-        first = first if attention_mask is None else attention_mask.int().argmax(1)
-        next_ids = ids.gather(1, first[:, None])[:, 0]
-        if attention_mask is not None:
-            next_ids = next_ids.where(attention_mask.any(1), torch.full_like(next_ids, IGNORE_INDEX))
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask.int()
+        first = ids.gather(1, mask.argmax(1, keepdim=True))[:, 0]
+        next_ids = first.where(mask.any(1), next_ids)
 
     def finish(_: list[int], state: FastWeightState, next_ids: Int[Tensor, " B"]) -> FastWeightState:
         rows = to_aligned_rows(state)

@@ -18,9 +18,9 @@ def dgd_training_step(model: nn.Module, compute_loss: Callable[[], Tensor], eta:
     """Run forward and backward of a loss that is a mean over positions, then update all linear maps and embeddings.
 
     Inputs are scaled to length 1, and a bias counts as the weight of an input 1. Other parameters are left as they are.
+    Each map is called once.
     """
     maps = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
-    pairs: dict[nn.Module, tuple[Tensor, Tensor]] = {}
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -31,12 +31,10 @@ def dgd_training_step(model: nn.Module, compute_loss: Callable[[], Tensor], eta:
     torch.autograd.backward(compute_loss())
     for handle in handles:
         handle.remove()
-    for module, x, y in calls:
-        assert y.grad is not None
-        pairs[module] = inputs_and_gradients(module, x, y.grad)
     with torch.no_grad():
-        for module, (X, D) in pairs.items():
-            update_map(module, X, D, eta)
+        for module, x, y in calls:
+            assert y.grad is not None
+            update_map(module, *inputs_and_gradients(module, x, y.grad), eta)
 
 
 def inputs_and_gradients(module: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

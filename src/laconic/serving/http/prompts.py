@@ -118,7 +118,7 @@ def prepare_question(served: ApiModel, model: Reasoner, question: Question, para
 def encode_question(model: Reasoner, question: Question) -> ReasoningBatch:
     """Return the batch of one question. Raises InputError if it cannot be encoded."""
     batch = build_questions_batch(model.tokenizer, model.recipe.data, [question])
-    return batch.to(model.decoder.token_embedding.weight.device)
+    return batch.to(model.decoder.device)
 
 
 def check_prompt(
