@@ -411,7 +411,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({f"k{i}": 1 for i in range(101)}, 400, None, "an object has 102 fields; send at most 100"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "a prompt may have at most 511"),
-        ({"session": "ses_1"}, 400, "session", "only models that learn"),
+        ({"session": "ses_1"}, 400, "session", "see laconic serve --learn"),
         ({"prompt": "a", "n": 65}, 400, "n", "n: 65 sequences in one request; give at most 64"),
         ({"prompt": 1}, 400, "prompt", "a text, a list of texts"),
         ({"prompt": []}, 400, "prompt", "a text, a list of texts"),

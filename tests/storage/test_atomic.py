@@ -227,7 +227,7 @@ def test_artifact_of_another_kind_or_format(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(CorruptArtifactError, match="cache of format 2, expected format 1"):
         atomic.load_artifact(path, "cache")
     atomic.save_tensors(path, TENSORS, {"format": "pt"})
-    with pytest.raises(CorruptArtifactError, match="not written by laconic"):
+    with pytest.raises(CorruptArtifactError, match="no metadata of laconic"):
         atomic.load_artifact(path, "cache")
 
 
