@@ -157,7 +157,14 @@ def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
     center = gain_share - loss_share
     half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
     p = min(1.0, 2 * float(special.bdtr(min(gains, losses), gains + losses, 0.5)))
-    return Difference((gains - losses) / n, max(center - half, -1.0), min(center + half, 1.0), p, 1, n)
+    return Difference(
+        mean=(gains - losses) / n,
+        low=max(center - half, -1.0),
+        high=min(center + half, 1.0),
+        p=p,
+        num_seeds=1,
+        num_items=n,
+    )
 
 
 def describe_test(num_seeds: int) -> str:
@@ -183,12 +190,12 @@ def detectable_loss(num_questions: int, num_tests: int, gain_share: float = 0.0)
     """
     z_level, z_power = power_quantiles(num_tests)
 
-    def excess(loss: float) -> float:
+    def margin(loss: float) -> float:
         changed = loss + 2 * gain_share  # share of questions whose answer becomes right or wrong
         needed = z_level * math.sqrt(changed) + z_power * math.sqrt(max(changed - loss**2, 0.0))
         return loss * math.sqrt(num_questions) - needed
 
-    return cast(float, optimize.brentq(excess, 1e-9, 1.0)) if excess(1.0) > 0 else 1.0
+    return cast(float, optimize.brentq(margin, 1e-9, 1.0)) if margin(1.0) > 0 else 1.0
 
 
 def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:

@@ -124,7 +124,8 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         reading = self.method.config
         N = after.vectors_per_segment[:, -1]
         before_text = self.method.segment_model.prefix_length + before.num_vectors
-        positions, trigger = before_text, 0
+        positions = before_text
+        trigger = 0
         if reading.summary == "autoregressive":
             trigger = int(reading.trigger_placement == "insert")
             positions = before_text + N + trigger

@@ -178,7 +178,8 @@ def compute_window_tokens(
 
 
 def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:
-    total, context = sum(slots), decoder.config.max_position_embeddings
+    total = sum(slots)
+    context = decoder.config.max_position_embeddings
     if total > context:
         raise UsageError(
             f"{num_tokens:,} tokens in {len(slots)} windows leave {total:,} slots, more than the context of "

@@ -177,7 +177,8 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
     whole = [name for name, module in decoder.named_modules() if isinstance(module, Namespace) and ends_in(name, saved)]
     if whole:
         raise InputError(f"modules_to_save: {whole[0]} has several layers; name the layers, such as down_proj")
-    rows, head = settings.trainable_token_indices, decoder.weight_names.head
+    rows = settings.trainable_token_indices
+    head = decoder.weight_names.head
     if isinstance(rows, dict) and len(rows) > 1 and decoder.config.tie_word_embeddings:  # the head's are the same
         settings.trainable_token_indices = {name: ids for name, ids in rows.items() if not ends_in(head, [name])}
     tied = [name for name in saved if ends_in(decoder.weight_names.token_embedding, [name])]
