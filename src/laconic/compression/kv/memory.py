@@ -120,7 +120,7 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
     def sizes(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
         documents = self.metadata.documents if self.metadata is not None else ()
         tokens = [sum(document.tokens for document in row) for row in documents]
-        return torch.tensor(tokens) if tokens else self.num_tokens, self.num_slots
+        return torch.tensor(tokens) if any(tokens) else self.num_tokens, self.num_slots
 
     @property
     def shape_text(self) -> str:
