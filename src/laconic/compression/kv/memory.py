@@ -336,7 +336,7 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         return replace(self, keys=keys, positions=positions, num_tokens=num_tokens)
 
     def save(self, path: str | Path) -> None:
-        """Save the memory to one safetensors file.
+        """Save the memory to one safetensors file; one that exists is replaced.
 
         Raises:
             UsageError: If the memory has no metadata, or `path` is a folder.
