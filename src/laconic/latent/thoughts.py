@@ -159,4 +159,4 @@ def init_control_vectors(
     rows = embedding if init == "mean" else embedding[list(init)]
     if not len(rows):
         raise UsageError("control_init copy: the text has no tokens; give one that the tokenizer can encode")
-    return rows.mean(0, dtype=dtype).expand(3, -1).clone()
+    return torch.cat([x.mean(0, dtype=dtype) for x in rows.split(256, 1)]).expand(3, -1).clone()  # saves memory
