@@ -1,8 +1,9 @@
 """Fuzz every parser with 10,000 files and print a table: how many load, how many are refused, and what breaks.
 
-python benchmarks/hostile_inputs.py [INPUTS]        needs stories260k in ../shared/models or in LACONIC_DATA
+python benchmarks/hostile_inputs.py [INPUTS [PARSER ...]]    needs stories260k in ../shared/models or in LACONIC_DATA
 """
 
+import argparse
 import random
 import resource
 import sys
@@ -23,8 +24,11 @@ MAX_PEAK = 2_000  # MB of resident memory
 
 
 def main() -> None:
-    total = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    only = sys.argv[2:]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("inputs", nargs="?", type=int, default=10_000, help="files in all (default: 10,000)")
+    parser.add_argument("parsers", nargs="*", help="the only parsers to fuzz, by their names in the table")
+    arguments = parser.parse_args()
+    total, only = arguments.inputs, arguments.parsers
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

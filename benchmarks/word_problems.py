@@ -5,7 +5,7 @@
 
 A story has a start and `--num-operations` changes of one number, which stays between 0 and 9:
 "Ben has 2 pens. Ann has 4 coins. She finds 3 more. Half of them are stolen…". The chain has the number after
-each change. `OUT.held_out.jsonl` has stories that OUT does not contain.
+each change, `<7><3>`, or equations, `4+3=7;7/2=3;`. `OUT.held_out.jsonl` has stories that OUT does not contain.
 """
 
 import argparse
@@ -54,37 +54,38 @@ def count(number: int, things: str) -> str:
     return f"{number} {things if number != 1 else things.removesuffix('es' if things == 'boxes' else 's')}"
 
 
-def choose_change(rng: random.Random, number: int) -> tuple[str, int, int]:
-    """Return a sentence with placeholders, its number, and the number after it, between 0 and 9."""
+def choose_change(rng: random.Random, number: int) -> tuple[str, str, int, int]:
+    """Return a sentence with placeholders, its operator and operand, and the number after it, between 0 and 9."""
     while True:
         kind = rng.choice(("add", "subtract", "multiply", "halve"))
         operand = rng.randint(1, 9)
         if kind == "add" and number + operand <= 9:
-            return rng.choice(ADD), operand, number + operand
+            return rng.choice(ADD), "+", operand, number + operand
         if kind == "subtract" and operand <= number:
-            return rng.choice(SUBTRACT), operand, number - operand
+            return rng.choice(SUBTRACT), "-", operand, number - operand
         if kind == "multiply" and operand in MULTIPLY and 0 < number * operand <= 9:
-            return rng.choice(MULTIPLY[operand]), operand, number * operand
+            return rng.choice(MULTIPLY[operand]), "*", operand, number * operand
         if kind == "halve" and number and number % 2 == 0:
-            return rng.choice(HALVE), 2, number // 2
+            return rng.choice(HALVE), "/", 2, number // 2
 
 
-def write_story(rng: random.Random, num_operations: int) -> tuple[str, list[int]]:
-    """Return a story with its question, and the number after each change."""
+def write_story(rng: random.Random, num_operations: int) -> tuple[str, list[str]]:
+    """Return a story with its question, and an equation such as `4+3=7` for each change."""
     is_girl = rng.random() < 0.5
     name, other = rng.choice((GIRLS if is_girl else BOYS).split()), rng.choice((BOYS if is_girl else GIRLS).split())
     things, other_things = rng.sample(THINGS.split(), 2)
     words = {**(FEMALE if is_girl else MALE), "name": name, "other": other, "things": things}
     number = rng.randint(1, 9)
-    sentences, numbers = [f"{name} has {count(number, things)}."], []
+    sentences, equations = [f"{name} has {count(number, things)}."], []
     for _ in range(num_operations):
-        sentence, operand, number = choose_change(rng, number)
+        sentence, operator, operand, result = choose_change(rng, number)
         sentences.append(sentence.format(k=operand, **words))
-        numbers.append(number)
+        equations.append(f"{number}{operator}{operand}={result}")
+        number = result
     if rng.random() < 0.3:  # a number that is not needed
         sentences.insert(0, f"{other} has {count(rng.randint(1, 9), other_things)}.")
     sentences.append(rng.choice(QUESTIONS).format(**words))
-    return " ".join(sentences), numbers
+    return " ".join(sentences), equations
 
 
 def main() -> None:
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-operations", type=int, default=4)
     parser.add_argument("--results-only-fraction", type=float, default=0.0)
+    parser.add_argument("--chain-style", choices=("results", "equations"), default="results")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng = random.Random(f"word problems {args.seed}")
@@ -100,15 +102,21 @@ def main() -> None:
     for path, split, rows in ((args.out.with_suffix(".held_out.jsonl"), "test", 1000), (args.out, "train", args.rows)):
         with path.open("w", encoding="utf-8") as file:
             for row in range(rows):
-                story, numbers = write_story(rng, args.num_operations)
+                story, equations = write_story(rng, args.num_operations)
                 while story in seen:
-                    story, numbers = write_story(rng, args.num_operations)
+                    story, equations = write_story(rng, args.num_operations)
                 seen.add(story)
                 is_short = split == "train" and rng.random() < args.results_only_fraction
-                steps = [str(number) if is_short else f"<{number}>" for number in numbers]
+                results = [equation[-1] for equation in equations]
+                if is_short:
+                    steps = results
+                elif args.chain_style == "equations":
+                    steps = [f"{equation};" for equation in equations]
+                else:
+                    steps = [f"<{result}>" for result in results]
                 question = f"{story} =:" if is_short else f"{story} ="
                 fields = {"id": f"words-{split}-{args.seed}-{row:06}", "question": question, "steps": steps}
-                file.write(json.dumps(fields | {"answer": str(numbers[-1])}) + "\n")
+                file.write(json.dumps(fields | {"answer": results[-1]}) + "\n")
         print(f"{path}: {rows:,} rows")
 
 

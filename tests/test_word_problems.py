@@ -24,12 +24,24 @@ def read_rows(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def is_step(step: str, before: float, after: float) -> bool:
+    """Whether `step` is `<after>`, or an equation that begins with `before` and is right."""
+    if step.startswith("<"):
+        return step == f"<{after:.0f}>"
+    match = re.fullmatch(r"(\d)([+*/-])(\d)=(\d);", step)
+    assert match, step
+    left, operator, right, result = match.groups()
+    operate = {"+": float.__add__, "-": float.__sub__, "*": float.__mul__, "/": float.__truediv__}[operator]
+    return float(left) == before and operate(float(left), float(right)) == float(result) == after
+
+
+@pytest.mark.parametrize("chain_style", ["results", "equations"])
 def test_word_problems_have_right_chains_and_held_out_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chain_style: str
 ) -> None:
     out = tmp_path / "words.jsonl"
     arguments = ["word_problems.py", "--rows", "300", "--results-only-fraction", "0.5", "--out", str(out)]
-    monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr("sys.argv", [*arguments, "--chain-style", chain_style])
     word_problems.main()
     assert "300 rows" in capsys.readouterr().out
     train, held_out = read_rows(out), read_rows(tmp_path / "words.held_out.jsonl")
@@ -44,7 +56,8 @@ def test_word_problems_have_right_chains_and_held_out_rows(
         starts = [sentence for sentence in sentences if re.search(r" has \d", sentence)]
         number = float(re.findall(r"\d", starts[-1])[0])
         for sentence, step in zip(sentences[len(starts) :], steps, strict=True):
-            number = apply_sentence(sentence, number)
-            assert step == (f"{number:.0f}" if question.endswith("=:") else f"<{number:.0f}>"), question
+            before, number = number, apply_sentence(sentence, number)
+            assert step == f"{number:.0f}" if question.endswith("=:") else is_step(step, before, number), question
+            assert question.endswith("=:") or ("<" in step) == (chain_style == "results")
         assert row["answer"] == f"{number:.0f}"
     assert 100 < num_short < 200

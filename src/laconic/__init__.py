@@ -1,6 +1,7 @@
 """Language models that use few vectors instead of many tokens: latent reasoning, context compression, nested learning.
 
-Decoding: `Decoder`, `DecoderConfig`, `KVCache`, `generate`, `GenerationConfig`, `load_tokenizer`, `quantize_decoder`.
+Decoding: `Decoder`, `DecoderConfig`, `KVCache`, `generate`, `GenerationConfig`, `load_tokenizer`, `quantize_decoder`,
+`pack_weights`.
 Latent reasoning: `Kava`, `Codi`, `Pccot`, `Coconut`, `Icot`, `Cot`, `NoCot` on `LatentThoughts`.
 Context compression: `AutoCompressor` writes `SummaryMemory`; `compress_kv` writes `KVMemory` without training.
 Nested learning: `Hope`, `HopeAttention`, `CMS`, `Titans` update `FastWeightState`; optimizers `DGD` and `M3`.
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from laconic.models.config import DecoderConfig as DecoderConfig
     from laconic.models.decoder import Decoder as Decoder
     from laconic.models.decoder import DecoderOutput as DecoderOutput
+    from laconic.models.ops.packed_linear import pack_weights as pack_weights
     from laconic.models.quantize import quantize_decoder as quantize_decoder
     from laconic.nested.cms.layer import CMS as CMS
     from laconic.nested.hope.config import HopeConfig as HopeConfig
@@ -59,6 +61,7 @@ _LOCATIONS = {
     "DecoderConfig": "laconic.models.config",
     "DecoderOutput": "laconic.models.decoder",
     "quantize_decoder": "laconic.models.quantize",
+    "pack_weights": "laconic.models.ops.packed_linear",
     "KVCache": "laconic.models.cache",
     "GenerationConfig": "laconic.generation.config",
     "Generation": "laconic.generation.generate",

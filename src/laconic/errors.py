@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +35,13 @@ class UsageError(LaconicError):
     """Invalid option, argument or configuration."""
 
     exit_code = 2
+
+
+def check_known(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise `UsageError` with the names that an argument may have, unless its value is one of them."""
+    names = list(known)
+    if value not in names:
+        raise UsageError(f"{name} {value!r} is unknown; use one of {', '.join(map(repr, names))}")
 
 
 class NonFiniteError(LaconicError):

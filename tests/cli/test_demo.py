@@ -261,6 +261,15 @@ def test_demo_stopped_resumes(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, cwd=REPO, check=False).returncode == 0
 
 
+@pytest.mark.parametrize("titles", [["KaVa"], ["KaVa", "R-KV selection"]])
+def test_demo_caveats_name_only_rows_of_the_table(titles: list[str]) -> None:
+    run: Any = SimpleNamespace(
+        parts=SimpleNamespace(decoder=SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2)))
+    )
+    text = " ".join(demo_report.describe_caveats(run, titles))
+    assert ("row R-KV selection" in text) == ("R-KV selection" in titles)
+
+
 def test_demo_entries() -> None:
     with pytest.raises(UsageError, match="--num-seeds 0"):
         demo.DemoCommand(num_seeds=0).run()

@@ -119,6 +119,8 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
             2,
             "fewer arguments; several texts are rows of a .jsonl; see",
         ),
+        (("generate", "x", "hi", "--memory", "a", "b"), 2, "b: generate takes fewer arguments; write --memory before"),
+        (("generate", "x", "--memory", "a", "b.safetensors"), 2, "b.safetensors is taken as a prompt; write --memory"),
         (("evaluate", "x", "--tasks", "a", "b"), 2, "b: evaluate takes fewer arguments; the values of --tasks"),
         (("generate", "x", "y", "--stop", "."), 2, "has no option --stop; did you mean --stop-string?"),
         (("data", "lists"), 2, "no command data lists; did you mean list?"),

@@ -143,11 +143,11 @@ def test_report_of_a_run_in_progress_leaves_out_the_partial_line(place: Path, tm
 @pytest.mark.parametrize(
     ("code", "message", "args"),
     [
-        (2, "--tasks x: ", ["hope", "--tasks", "x"]),
-        (66, "--tasks mqar: hope was trained on data.source text", ["hope", "--tasks", "mqar"]),
-        (66, "pairs was trained on data.source mqar", ["pairs", "--tasks", "ppl"]),
-        (66, "pairs was trained on data.source mqar", ["pairs", "--tasks", "needle"]),
-        (2, "--tasks levels: a run of method lm has no levels", ["lm", "--tasks", "levels"]),
+        (2, "--tasks x: hope has the tasks test, valid, needle, ppl, books, levels, ", ["hope", "--tasks", "x"]),
+        (2, "--tasks mqar: hope has the tasks", ["hope", "--tasks", "mqar"]),
+        (2, "--tasks ppl: pairs has the tasks test, valid, mqar, clinc150", ["pairs", "--tasks", "clinc150,ppl"]),
+        (2, "--tasks levels: lm has the tasks test, valid, needle, ppl, books, clinc150", ["lm", "--tasks", "levels"]),
+        (2, "have test, valid, excerpt", ["lm", "--tasks", "x"]),
         (2, "lm-pairs: data.source mqar has no segments", ["lm", "lm-pairs"]),
         (2, "--data-dir: only for clinc150, banking77", ["hope", "--data-dir", "."]),
         (2, "--latency: only for runs that answer questions", ["hope", "--latency", "5"]),
@@ -213,8 +213,10 @@ def test_evaluate_refuses_shots(run: RunCli, message: str, args: list[str]) -> N
 
 
 def test_inspect_refuses_a_run_without_latent_thoughts(run: RunCli) -> None:
-    ended, _, err = run("inspect", "hope", "What stands here?", "--device", "cpu")
-    assert (ended, err) == (2, "laconic: hope: method hope has no latent thoughts; give a run that answers questions\n")
+    reason = "has no latents; give a run of codi, pccot, kava or coconut"
+    for question in ((), ("What stands here?",)):
+        ended, _, err = run("inspect", "hope", *question, "--device", "cpu")
+        assert (ended, err) == (2, f"laconic: hope: method hope {reason}\n")
 
 
 def test_evaluate_streams_refuses_another_method(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

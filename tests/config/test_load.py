@@ -88,6 +88,7 @@ def test_load_recipe_by_name(path: Path, tmp_path: Path) -> None:
         ([("seed = 3", "jacobi_iteration = 3")], "jacobi_iteration: no such key", "latents.jacobi_iterations?"),
         ([("seed = 3", "gizmos = 3")], "gizmos: no such key", "--schema lists all keys"),
         ([("learning_rate =", "qqqqqq =")], "train.qqqqqq: no such key", "--schema lists all keys"),
+        ([("learning_rate =", "lr =")], "train.lr: no such key", "did you mean train.learning_rate?"),
         ([("num_latents = 4", 'num_latents = "4"')], 'latents.num_latents: "4":', "valid integer"),
         ([("num_latents = 4", "num_latents = 4.0")], "latents.num_latents: 4.0:", "latent thoughts"),
         ([("= 1e-3", "= true")], "train.learning_rate: true:", "valid number"),
@@ -159,6 +160,7 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
     [
         ("train.learning_rat=1", "no such key; did you mean train.learning_rate?"),
         ("qqqqqqqq=1", "no such key; laconic train --schema"),
+        ("grad_accum=1", "no such key; did you mean train.micro_batch_size?"),
         ("train.learning_rate=fast", '"fast": should be a valid number'),
         ("train.stateful=True", '"True": should be true or false'),
         ("train.learning_rate=-1", "-1: should be greater than 0"),

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.config.load import load_recipe
-from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams.evaluate import CacheAsState, as_stateful
-from laconic.evaluation.streams.tasks import StreamRequest, build_requests
+from laconic.evaluation.streams.tasks import StreamRequest, build_requests, list_tasks
 from laconic.experiment.from_recipe import build_data, build_model
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.load_run import LoadedRun, load_initial_model
@@ -135,12 +134,20 @@ def test_as_stateful_of_a_plain_run_is_its_cache(tmp_path: Path) -> None:
     assert not isinstance(result.parts.decoder, Hope)
 
 
-def test_build_requests_refuses_missing_data(tmp_path: Path) -> None:
-    result = run(tmp_path, "mqar")
-    with pytest.raises(InputError, match=r"needs data.source text"):
-        build_requests(result, "ppl", None)
-    for trained in (result, run(tmp_path, "bytes")):
-        with pytest.raises(InputError, match="its own tasks are test and valid"):
-            build_requests(trained, "formal_languages", None)
-    with pytest.raises(InputError, match=r"--tasks test: .* was trained on data.source recall, which is not a stream"):
-        build_requests(run(tmp_path, "recall"), "test", None)
+@pytest.mark.parametrize(
+    ("kind", "method", "streams"),
+    [
+        ("mqar", "hope", ["mqar"]),
+        ("bytes", "hope", ["needle", "ppl", "books", "levels"]),
+        ("bytes", "lm", ["needle", "ppl", "books"]),
+    ],
+)
+def test_list_tasks_has_what_the_data_of_a_run_allows(
+    kind: str, method: str, streams: list[str], tmp_path: Path
+) -> None:
+    recipe = run(tmp_path, kind, f"method={method}").recipe
+    assert set(list_tasks(recipe)) == {"test", "valid", *streams}
+
+
+def test_list_tasks_of_data_without_streams(tmp_path: Path) -> None:
+    assert list_tasks(run(tmp_path, "recall").recipe) == ()

@@ -107,6 +107,7 @@ def test_latents_refuse_invalid_arguments() -> None:
         ({"projection": "foo"}, "projection 'foo' is unknown; use one of 'pccot'"),
         ({"projection_init_scale": "foo"}, "projection_init_scale 'foo' is unknown"),
         ({"length_policy": "foo"}, "length_policy 'foo' is unknown"),
+        ({"control_init": "foo"}, "control_init 'foo' is unknown; use one of 'mean', 'normal'"),
         ({"num_latents": 0}, "num_latents=0, .*: give 1 latent or more"),
         ({"num_iterations": -1}, "num_iterations=-1: .* 0 iterations or more"),
         ({"num_latents": 2.0}, "num_latents, num_iterations=.* must be an integer"),

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
 from laconic.models.checkpoints import hf_fields
 from laconic.models.checkpoints.hf_config import to_hf_config
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates, RopeConfig
@@ -586,6 +587,16 @@ def test_config_from_folder_reads_numbers_and_keys_as_python_writes_them(tmp_pat
     assert (config.vocab_size, config.eos_token_ids) == (97, (2, 7))
     assert json.loads(config.source)["limits"] == [0.0, float("inf")]
     assert transformers().AutoConfig.from_pretrained(tmp_path).vocab_size == 97
+
+
+@pytest.mark.parametrize("field", ["family", "activation", "rope.kind"])
+def test_decoder_refuses_an_unknown_name_in_its_config(field: str) -> None:
+    config = DecoderConfig.tiny("llama")
+    assert config.rope
+    name = field.rpartition(".")[2]
+    changes = {"rope": replace(config.rope, kind="foo")} if name == "kind" else {name: "foo"}
+    with pytest.raises(UsageError, match=f"{field} 'foo' is unknown; use one of '"):
+        Decoder(replace(config, **changes), seed=0)
 
 
 def test_config_tiny_refuses_an_unknown_family() -> None:

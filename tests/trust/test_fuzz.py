@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import hostile_inputs
 from tests.conftest import needs, shape_checks_off
 from tests.trust.fuzz import Target, build_targets, try_input
 
@@ -55,3 +56,10 @@ def test_fuzz_ends_well_or_with_one_line(name: str, targets: dict[str, Target], 
 @pytest.mark.parametrize("name", NAMES)
 def test_fuzz_of_many_inputs(name: str, targets: dict[str, Target], base: Path, tmp_path: Path) -> None:
     assert find_broken(name, targets, base, tmp_path / "place", range(SMALL, LARGE)) == []
+
+
+def test_hostile_inputs_prints_its_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["hostile_inputs.py", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        hostile_inputs.main()
+    assert "usage: hostile_inputs.py" in capsys.readouterr().out

@@ -46,7 +46,7 @@ def build_demo_report(
         ],
         focus=focus,
         cot_baseline=CHAIN_ENTRY,
-        caveats=describe_caveats(run),
+        caveats=describe_caveats(run, [entry.title for entry in entries]),
         recipe_differences=[(key, str(values.get(key)), why) for key, why in run.recipe.deviations.items()],
         facts=[("command", command), ("seeds", ", ".join(map(str, seeds))), *collect_run_facts(run, seconds)],
     )
@@ -88,12 +88,13 @@ def describe_task(run: LoadedRun) -> str:
     )
 
 
-def describe_caveats(run: LoadedRun) -> list[str]:
-    """List what the results do not show, with the recipes demo-kava and demo-teacher."""
+def describe_caveats(run: LoadedRun, titles: Sequence[str]) -> list[str]:
+    """List what results with these rows do not show, with the recipes demo-kava and demo-teacher."""
+    row = " (row R-KV selection)" if "R-KV selection" in titles else ""
     return [
         "Results of a model of this size on digits need not hold for language models on text.",
         "KaVa is told which tokens of the chain are results. The paper selects tokens by R-KV, which does not find the "
-        "results of these equations (row R-KV selection).",
+        f"results of these equations{row}.",
         f"Keys and values are matched in 1 of {run.parts.decoder.config.num_hidden_layers} layers; the paper matches "
         "all.",
         "The model that latent methods start from was also trained on chains that contain only results, which is what "

@@ -8,7 +8,7 @@ from laconic.cli.arguments import command_line
 from laconic.cli.commands.evaluate import print_report
 from laconic.cli.commands.inspect import InspectCommand
 from laconic.cli.files import write_file
-from laconic.config.recipe import DOCUMENT_METHODS
+from laconic.config.recipe import required_tables
 from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
@@ -47,8 +47,7 @@ DEFAULT_QUESTIONS, DEFAULT_BATCH_SIZE = 256, 64
 def inspect_runs(command: InspectCommand) -> int:
     device = resolve_device(command.device)
     for path in (command.model, *command.baseline):
-        if (method := read_run_method(path)) in DOCUMENT_METHODS:
-            raise UsageError(f"{path}: method {method} has no latent thoughts; give a run that answers questions")
+        check_has_latents(path)
     with status(f"loading {command.model}"):
         runs = [load_run(path, device) for path in (command.model, *command.baseline)]
     check_comparable(runs)
@@ -64,6 +63,13 @@ def inspect_runs(command: InspectCommand) -> int:
             page = render_inspection_page(summary)
         write_file(command.page_path, page)
     return 0
+
+
+def check_has_latents(path: str) -> None:
+    """Raise `UsageError` (2) for a run of a built-in method without latents, before it is loaded."""
+    method = read_run_method(path)
+    if method is not None and ":" not in method and "latents" not in required_tables(method, ""):
+        raise UsageError(f"{path}: method {method} has no latents; give a run of codi, pccot, kava or coconut")
 
 
 def build_inspected_runs(runs: Sequence[LoadedRun], question_sets: Sequence[QuestionSet]) -> list[InspectedRun]:

@@ -5,7 +5,11 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests options whose help has the same words
-HINTS = {"compress": "several texts are rows of a .jsonl; ", "evaluate": "the values of --tasks need commas; "}
+HINTS = {
+    "compress": "several texts are rows of a .jsonl; ",
+    "evaluate": "the values of --tasks need commas; ",
+    **dict.fromkeys(("generate", "chat"), "write --memory before each memory, and prompts before flags; "),
+}
 
 
 def summarise_usage_error(text: str, command: str) -> str:

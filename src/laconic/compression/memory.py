@@ -328,7 +328,7 @@ class SummaryMemory(SavedMemory[MemoryMetadata]):
         return cls(padded, valid, padded_ids, None, tensors["segment_tokens"], metadata)
 
     def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Save the valid vectors, in this `dtype` or their own, and the metadata to one safetensors file.
+        """Save valid vectors (in `dtype` or their own) and metadata to one safetensors file; an old one is replaced.
 
         Raises:
             UsageError: If the memory is soft or has no metadata, `path` is a folder, or `dtype` is not a floating one.

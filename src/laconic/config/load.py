@@ -38,6 +38,7 @@ EXCLUSIVE_KEYS = (
     ("train.steps", "train.epochs"),
     ("train.warmup_steps", "train.warmup_ratio"),
 )
+KEY_ALIASES = {"lr": "learning_rate", "wd": "weight_decay", "batch": "batch_size", "grad_accum": "micro_batch_size"}
 
 
 @dataclass
@@ -277,11 +278,13 @@ def split_message(table: str, message: str) -> tuple[str, str]:
 
 
 def closest_key(key: str, keys: Sequence[str]) -> str | None:
-    """Return the known key that `key` most likely means: a similar one, or the same name in another table.
+    """Return the known key that `key` most likely means: a usual alias, a similar one, or one of another table.
 
     Without a table, a similar name is enough, and the table train comes first.
     """
     table, _, name = key.rpartition(".")
+    if table in ("", "train") and name in KEY_ALIASES:
+        return f"train.{KEY_ALIASES[name]}"
     names = {other.rpartition(".")[2]: other for other in sorted(keys, key=lambda other: other.startswith("train."))}
     close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
     same = difflib.get_close_matches(name, names, n=1, cutoff=1.0 if table else 0.75)

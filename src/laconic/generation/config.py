@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsFloat, SupportsIndex, get_args
 
-from laconic.errors import UsageError
+from laconic.errors import UsageError, check_known
 
 Number = float | int
 OnToken = Callable[[int, int, str, float], bool | None]  # (row, token id, text, logprob)
@@ -23,8 +23,7 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
 def check_choices(**choices: tuple[object, Any]) -> None:
     """Raise UsageError for an argument whose value, the first of a pair, is not one of its Literal, the second."""
     for name, (value, literal) in choices.items():
-        if value not in get_args(literal):
-            raise UsageError(f"{name} {value!r} is unknown; use one of {', '.join(map(repr, get_args(literal)))}")
+        check_known(name, value, get_args(literal))
 
 
 def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:

@@ -25,6 +25,7 @@ from laconic.models.init import Namespace
 from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.int8_linear import Int8Linear
 from laconic.models.ops.linear import ONEDNN, is_unmodified
+from laconic.models.ops.packed_linear import PackedLinear, has_onednn_packing
 from laconic.models.ops.prefix_attention import attend_by_head
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from laconic.models.quantize import PLAIN_MODULES
@@ -33,8 +34,8 @@ MIN_NEW_SLOTS = 1024  # slots allocated at once if as many steps remain; a full 
 MAX_COPY_BYTES = 256 * 2**20  # weights beyond this are used in place instead of copied, see `copy_budget`
 # Share of the weights that is copied from a model larger than MAX_COPY_BYTES; the tied head of SmolLM2-135M fits.
 MAX_COPY_SHARE = 0.22
-# oneDNN's packed layout is the one private API in this package: for batches it makes decoding 1.2 to 1.4 times as fast
-# (benchmarks/decoding.py misses a target without it), for a single row a plain copy is faster.
+# For batches oneDNN's packed layout makes decoding 1.2 to 1.4 times as fast (benchmarks/decoding.py misses a target
+# without it), for a single row a plain copy is faster.
 MIN_PACKED_ROWS = 4
 MIN_PACKED_NUMEL = 2**18
 MIN_STEPS_TO_PACK, MIN_STEPS_TO_COPY = 16, 64  # for fewer steps, copying the weights costs more than it saves
@@ -96,6 +97,8 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
 
     def fuse(modules: Sequence[nn.Module]) -> list[TensorFn]:
         nonlocal remaining
+        if num_rows >= MIN_PACKED_ROWS and all(isinstance(m, PackedLinear) for m in modules):
+            return list(cast(Sequence[TensorFn], modules))
         size = sum(m.weight.nbytes for m in modules if isinstance(m.weight, Tensor))
         int8_layers = [m for m in modules if isinstance(m, Int8Linear)]
         should_copy = size <= remaining
@@ -216,12 +219,6 @@ def fuse_linear(
         linear = ONEDNN._linear_pointwise.default
         return [lambda x: linear(x, packed, bias, "none", [], "")]
     return [build_linear(weight.t().contiguous(), bias)]
-
-
-def has_onednn_packing(device: torch.device) -> bool:
-    """Return whether this torch has oneDNN and its operators for packed weights."""
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and all(hasattr(ONEDNN, n) for n in names)
 
 
 class StaticCacheDecoder:

@@ -152,6 +152,8 @@ def init_control_vectors(
     embedding: Float[Tensor, "V D"], init: Literal["mean", "normal"] | tuple[int, ...], generator: torch.Generator
 ) -> Float[Tensor, "3 D"]:
     """Return the initial bot, placeholder and eot in the accumulation dtype."""
+    if isinstance(init, str):
+        check_choices(control_init=(init, Literal["mean", "normal"]))
     D = embedding.shape[1]
     dtype = accumulation_dtype(embedding.dtype)
     if init == "normal":

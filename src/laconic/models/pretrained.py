@@ -10,12 +10,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from laconic.errors import UsageError
+from laconic.errors import UsageError, check_known
 from laconic.models.checkpoints import llama2c, weights
 from laconic.models.checkpoints.checkpoint_files import list_names, resolve_tensors
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from laconic.models.parameters import ParameterVersion, add_parameters, get_parameter_version
 from laconic.storage.export_record import check_weights_while_reading
 
@@ -30,6 +32,10 @@ class PretrainedDecoder(nn.Module):
         if not isinstance(config, DecoderConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             name = type(config).__name__
             raise UsageError(f"config: give a laconic.DecoderConfig, not {name}; from_pretrained loads a checkpoint")
+        check_known("family", config.family, WEIGHT_NAMES)
+        check_known("activation", config.activation, ACTIVATIONS)
+        if config.rope is not None:
+            check_known("rope.kind", config.rope.kind, ROPE_SCALINGS)
         self.config = config
         self.weight_names = WEIGHT_NAMES[config.family]
         self.name_or_path = config.family

@@ -9,9 +9,10 @@ from laconic.models.checkpoints.weights import is_linear_weight
 from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
 from laconic.models.ops.int8_linear import Int8Linear, int8_memory, named_modules, quantize_head, quantize_layers
+from laconic.models.ops.packed_linear import PackedLinear
 from laconic.models.parameters import get_parameter_version
 
-PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)
+PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, PackedLinear, nn.Embedding, RMSNorm, LayerNorm)
 
 
 def quantize_decoder(decoder: Decoder) -> Decoder:

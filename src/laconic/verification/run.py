@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from laconic.console import ProgressFn
-from laconic.errors import UsageError
+from laconic.errors import UsageError, check_known
 from laconic.models.checkpoints.weights import resolve_device
 from laconic.models.decoder import Decoder
 from laconic.verification import golden
@@ -49,8 +49,7 @@ def run_parity(
         inputs: "all", or comma-separated names of required inputs.
         on_case: Called with (name, done, total) when a case starts.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    check_known("dtype", dtype, DTYPES)
     names = parse_inputs(inputs)
     start = time.monotonic()
     with torch.no_grad():

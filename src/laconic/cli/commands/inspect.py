@@ -64,10 +64,13 @@ class InspectCommand:
             return self.inspect_file()
         if not folder.exists():
             raise InputError(f"no {self.model}; give the directory of a run and a question, or a memory file")
-        self.validate()
+        if self.question is not None or self.task is not None:
+            self.validate()
         import_with_status(f"loading {self.model}", "laconic.cli.inspect_run")
-        from laconic.cli.inspect_run import inspect_runs
+        from laconic.cli.inspect_run import check_has_latents, inspect_runs
 
+        check_has_latents(self.model)
+        self.validate()
         return inspect_runs(self)
 
     def inspect_file(self) -> int:

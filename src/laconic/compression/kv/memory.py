@@ -120,7 +120,7 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
     def sizes(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
         documents = self.metadata.documents if self.metadata is not None else ()
         tokens = [sum(document.tokens for document in row) for row in documents]
-        return torch.tensor(tokens) if tokens else self.num_tokens, self.num_slots
+        return torch.tensor(tokens) if any(tokens) else self.num_tokens, self.num_slots
 
     @property
     def shape_text(self) -> str:
@@ -336,7 +336,7 @@ class KVMemory(SavedMemory[KVMemoryMetadata]):
         return replace(self, keys=keys, positions=positions, num_tokens=num_tokens)
 
     def save(self, path: str | Path) -> None:
-        """Save the memory to one safetensors file.
+        """Save the memory to one safetensors file; one that exists is replaced.
 
         Raises:
             UsageError: If the memory has no metadata, or `path` is a folder.

@@ -37,9 +37,9 @@ class CompressionSuite:
         files = [name for name in request.tasks if name.endswith(ROW_FILE_SUFFIXES)]
         for name in request.tasks:
             if name not in (*HELD_OUT_SETS, *files):
-                raise UsageError(
-                    f"--tasks {name}: runs that read documents have {', '.join(HELD_OUT_SETS)}, and files of rows"
-                )
+                has_lm = any(recipe.method == "lm" for recipe in recipes.values())
+                known = (*HELD_OUT_SETS, *([] if has_lm else ["files of rows"]))
+                raise UsageError(f"--tasks {name}: runs that read documents have {', '.join(known)}")
         for folder, recipe in recipes.items():
             if files and recipe.method == "lm":
                 raise UsageError(f"{folder}: a language model has no memory; give runs with method autocompressor")

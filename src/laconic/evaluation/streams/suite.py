@@ -12,9 +12,16 @@ from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS, fi
 from laconic.evaluation.class_incremental.run import build_class_job
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
+from laconic.evaluation.runs import describe_folder
 from laconic.evaluation.streams import report as stream_report
 from laconic.evaluation.streams.report import LEGEND, build_stream_table, describe_gains, result_to_json, stream_title
-from laconic.evaluation.streams.tasks import RECIPE_SPLITS, STREAM_NAMES, SYNTHETIC_STREAMS, build_stream_jobs
+from laconic.evaluation.streams.tasks import (
+    RECIPE_SPLITS,
+    STREAM_NAMES,
+    SYNTHETIC_STREAMS,
+    build_stream_jobs,
+    list_tasks,
+)
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import LoadedRun
@@ -42,10 +49,6 @@ class StreamSuite:
         )
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        for name in request.tasks:
-            if name not in TASK_NAMES and find_class_file(name) is None:
-                known = ", ".join(TASK_NAMES)
-                raise UsageError(f"--tasks {name}: runs of method hope and lm have the tasks {known} and classes:FILE")
         if request.data_dir is not None and not set(request.tasks) & set(INTENT_DATASETS):
             raise UsageError(f"--data-dir: only for {', '.join(INTENT_DATASETS)}; remove --data-dir")
         for folder, recipe in recipes.items():
@@ -55,6 +58,11 @@ class StreamSuite:
                     raise UsageError(f"--quantize {prompt.quantize}: rounded weights are not fine-tuned; remove it")
             elif recipe.method not in (NESTED_METHOD, LM_METHOD):
                 raise UsageError(f"{folder}: method {recipe.method} has no streams; evaluate it by itself")
+            known = (*list_tasks(recipe), *INTENT_DATASETS)
+            name = next((name for name in request.tasks if name not in known and not find_class_file(name)), None)
+            if name is not None:
+                place = describe_folder(folder)
+                raise UsageError(f"--tasks {name}: {place} has the tasks {', '.join(known)} and classes:FILE")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         return {"method": recipe.method, "source": recipe.data.source}

@@ -6,19 +6,20 @@ the model switched off (Nested Learning, arXiv:2512.24695, Table 6).
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from laconic.config.data import SplitName
+from laconic.config.recipe import Recipe
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import load_documents as load_files
 from laconic.data.documents.token_bytes import token_byte_lengths
 from laconic.data.documents.tokenize import TokenArray
 from laconic.data.synthetic.formal_languages import FormalLanguageDataset
 from laconic.data.synthetic.needle_in_haystack import NeedleDataset
-from laconic.errors import InputError, UsageError
+from laconic.errors import InputError
 from laconic.evaluation.reasoning.question_sets import RECIPE_SPLITS
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
 from laconic.evaluation.streams import metrics, texts
@@ -64,6 +65,14 @@ class StreamRequest(NamedTuple):
     source: TrainingData
     batch_size: int
     bytes_per_token: Tensor | None = None
+
+
+def list_tasks(recipe: Recipe) -> tuple[str, ...]:
+    """Return the tasks of a run, beside sets with classes: its held-out rows, and streams from its data."""
+    source = recipe.data.source
+    if source == "text":
+        return (*RECIPE_SPLITS, "needle", *TEXT_STREAMS[: 3 if recipe.method == "hope" else 2])  # levels are hope's
+    return (*RECIPE_SPLITS, source) if source in SYNTHETIC_STREAMS else ()
 
 
 def build_stream_jobs(request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
@@ -113,9 +122,7 @@ def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
     its cache cannot be switched off and is always reset.
     """
     if stream == "levels":
-        if not isinstance(model, Hope):
-            raise UsageError("--tasks levels: a run of method lm has no levels; give runs of method hope")
-        return name_ablations({"all levels": model, **build_ablations(model)})
+        return name_ablations({"all levels": model, **build_ablations(cast(Hope, model))})
     if isinstance(model, CacheAsState):
         return [StreamCondition("lm", model, update_weights=False)]
     updates = (("learn", True), ("frozen", False))
@@ -161,9 +168,6 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
         return [StreamRequest(name, stream, source, batch_size, token_byte_lengths(run.parts.tokenizer))]
     if stream == "needle":
         return [needle_request(run, limit)]
-    if stream not in SYNTHETIC_STREAMS or kind != stream:
-        why = "its own tasks are test and valid" if kind in (*SYNTHETIC_STREAMS, "text") else "which is not a stream"
-        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, {why}")
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, limit).source
     request = StreamRequest(name, stream, source, max(MAX_BATCH_TOKENS // source.max_length, 1))
     if stream != "formal_languages":
@@ -177,15 +181,8 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
     return requests
 
 
-def check_has_texts(run: LoadedRun) -> None:
-    source = run.recipe.data.source
-    if source != "text":
-        raise InputError(f"{run.folder} was trained on data.source {source}; this task needs data.source text")
-
-
 def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> DocumentDataset:
     """Return whole held-out texts in passages as long as training rows; of each text the first `limit` passages."""
-    check_has_texts(run)
     config = run.recipe.data.text
     documents, all_ids, _ = build_data.encode_documents(run.recipe, run.parts.tokenizer, part)
     ids = [text_ids[: None if limit is None else limit * config.row_tokens] for text_ids in all_ids]
@@ -196,7 +193,6 @@ def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> Docume
 
 def needle_request(run: LoadedRun, limit: int | None) -> StreamRequest:
     """Return facts hidden in filler and in the run's own held-out texts, in lengths that its context allows."""
-    check_has_texts(run)
     context = run.parts.decoder.config.max_position_embeddings
     books = tokenize_documents(load_files(run.recipe.data, "test")[0], run.parts.tokenizer)
     shortest = shortest_haystack(run, books)

@@ -323,7 +323,7 @@ class NestedTextModel:
         documents: Sequence[Sequence[ReadDocument]] = (),
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Write a state to a file that only these weights and this tokenizer can open.
+        """Write a state to a file that only these weights and this tokenizer can open; an old file is replaced.
 
         Args:
             state: The state.

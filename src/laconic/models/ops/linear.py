@@ -20,7 +20,7 @@ from torch.nn.parameter import Parameter
 
 NN_MODULE: Any = nn.modules.module
 TORCH_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-ONEDNN: Any = torch.ops.mkldnn  # private like the packed weights of generation.static_cache
+ONEDNN: Any = torch.ops.mkldnn  # private, as are the operators for packed weights
 MIN_ROWS = 8  # for fewer rows oneDNN gains little or loses
 CPU_INFO = Path("/proc/cpuinfo")
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from laconic.config.nested import CMSOptions, LevelConnection, OuterGradient
-from laconic.errors import UsageError
+from laconic.errors import UsageError, check_known
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import rms_norm
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.nested.cms.init import GATED_MLP, init_weights
 from laconic.nested.cms.level import (
     CMSParams,
@@ -199,6 +200,7 @@ class CMS(nn.Module):
         super().__init__()
         if isinstance(chunk_sizes, int):
             raise UsageError(f"cms: chunk_sizes {chunk_sizes}: give one for each level, such as ({chunk_sizes},)")
+        check_known("activation", activation, ACTIVATIONS)
         options = options or CMSOptions(inner_objective="associative")
         self.shape = CMSShape(
             width, intermediate_size, tuple(chunk_sizes), options, activation, tuple(projections), has_bias, eps
