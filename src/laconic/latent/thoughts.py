@@ -151,7 +151,7 @@ class LatentThoughts(ThoughtVectors):
 def init_control_vectors(
     embedding: Float[Tensor, "V D"], init: Literal["mean", "normal"] | tuple[int, ...], generator: torch.Generator
 ) -> Float[Tensor, "3 D"]:
-    """Return the initial bot, placeholder and eot in the accumulation dtype; no copy of the table has it."""
+    """Return the initial bot, placeholder and eot in the accumulation dtype, without converting the whole table."""
     if isinstance(init, str):
         check_choices(control_init=(init, Literal["mean", "normal"]))
     D = embedding.shape[1]
