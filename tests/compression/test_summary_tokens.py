@@ -1,5 +1,6 @@
 """VL1, VL2, VL25 to VL29 and CP1 against their oracles: summary vectors and memory policies."""
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, drop_oldest_segments, exceeds_budget
@@ -14,6 +16,8 @@ from laconic.compression.segment import replace_last_with_trigger
 from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
 from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
 from tests.compression.documents import compressor
 from tests.models.fixtures import noise, small
 from tests.oracles import summaries as oracle
@@ -63,6 +67,27 @@ def test_map_to_vectors_at_initialization() -> None:
     assert torch.equal(kinds["none"].map_to_vectors(z), z)
     rms = kinds["scale"].map_to_vectors(z).square().mean(1).sqrt()
     torch.testing.assert_close(rms, decoder.token_embedding.weight.square().mean(1).sqrt().mean().expand(3))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the bytes of the largest tensor that an operation returns."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, Tensor):
+            self.num_bytes = max(self.num_bytes, output.nbytes)
+        return output
+
+
+def test_norm_of_embeddings_needs_no_float32_copy_of_a_large_table() -> None:
+    decoder = Decoder(replace(DecoderConfig.tiny("llama"), vocab_size=20_000)).to(torch.bfloat16)
+    table = decoder.token_embedding.weight.detach()
+    with LargestTensor() as largest:
+        summaries = SummaryParameters(decoder, CompressionConfig(max_vectors=2), eos_token_id=2)
+    assert float(summaries.r) == float(table.float().square().mean(1).sqrt().mean())
+    assert largest.num_bytes <= table.nbytes
 
 
 @pytest.mark.equation("halting", "VL2")

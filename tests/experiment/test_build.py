@@ -15,12 +15,14 @@ from laconic.evaluation.validation import build_validation
 from laconic.experiment.from_recipe import build_model
 from laconic.experiment.from_recipe.build import Experiment, build_experiment
 from laconic.experiment.from_recipe.build_data import load_held_out_rows
+from laconic.experiment.from_recipe.build_nested import load_decoder
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.load_run import load_run
 from laconic.experiment.model_checkpoint import load_weights_into
 from laconic.experiment.run_init import init_run
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import Icot
+from laconic.models.checkpoints.weight_memory import stack_rows
 from laconic.models.decoder import Decoder
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
@@ -179,6 +181,12 @@ def test_build_data_from_files(tiny: Path, tmp_path: Path) -> None:
         load_held_out_rows(experiment.recipe, experiment.parts.tokenizer, 256, "test")
     with pytest.raises(InputError, match=r"8 of 8 rows.* 16"):
         build(tmp_path / "f.toml", "train.batch_size=16")
+
+
+def test_load_decoder_does_not_copy_the_loaded_weights(tmp_path: Path) -> None:
+    fresh("llama").save_pretrained(tmp_path / "folder")
+    block: Any = load_decoder(tmp_path / "folder", torch.float32, CPU).layers[0]
+    assert stack_rows([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]) is not None  # still in one block
 
 
 def test_load_weights_into_other_shapes(tmp_path: Path) -> None:

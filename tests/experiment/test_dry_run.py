@@ -18,7 +18,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
-from laconic.experiment.from_recipe.dry_run import MemoryModel, format_plan, plan_run, plan_with_step
+from laconic.experiment.from_recipe.dry_run import MemoryModel, format_plan, measure_matmul, plan_run, plan_with_step
 from laconic.experiment.from_recipe.fake_update import count_update, estimate_update, with_num_layers
 from laconic.experiment.from_recipe.sample_rows import MAX_ROWS, count_row_tokens, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
@@ -88,6 +88,21 @@ def test_plan_run_says_rows_steps_memory_time_and_threads(tiny: Any) -> None:
     ):
         assert words in text
     assert "assumed" not in text
+
+
+def test_measure_matmul_uses_the_dtype_of_an_update(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes: set[torch.dtype] = set()
+    monkeypatch.setattr("laconic.experiment.from_recipe.dry_run.MATMUL_SECONDS", 0.0)
+    monkeypatch.setattr(torch, "mm", lambda x, w: dtypes.add(x.dtype) or torch.zeros(1, 1))
+    for keys, dtype in (
+        ((), torch.float32),
+        (("model.dtype=bfloat16",), torch.bfloat16),
+        (("train.precision=bfloat16",), torch.bfloat16),
+    ):
+        recipe = tiny("nocot", *keys)
+        measure_matmul(recipe, widest(recipe)[0], CPU)
+        assert dtypes == {dtype}
+        dtypes.clear()
 
 
 @pytest.mark.medium

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from laconic.errors import CorruptArtifactError, UsageError
-from laconic.latent.thoughts import LatentThoughts
+from laconic.latent.thoughts import LatentThoughts, init_control_vectors
 from laconic.storage.atomic import save_artifact
 from tests.models.fixtures import assert_close, decoder_of, fresh, noise
 
@@ -166,3 +167,14 @@ def test_latents_refuse_a_file_of_other_tensors(tmp_path: Path, case: str) -> No
     with pytest.raises(CorruptArtifactError, match=r"vectors is missing|more is missing"):
         latents.load(tmp_path / "t", METADATA)
     assert torch.equal(latents.vectors, before)
+
+
+def test_mean_embedding_is_computed_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.randn(50, 600, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = table.float().mean(0)
+    sizes: list[int] = []
+    mean = Tensor.mean
+    monkeypatch.setattr(Tensor, "mean", lambda x, *args, **keys: sizes.append(x.numel()) or mean(x, *args, **keys))
+    vectors = init_control_vectors(table, "mean", torch.Generator())
+    assert torch.equal(vectors, expected.expand(3, -1))
+    assert max(sizes) < table.numel() / 2  # torch copies what it averages to float32

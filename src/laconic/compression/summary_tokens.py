@@ -63,7 +63,8 @@ class SummaryParameters(SavedModule):
         self.settings = {"compression": config.model_dump(mode="json"), "stop_head": head}
         self.width = table.shape[1]
         dtype = accumulation_dtype(table.dtype)
-        norm = 1.0 if table.is_meta else float(table.to(dtype).square().mean(1).sqrt().mean())
+        squares = [rows.to(dtype).square().mean(1) for rows in table.split(8192)]  # no float32 copy of a large table
+        norm = 1.0 if table.is_meta else float(torch.cat(squares).sqrt().mean())
         self.register_buffer("r", torch.tensor(norm, dtype=dtype))
         generator = torch.Generator().manual_seed(seed)
         self.add_summary_tokens(table, eos_token_id, generator)

@@ -151,7 +151,7 @@ class LatentThoughts(ThoughtVectors):
 def init_control_vectors(
     embedding: Float[Tensor, "V D"], init: Literal["mean", "normal"] | tuple[int, ...], generator: torch.Generator
 ) -> Float[Tensor, "3 D"]:
-    """Return the initial bot, placeholder and eot in the accumulation dtype."""
+    """Return the initial bot, placeholder and eot in the accumulation dtype, without converting the whole table."""
     if isinstance(init, str):
         check_choices(control_init=(init, Literal["mean", "normal"]))
     D = embedding.shape[1]
@@ -161,4 +161,4 @@ def init_control_vectors(
     rows = embedding if init == "mean" else embedding[list(init)]
     if not len(rows):
         raise UsageError("control_init copy: the text has no tokens; give one that the tokenizer can encode")
-    return rows.mean(0, dtype=dtype).expand(3, -1).clone()
+    return torch.cat([rows[:, i : i + 256].mean(0, dtype=dtype) for i in range(0, D, 256)]).expand(3, -1).clone()

@@ -177,10 +177,7 @@ def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, gradient: OuterG
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Load a nested or plain checkpoint into memory that may be trained, not a memory-mapped file."""
+    """Load a nested or plain checkpoint."""
     shape = read_saved_config(folder)
     decoder_class = Decoder if shape is None else model_class(shape)
-    decoder = decoder_class.from_pretrained(folder, dtype, device)
-    for p in decoder.parameters():
-        p.data = p.data.clone()
-    return decoder
+    return decoder_class.from_pretrained(folder, dtype, device)

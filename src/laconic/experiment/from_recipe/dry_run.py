@@ -131,8 +131,9 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 
 def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) -> float:
-    """Return the FLOPs per second of a matrix product with the model's sizes."""
-    dtype = PRECISION_DTYPES[recipe.train.precision]
+    """Return the FLOPs per second of a matrix product with the model's sizes, in the dtype of an update."""
+    precision = recipe.train.precision
+    dtype = getattr(torch, recipe.model.dtype) if precision == "float32" else PRECISION_DTYPES[precision]
     D = config.hidden_size
     F = config.intermediate_size
     x, w = (torch.ones(n, m, dtype=dtype, device=device) for n, m in ((MATMUL_ROWS, D), (D, F)))
