@@ -3,6 +3,7 @@
 A full run writes docs/benchmarks-real.md; `--quick` only prints. llama.cpp takes part if llama-cpp-python is installed.
 """
 
+import copy
 import json
 import sys
 import tempfile
@@ -113,21 +114,24 @@ def decoding(scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     with model_pair(NAME, MODEL) as pair:
         quantized = pair._replace(ours=laconic.quantize_decoder(pair.ours))
+        packed = pair._replace(ours=copy.deepcopy(pair.ours))
+        laconic.pack_weights(packed.ours)
         for batch in (1, scale.batch):
-            rows += decoding_rows(pair, quantized, scale, batch)
+            rows += decoding_rows(pair, quantized, packed, scale, batch)
     text = (
         f"Greedy, {scale.new} new tokens on a prompt of {scale.prompt}, prefill included; tokens per second of all "
         f"rows together, by {clock_name()}, best of {scale.rounds}, rounds interleaved. Memory limit: the bytes of "
         "weights that a step reads, at the speed of `torch.sum` over as many bytes as the float32 weights have, in the "
         "same rounds; its share is the part of a step that this reading takes. int8: `laconic.quantize_decoder`. "
-        "transformers: `generate` with SDPA and its default cache, in float32. llama.cpp (for information): "
+        "packed: `laconic.pack_weights`, which changes nothing for one row. transformers: `generate` with SDPA and its "
+        "default cache, in float32. llama.cpp (for information): "
         "llama-cpp-python in a process of its own, the published GGUF rounded to Q8_0, without its repacked weights."
     )
     head = ("model", "batch", "tokens/s", "ratio to transformers", "target", "share of memory limit", "same tokens")
     return Table("Decoding", text, head, rows)
 
 
-def decoding_rows(pair: Pair, quantized: Pair, scale: Scale, batch: int) -> list[tuple[str, ...]]:
+def decoding_rows(pair: Pair, quantized: Pair, packed: Pair, scale: Scale, batch: int) -> list[tuple[str, ...]]:
     """Return the rows of one batch size."""
     ids, num_bytes = random_ids(pair.ours.config, batch, scale.prompt), streamed_bytes(pair.ours)
     buffer = torch.ones(num_bytes // 4)
@@ -135,6 +139,8 @@ def decoding_rows(pair: Pair, quantized: Pair, scale: Scale, batch: int) -> list
         "laconic, float32": partial(generate_laconic, pair, ids, scale.new),
         "laconic, int8": partial(generate_laconic, quantized, ids, scale.new),
     }
+    if batch > 1:
+        workloads["laconic, float32, packed"] = partial(generate_laconic, packed, ids, scale.new)
     if PEERS:
         workloads["transformers, float32"] = partial(generate_transformers, pair, ids, scale.new)
     expected = workloads["transformers, float32"]() if PEERS else None
