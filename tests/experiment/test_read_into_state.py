@@ -3,9 +3,10 @@
 import copy
 import random
 import warnings
+import weakref
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ import laconic
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.from_recipe.untrained_levels import parse_level_options
+from laconic.experiment.resumable_stream import pad_segments
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
+from laconic.nested.cms import updates
 from laconic.nested.cms.level import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
-from laconic.nested.state import FastWeightState, LayerState, concat_rows
+from laconic.nested.state import CMSLevelState, FastWeightState, LayerState, concat_rows
 from tests.models.fixtures import fresh
 from tests.nested.helpers import assert_close
 
@@ -199,3 +202,26 @@ def test_file_of_a_state_read_in_larger_chunks_is_refused(tmp_path: Path) -> Non
 def test_parse_level_options_names_the_option() -> None:
     with pytest.raises(UsageError, match=r"^inner_lr=-1\.0: should be greater"):
         parse_level_options({"inner_lr": -1.0})
+
+
+def test_reading_frees_each_change_once_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a level is updated, one change of each map is alive, and its new change in that level."""
+    model = build("llama", 64, (4,))
+    count, apply_update = len(model.model.blocks) * 3, updates.apply_update
+    alive = weakref.WeakSet[Tensor]()
+    most = 0
+
+    def counted(*args: Any) -> CMSLevelState:
+        nonlocal most
+        new = apply_update(*args)
+        alive.update(change for change in new.change.values() if isinstance(change, Tensor))
+        most = max(most, len({x.data_ptr() for x in alive}))
+        return new
+
+    monkeypatch.setattr(updates, "apply_update", counted)
+    job = model.start_reading()
+    job.current = job.advance(pad_segments([random_row(random.Random(0), 44)], job.device))
+    assert alive, "no change is dense; read more tokens"
+    for n in range(3):
+        job.current = job.advance(pad_segments([random_row(random.Random(n), 20)], job.device))
+    assert count <= most <= count + 3

@@ -116,8 +116,8 @@ class ResumableReading(ABC, Generic[Value]):
     def from_tensors(self, spec: Any, tensors: Mapping[str, Tensor], prefix: str) -> Value:
         """Rebuild a value."""
 
-    def run(self, groups: Iterable[Sequence[TokenStream]]) -> Iterator[Value]:
-        """Yield the current value after each segment; at the end all rows are in `done`."""
+    def run(self, groups: Iterable[Sequence[TokenStream]]) -> Iterator[int]:
+        """Yield the tokens read so far after each segment; at the end all rows are in `done`."""
         position = (0, 0)
         for group_number, group in enumerate(groups):
             self.group, self.next_piece = group_number, 0
@@ -130,7 +130,7 @@ class ResumableReading(ABC, Generic[Value]):
                     raise InputError(CHANGED_TEXT)
                 if position > self.resume_at:
                     self.current = self.advance(pad_segments(segments, self.device))
-                    yield self.current
+                    yield self.tokens
             self.texts += group
             if position >= self.resume_at and self.current is not None:
                 self.done = self.append_rows(self.done, self.current)

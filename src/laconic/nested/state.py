@@ -153,6 +153,7 @@ class FastWeightState(BatchState):
         open_chunk: For levels that learn from the next token's loss: the tokens read since the last update, and the
             states before them.
         model_key: Hash of the model that read the text, which `NestedTextModel` compares; empty where that is unknown.
+        is_donated: Whether a read may empty this state, so that each layer is freed as soon as it is replaced.
 
     Examples:
         >>> import torch, laconic
@@ -166,6 +167,7 @@ class FastWeightState(BatchState):
     position: Int[Tensor, " B"]
     open_chunk: OpenChunk | None = None
     model_key: str = field(default="", metadata={"stored": False})
+    is_donated: bool = field(default=False, metadata={"stored": False})
 
     def __repr__(self) -> str:
         size = f"{num_bytes(self) / 2**20:,.1f} MiB"

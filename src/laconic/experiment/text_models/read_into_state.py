@@ -126,15 +126,17 @@ class StateReadingJob(ResumableReading[FastWeightState]):
 
     @torch.no_grad()
     def advance(self, piece: PaddedIds) -> FastWeightState:
-        state = self.current
-        if state is None:
+        before, self.current = self.current, None
+        if before is None:
             B = len(piece.input_ids)
-            state = self.model.initial_state(B) if self.initial_state is None else self.initial_state
+            before = self.model.initial_state(B) if self.initial_state is None else self.initial_state
             first = len(self.texts)
-            rows = [0] * B if len(state.position) == 1 else list(range(first, first + B))
-            state = state if rows == list(range(len(state.position))) else values.select_rows(state, rows)
-        output = read_piece(self.model, state, piece, self.window, row_names=self.names)
-        self.loss.add(piece, output.hidden_states, state)
+            rows = [0] * B if len(before.position) == 1 else list(range(first, first + B))
+            before = before if rows == list(range(len(before.position))) else values.select_rows(before, rows)
+        donated = [before]
+        before = drop_weights(before)  # now nothing else refers to the weights
+        output = read_piece(self.model, donated.pop(), piece, self.window, row_names=self.names)
+        self.loss.add(piece, output.hidden_states, before)
         self.tokens += int(piece.attention_mask.sum())
         return output.state
 
@@ -148,7 +150,6 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         return values.to(state_file.unflatten_state(spec, tensors, set(tensors)), self.device)
 
 
-@torch.no_grad()
 def read_piece(
     model: Hope,
     state: FastWeightState,
@@ -168,7 +169,7 @@ def read_piece(
     T = piece.input_ids.shape[1]
     while start < T:
         is_reading = lengths > start
-        state = clear_attention_if_full(model, state, is_reading.long(), window)
+        state = replace(clear_attention_if_full(model, state, is_reading.long(), window), is_donated=True)
         cache = state.attention_cache
         room = T if cache is None else window - int(cache.valid.sum(1).cpu()[is_reading].max())
         part = slice(start, min(T, start + room))
@@ -183,7 +184,8 @@ def read_piece(
         )
         hidden_states.append(output.hidden_states)
         state, start = output.state, part.stop
-    return ReadOutput(torch.cat(hidden_states, 1), state)
+        del output
+    return ReadOutput(torch.cat(hidden_states, 1), replace(state, is_donated=False))
 
 
 def clear_attention_if_full(
@@ -233,6 +235,12 @@ def clear_attention(layers: tuple[LayerState, ...], rows: Bool[Tensor, " B"]) ->
             cache = cache.with_valid(valid).gather_slots(slots)
         new_layers.append(replace(layer, cache=cache))
     return tuple(new_layers)
+
+
+def drop_weights(state: FastWeightState) -> FastWeightState:
+    """Return what `forget` needs of a state, which is small: attention caches, convolution inputs and positions."""
+    layers = tuple(replace(layer, cms=None, memory={}) for layer in state.layers)
+    return replace(state, layers=layers, open_chunk=None)
 
 
 def forget(model: Hope, state: FastWeightState) -> FastWeightState:

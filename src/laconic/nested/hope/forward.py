@@ -4,7 +4,7 @@ Nested Learning arXiv:2512.24695, Eqs. 94 to 97; norms and residuals are the dec
 layer and returns the new one. Updates from the next token's loss are in `task_updates.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -53,7 +53,7 @@ class ForwardOptions:
 class LayerOutputs(NamedTuple):
     """New states, inputs of each layer's levels, and inputs of each layer."""
 
-    layers: tuple[LayerState, ...]
+    layers: list[LayerState]
     level_inputs: list[list[Tensor]]
     hidden_states: list[Tensor]
 
@@ -114,7 +114,7 @@ def apply_dropout(block: Block, y: Vectors) -> Vectors:
 def forward_pass(
     model: Decoder,
     inputs_embeds: Vectors,
-    layers: tuple[LayerState, ...],
+    layers: Sequence[LayerState],
     options: ForwardOptions,
     position_ids: Int[Tensor, "B T"] | None = None,
     attention_bias: Float[Tensor, "#B #T #P"] | None = None,
@@ -157,7 +157,7 @@ def forward_pass(
         feed_forward = partial(apply_feed_forward, block, options, records, level_inputs)
         x, layer = hope_block(x, layer, partial(apply_mixer, block, options), feed_forward)
         new_layers.append(layer)
-    return model.final_norm(x), LayerOutputs(tuple(new_layers), level_inputs, hidden_states)
+    return model.final_norm(x), LayerOutputs(new_layers, level_inputs, hidden_states)
 
 
 def collect_activations(

@@ -224,10 +224,10 @@ class Hope(Decoder):
             state = flush_open_chunk(self, state, ids, attention_mask, gradient_mode)
         options = ForwardOptions(attention_mask, update_weights, gradient_mode)
         hidden, outputs = forward_pass(self, inputs_embeds, state.layers, options, position_ids, attention_bias)
-        num_tokens = inputs_embeds.shape[1] if attention_mask is None else attention_mask.sum(1).cpu()
+        position = state.position + (inputs_embeds.shape[1] if attention_mask is None else attention_mask.sum(1).cpu())
         like = ids if ids is not None else inputs_embeds[..., 0].long()
         open_chunk = empty_open_chunk(outputs.layers, like) if self.has_task_objective else None
-        new_state = replace(state, layers=outputs.layers, position=state.position + num_tokens, open_chunk=open_chunk)
+        new_state = replace(state, layers=tuple(outputs.layers), position=position, open_chunk=open_chunk)
         activations = collect_activations(capture, inputs_embeds, outputs, hidden)
         return HopeOutput(hidden, cast(Any, new_state), activations)
 

@@ -9,7 +9,7 @@ A token's step size scales its own contribution, that of its input and output, t
 id of a token that is read but is not a target is stored as its complement ~id, which is negative.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from laconic.nested.state import (
 )
 
 Ids = Int[Tensor, "B T"]
-LayerStates = tuple[LayerState, ...]
+LayerStates = list[LayerState]  # of one read, which replaces them one by one, so that the old ones are freed
 LinearErrors = dict[str, LowRankChange]  # delta and x by `0 levels.1.up_proj`, the index of the layer first
 
 
@@ -55,8 +55,8 @@ def restore_ids(ids: Ids) -> Ids:
     return torch.where(ids < 0, ~ids, ids)
 
 
-def empty_open_chunk(layers: LayerStates, like: Ids) -> OpenChunk:
-    return OpenChunk(like[:, :0], torch.zeros(len(like), dtype=torch.long), layers)
+def empty_open_chunk(layers: Sequence[LayerState], like: Ids) -> OpenChunk:
+    return OpenChunk(like[:, :0], torch.zeros(len(like), dtype=torch.long), tuple(layers))
 
 
 class AlignedRows(NamedTuple):
@@ -71,8 +71,9 @@ def to_aligned_rows(state: FastWeightState) -> AlignedRows:
     """Return the open chunk of rows at the same offset."""
     assert state.open_chunk is not None
     n = int(state.open_chunk.num_tokens[0])
-    start = state.open_chunk.layers_at_start if n else state.layers
-    return AlignedRows(state.layers, state.open_chunk.input_ids[:, :n], start)
+    layers = list(state.layers)
+    start = list(state.open_chunk.layers_at_start) if n else layers
+    return AlignedRows(layers, state.open_chunk.input_ids[:, :n], start)
 
 
 def row_offsets(state: FastWeightState) -> Iterator[tuple[int, ...]]:
@@ -107,13 +108,14 @@ def _read_aligned(
 ) -> tuple[Vectors, FastWeightState]:
     """Read rows at the same offset, at most one chunk at a time."""
     rows = to_aligned_rows(state)
+    if state.is_donated:
+        vars(state).update(layers=(), open_chunk=None)  # the callers hold the state until this returns
     outputs: list[Tensor] = []
     position = 0
     n = ids.shape[1]
     while position < n:
-        pairs = zip(cms_params_of(model), rows.layers_at_start, strict=True)
-        to_boundary = min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
-        room = to_boundary - rows.chunk_ids.shape[1]
+        levels = map(require_levels, rows.layers_at_start)
+        room = min(map(tokens_to_boundary, cms_params_of(model), levels)) - rows.chunk_ids.shape[1]
         if room == 0:
             rows = finish_chunk(model, rows, ids[:, position], gradient_mode)
             continue
@@ -122,8 +124,7 @@ def _read_aligned(
         is_whole_chunk = not rows.chunk_ids.shape[1] and end - position == room and end < n
         # Errors need the whole gradient through a memory, which a pass in another gradient mode does not compute.
         if is_whole_chunk and (rows.layers[0].cache is not None or gradient_mode.outer_gradient == "full"):
-            y, layers = read_whole_chunk(model, rows.layers, part, ids[:, end], gradient_mode)
-            rows = AlignedRows(layers, part[:, :0], layers)
+            y = read_whole_chunk(model, rows.layers, part, ids[:, end], gradient_mode)
         else:
             embeds = model.embed(restore_ids(part))
             y, forward = forward_pass(model, embeds, rows.layers, ForwardOptions(gradient_mode=gradient_mode))
@@ -132,36 +133,37 @@ def _read_aligned(
         position = end
     y = torch.cat(outputs, 1) if outputs else model.embed(restore_ids(ids))
     num_tokens = torch.full_like(state.position, rows.chunk_ids.shape[1])
-    open_chunk = OpenChunk(rows.chunk_ids, num_tokens, rows.layers_at_start)
-    return y, replace(state, layers=rows.layers, position=state.position + n, open_chunk=open_chunk)
+    open_chunk = OpenChunk(rows.chunk_ids, num_tokens, tuple(rows.layers_at_start))
+    return y, replace(state, layers=tuple(rows.layers), position=state.position + n, open_chunk=open_chunk)
 
 
 def finish_chunk(
     model: Decoder, rows: AlignedRows, next_ids: Int[Tensor, " B"], gradient_mode: GradientMode
 ) -> AlignedRows:
     """Read the open chunk again from its start and learn from its loss; `next_ids` are the last targets."""
-    create_graph = gradient_mode.is_differentiable
-    options = ForwardOptions(double_backward=create_graph)
+    options = ForwardOptions(double_backward=gradient_mode.is_differentiable)
     _, outputs, errors = read_with_errors(
-        model, rows.layers_at_start, rows.chunk_ids, next_ids, options, keeps_start_graph=create_graph
+        model, rows.layers_at_start, rows.chunk_ids, next_ids, options, keeps_start_graph=options.double_backward
     )
-    layers = apply_errors(model, rows.layers, errors, outputs, gradient_mode)
-    return AlignedRows(layers, rows.chunk_ids[:, :0], layers)
+    rows.layers_at_start.clear()
+    outputs.layers.clear()
+    apply_errors(model, rows.layers, errors, outputs, gradient_mode)
+    return AlignedRows(rows.layers, rows.chunk_ids[:, :0], rows.layers)
 
 
 def read_whole_chunk(
     model: Decoder, layers: LayerStates, ids: Ids, next_ids: Int[Tensor, " B"], gradient_mode: GradientMode
-) -> tuple[Vectors, LayerStates]:
+) -> Vectors:
     """Read a complete chunk whose targets are known: one forward pass serves for reading and for learning."""
     is_training = torch.is_grad_enabled()
     options = ForwardOptions(gradient_mode=gradient_mode, double_backward=gradient_mode.is_differentiable)
     hidden, outputs, errors = read_with_errors(
         model, layers, ids, next_ids, options, keeps_start_graph=is_training, retain_graph=is_training
     )
-    if not is_training:
-        hidden = hidden.detach()
-        outputs = outputs._replace(layers=detach(outputs.layers))
-    return hidden, apply_errors(model, outputs.layers, errors, outputs, gradient_mode)
+    layers[:] = outputs.layers if is_training else detach(tuple(outputs.layers))
+    outputs.layers.clear()
+    apply_errors(model, layers, errors, outputs, gradient_mode)
+    return hidden if is_training else hidden.detach()
 
 
 def read_with_errors(
@@ -176,7 +178,7 @@ def read_with_errors(
 ) -> tuple[Vectors, LayerOutputs, LinearErrors]:
     """Read a chunk from its start; return also the errors of its linear maps, for its summed cross-entropy."""
     with torch.inference_mode(False), torch.enable_grad():
-        start = layers if keeps_start_graph else map_tensors(layers, detach_for_grad)
+        start = layers if keeps_start_graph else map_tensors(tuple(layers), detach_for_grad)
         ids, next_ids = detach_for_grad(ids), detach_for_grad(next_ids)
         records: tuple[LinearRecords, ...] = tuple({} for _ in layers)
         options = replace(options, records=records)
@@ -192,10 +194,9 @@ def read_with_errors(
 
 def apply_errors(
     model: Decoder, layers: LayerStates, errors: LinearErrors, outputs: LayerOutputs, gradient_mode: GradientMode
-) -> LayerStates:
-    """Add the terms of a chunk to the levels of every layer."""
-    new_layers: list[LayerState] = []
-    for n, (params, layer) in enumerate(zip(cms_params_of(model), layers, strict=True)):
+) -> None:
+    """Add the terms of a chunk to the levels of every layer, which is replaced in `layers`."""
+    for n, params in enumerate(cms_params_of(model)):
         shape, keep_graph = params.shape, gradient_mode.is_differentiable
         inputs = [z if keep_graph else detach_for_grad(z) for z in outputs.level_inputs[n]]
         max_norm = shape.options.max_error_norm
@@ -203,9 +204,8 @@ def apply_errors(
             {name: clip_error(errors[f"{n} levels.{l}.{name}"], max_norm) for name in shape.projections}
             for l in range(len(inputs))
         ]
-        levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, gradient_mode)
-        new_layers.append(replace(layer, cms=CMSState(levels)))
-    return tuple(new_layers)
+        levels = accumulate_tokens(params, require_levels(layers[n]), level_errors, inputs, gradient_mode)
+        layers[n] = replace(layers[n], cms=CMSState(levels))
 
 
 def flush_open_chunk(
@@ -228,6 +228,6 @@ def flush_open_chunk(
         rows = to_aligned_rows(state)
         if rows.chunk_ids.shape[1]:
             rows = finish_chunk(model, rows, next_ids, gradient_mode)
-        return replace(state, layers=rows.layers, open_chunk=empty_open_chunk(rows.layers, rows.chunk_ids))
+        return replace(state, layers=tuple(rows.layers), open_chunk=empty_open_chunk(rows.layers, rows.chunk_ids))
 
     return map_groups(row_offsets(state), finish, state, next_ids)
