@@ -167,6 +167,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
         (("chain", QUESTION), "method cot has no latents"),
         (("early", QUESTION), "step 1 is in a stage without latents"),
         (("model.gguf", QUESTION), "model.gguf is a model; give a run"),
+        (("plain",), "plain is a model; give a run"),
         (("kava",), "give either a question or --task"),
         (("kava", QUESTION, "--task", "test"), "give either a question or --task"),
         (("kava", "--task", "test", "--answer", "4"), "--chain and --answer require a question"),
@@ -178,6 +179,8 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
     ],
 )
 def test_inspect_refuses_in_one_line(run: RunCli, args: tuple[str, ...], message: str) -> None:
+    Path("plain").mkdir()
+    Path("plain/config.json").write_text("{}")
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert message in err

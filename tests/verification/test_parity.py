@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +20,11 @@ from laconic.verification.error import ErrorAccumulator, PredictionAgreement, va
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.inputs import REQUIRED_INPUTS, build_inputs
 from laconic.verification.low_precision import ErrorRatios
-from laconic.verification.parity import ParityCase, StageResult, first_divergence, usual_suspects
+from laconic.verification.parity import CaseComparison, ParityCase, StageResult, first_divergence, usual_suspects
 from laconic.verification.report import ParityReport, format_number
 from laconic.verification.run import open_reference, run_parity
 from laconic.verification.tiny_models import ROPE_VARIANTS, build_tiny_decoder, tiny_configs
-from laconic.verification.traces import iterate_stages, sharpened_queries
+from laconic.verification.traces import LayerActivations, iterate_stages, sharpened_queries
 from tests.conftest import needs
 from tests.verification.caught import compare_stages, trace_stages
 from tests.verification.test_reference import compare
@@ -314,3 +316,21 @@ def test_report_lists_each_reason_once():
 
 def test_report_format_number():
     assert [format_number(x) for x in (math.nan, math.inf, 0.5, 123456.0)] == ["–", "inf", "0.50", "1.2e+05"]
+
+
+def test_comparison_frees_each_layer_once_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = build_tiny_decoder("llama")
+    layers: list[weakref.WeakSet[torch.Tensor]] = []
+    add_layer = CaseComparison.add_layer
+
+    def counted(self: CaseComparison, *args: Any) -> None:
+        runs = [arg for arg in args if isinstance(arg, LayerActivations)]
+        reused = ("embed", "resid2", "x", "k_rot", "k_cache", "v", "v_cache")  # by the next layer or piece
+        layers.append(weakref.WeakSet(x for run in runs for n, x in run.activations.items() if n not in reused))
+        assert not any(layers[:-2])
+        add_layer(self, *args)
+
+    monkeypatch.setattr(CaseComparison, "add_layer", counted)
+    case = ParityCase("case", torch.arange(8)[None])
+    CaseComparison(decoder, case).run(iterate_stages(decoder, case), with_default_backend=True)
+    assert len(layers) == len(decoder.layers) + 2 > 3

@@ -44,7 +44,7 @@ class TransformersReference:
         self.dtype = dtype
 
     def iterate_stages(self, case: ParityCase) -> Iterator[LayerActivations]:
-        return replay_stages(self.run_case(case), case, len(self.layers))
+        yield from replay_stages(self.run_case(case), case, len(self.layers))  # runs when the first is asked for
 
     @torch.no_grad()
     def run_case(self, case: ParityCase) -> dict[str, Tensor]:

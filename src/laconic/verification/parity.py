@@ -27,9 +27,11 @@ from laconic.verification.traces import (
     ParityCase,
     iterate_stages,
     layer_index,
+    replay_stages,
     run_case,
     sharpened_queries,
     stage_key,
+    trace_stages,
 )
 
 MIN_FLOOR = 1e-7
@@ -120,19 +122,26 @@ class CaseComparison:
     def run(self, reference: Iterator[LayerActivations], *, with_default_backend: bool = False) -> list[StageResult]:
         with sharpened_queries(self.decoder, self.case.query_scale):
             default = run_case(self.decoder, self.case, ("context", "logits")) if with_default_backend else {}
-            runs = iterate_stages(self.decoder, self.case), iterate_stages(self.float64_decoder, self.case)
-            for recorded, actual, wide in zip(reference, *runs, strict=True):
-                self.add_layer(recorded, actual, wide, default)
+            stages, L = trace_stages(self.decoder, self.case), len(self.decoder.layers)
+            wide_run = iterate_stages(self.float64_decoder, self.case)
+            for actual, wide in zip(replay_stages(stages, self.case, L), wide_run, strict=True):
+                self.add_floors(actual, wide)
+            own_run = replay_stages(stages, self.case, L)
+            del stages, actual, wide  # so that each layer is freed once it is compared
+            for recorded, actual in zip(reference, own_run, strict=True):
+                self.add_layer(recorded, actual, default)
         return self.results()
 
+    def add_floors(self, actual: LayerActivations, wide: LayerActivations) -> None:
+        """Compare one layer of one piece of the decoder's own eager run with that of the float64 copy."""
+        for stage in stages_at_layer(self.decoder, actual.layer):
+            pair = actual.activations.get(stage.name), wide.activations.get(stage.name)
+            self.add_stage(stage, actual, {"propagated floor": pair})
+
     def add_layer(
-        self,
-        reference: LayerActivations,
-        actual: LayerActivations,
-        float64_run: LayerActivations,
-        default_backend: Mapping[str, Tensor],
+        self, reference: LayerActivations, actual: LayerActivations, default_backend: Mapping[str, Tensor]
     ) -> None:
-        """Compare one layer of one piece: the reference's, the decoder's own eager run and that of the float64 copy.
+        """Compare one layer of one piece: the reference's and the decoder's own eager run.
 
         `default_backend` has activations of the decoder's default attention backend, by key.
         """
@@ -146,7 +155,6 @@ class CaseComparison:
                 "local": (local.get(name), y),
                 "propagated": (x, y),
                 "local floor": (local.get(name), wide.get(name)),
-                "propagated floor": (x, float64_run.activations.get(name)),
             }
             index = layer_index(self.decoder, reference.layer)
             key = stage_key(name, index, reference.piece, len(self.case.pieces()))

@@ -111,7 +111,10 @@ def parse_stage_key(key: str) -> tuple[str, int | None, int]:
 
 
 def replay_stages(stages: Mapping[str, Tensor], case: ParityCase, num_layers: int) -> Iterator[LayerActivations]:
-    """Yield stored activations layer by layer, in the order of computation, with each block's input `x`."""
+    """Yield stored activations layer by layer, in the order of computation, with each block's input `x`.
+
+    It keeps none that it has yielded.
+    """
     layers: defaultdict[tuple[int, int], dict[str, Tensor]] = defaultdict(dict)
     for key, t in stages.items():
         name, index, piece = parse_stage_key(key)
@@ -119,9 +122,10 @@ def replay_stages(stages: Mapping[str, Tensor], case: ParityCase, num_layers: in
         layers[piece, layer][name] = t
         if name in ("embed", "resid2"):
             layers[piece, layer + 1]["x"] = t
+    stages, t = {}, None  # only `layers` refers to them now
     for piece in range(len(case.pieces())):
         for layer in range(-1, num_layers + 1):
-            yield LayerActivations(piece, layer, layers[piece, layer])
+            yield LayerActivations(piece, layer, layers.pop((piece, layer), {}))
 
 
 def iterate_stages(decoder: Decoder, case: ParityCase) -> Iterator[LayerActivations]:

@@ -58,7 +58,7 @@ class InspectCommand:
 
     def run(self) -> int:
         folder = Path(self.model)
-        if folder.suffix == ".gguf":
+        if folder.suffix == ".gguf" or is_checkpoint(folder):
             raise UsageError(f"{self.model} is a model; give a run that was trained to think, or a memory file")
         if folder.is_file():
             return self.inspect_file()
@@ -113,3 +113,9 @@ class InspectCommand:
             check_page_path("--out", self.page_path)
         check_minimum(2, limit=self.limit)
         check_minimum(1, batch_size=self.batch_size)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has a model, and is neither an exported run nor a step of a run."""
+    is_run = any((place / "recipe.toml").is_file() for place in (folder, folder / "laconic", folder.parent.parent))
+    return (folder / "config.json").is_file() and not is_run

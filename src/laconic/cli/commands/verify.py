@@ -16,6 +16,8 @@ from laconic.errors import UsageError
 class VerifyParityCommand:
     """Compare a model with a reference stage by stage, in units of the float32 rounding noise of each stage.
 
+    In float32 it needs about 2.5 times the bytes of the float32 weights, for two models and their activations.
+
     Example: laconic verify parity stories260k --json parity.json
     """
 
