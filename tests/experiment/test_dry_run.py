@@ -15,17 +15,20 @@ import torch
 from laconic.batches import DocumentBatch
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
+from laconic.config.training import TrainingConfig
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
+from laconic.experiment.from_recipe.build import build_optimizer
 from laconic.experiment.from_recipe.dry_run import MemoryModel, format_plan, measure_matmul, plan_run, plan_with_step
-from laconic.experiment.from_recipe.fake_update import count_update, estimate_update, with_num_layers
+from laconic.experiment.from_recipe.fake_update import CostCounter, count_update, estimate_update, with_num_layers
 from laconic.experiment.from_recipe.sample_rows import MAX_ROWS, count_row_tokens, sample_training_rows
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.interfaces import StepOutput
 from laconic.latent.cot import NoCot
 from tests.conftest import REPO, needs
 from tests.experiment.test_presets import folder_of
+from tests.models.fixtures import fresh
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -175,7 +178,7 @@ def test_count_update_follows_models_that_branch_on_masks(recipe: str) -> None:
 
 
 def test_memory_model_finds_the_largest_micro_batch_that_fits() -> None:
-    model = MemoryModel(fixed=1000, gradients=100, per_row=50.0, overhead=1.1)
+    model = MemoryModel(fixed=1000, gradients=100, copies=100, per_row=50.0, overhead=1.1)
     for room in (0, 1100, 1400, 1900, 2500, 7000, 10**6):
         n = model.largest_micro_batch(room, 128)
         assert n == 0 or model.peak(n, 128) <= room
@@ -349,3 +352,42 @@ def test_plan_memory_is_the_memory_that_updates_take(
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
     taken = int(done.stdout)
     assert abs(planned / taken - 1) <= TOLERANCE, f"{planned / 2**20:.0f} MiB planned, {taken / 2**20:.0f} taken"
+
+
+@pytest.mark.medium
+def test_adamw_on_a_cpu_copies_one_tensor_at_a_time() -> None:
+    """As the plan says: beside its state, a step takes copies of one parameter, and not of all."""
+    module = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    optimizer = build_optimizer(module, TrainingConfig(steps=1))
+    for p in module.parameters():
+        p.grad = torch.ones_like(p)
+    with CostCounter(module) as counter:
+        optimizer.step()
+    sizes = [p.nbytes for p in module.parameters()]
+    assert max(sizes) < counter.peak_bytes - 2 * sum(sizes) < 4 * max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("stored", "key", "is_noted"),
+    [
+        ("bfloat16", "model.dtype=float32", True),
+        ("float16", "model.dtype=float32", True),
+        ("float32", "model.dtype=float32", False),
+        ("bfloat16", "model.dtype=bfloat16", False),
+        ("bfloat16", "train.trainable=full", False),
+    ],
+)
+@pytest.mark.medium
+def test_plan_names_the_dtype_that_takes_less(tmp_path: Path, stored: str, key: str, is_noted: bool) -> None:
+    decoder = fresh("llama", vocab_size=build_digits_tokenizer().vocab_size, max_position_embeddings=256)
+    decoder.save_pretrained(tmp_path / "model")
+    build_digits_tokenizer().save(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text()) | {"torch_dtype": stored, "dtype": stored}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    (tmp_path / "tiny.toml").write_text(TINY.replace("METHOD", "cot"))
+    model = [f"model.name={tmp_path / 'model'}", "train.trainable=lora"]
+    plan = plan_run(load_recipe(tmp_path / "tiny.toml", [*model, key])[0], CPU)
+    notes = [note for note in plan["notes"] if "model.dtype=" in note]
+    assert bool(notes) == is_noted
+    if is_noted:
+        assert f"model.dtype={stored} keeps the frozen weights as they are stored" in notes[0]

@@ -318,6 +318,7 @@ def test_report_format_number():
     assert [format_number(x) for x in (math.nan, math.inf, 0.5, 123456.0)] == ["–", "inf", "0.50", "1.2e+05"]
 
 
+@pytest.mark.medium
 def test_comparison_frees_each_layer_once_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = build_tiny_decoder("llama")
     layers: list[weakref.WeakSet[torch.Tensor]] = []

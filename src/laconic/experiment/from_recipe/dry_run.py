@@ -37,17 +37,19 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "max": 1.0}  # of lengths
 
 
 class MemoryModel(NamedTuple):
-    """Bytes of weights and optimizer state, of gradients, and of a row's activations."""
+    """Bytes of weights and optimizer state, gradients, copies in an optimizer step, and a row's activations."""
 
     fixed: int
     gradients: int
+    copies: int
     per_row: float
     overhead: float
 
     def peak(self, micro_batch_size: int, batch_size: int) -> int:
         """Return the peak of an update; between micro-batches the gradients are kept."""
         waiting = self.gradients if micro_batch_size < batch_size else 0
-        return round(self.overhead * (self.fixed + max(waiting + micro_batch_size * self.per_row, 2 * self.gradients)))
+        rows = waiting + micro_batch_size * self.per_row
+        return round(self.overhead * (self.fixed + max(rows, self.gradients + self.copies)))
 
     def largest_micro_batch(self, room: float, batch_size: int) -> int:
         """Return the largest micro-batch that fits into `room` bytes, or 0."""
@@ -84,11 +86,18 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in method.parameters()), "trainable": sum(p.numel() for p in trainable),
         "bytes": sum(p.nbytes for p in method.parameters()), "trainable_bytes": sum(p.nbytes for p in trainable),
     }  # fmt: skip
+    if train.trainable == "lora" and recipe.model.dtype == "float32" and recipe.model.init_from_run is None:
+        stored = str(config.dtype).removeprefix("torch.")
+        saved = format_bytes((counts["bytes"] - counts["trainable_bytes"]) / 2)
+        if stored in ("bfloat16", "float16"):
+            notes += (f"model.dtype={stored} keeps the frozen weights as they are stored, which takes {saved} less",)
     estimates: dict[str, Any] = dict.fromkeys(("flops_per_step", "memory", "largest_micro_batch", "seconds"))
     if costs is not None:
         flops = costs[middle].flops * lengths.mean() / lengths[longest].mean() * train.batch_size / micro
+        is_foreach = device.type != "cpu" or train.optimizer != "adamw"  # AdamW on a CPU updates one tensor at a time
+        copies = counts["trainable_bytes"] if is_foreach else 2 * max(p.nbytes for p in trainable)
         memory = MemoryModel(
-            counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"],
+            counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"], copies,
             max(cost.peak_bytes for cost in costs.values()) / micro, ALLOCATOR_OVERHEAD.get(device.type, 1.0),
         )  # fmt: skip
         free = free_memory(device)
