@@ -86,11 +86,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in method.parameters()), "trainable": sum(p.numel() for p in trainable),
         "bytes": sum(p.nbytes for p in method.parameters()), "trainable_bytes": sum(p.nbytes for p in trainable),
     }  # fmt: skip
-    if train.trainable == "lora" and recipe.model.dtype == "float32" and recipe.model.init_from_run is None:
-        stored = str(config.dtype).removeprefix("torch.")
-        saved = format_bytes((counts["bytes"] - counts["trainable_bytes"]) / 2)
-        if stored in ("bfloat16", "float16"):
-            notes += (f"model.dtype={stored} keeps the frozen weights as they are stored, which takes {saved} less",)
+    notes += note_stored_dtype(recipe, config, counts["bytes"] - counts["trainable_bytes"])
     estimates: dict[str, Any] = dict.fromkeys(("flops_per_step", "memory", "largest_micro_batch", "seconds"))
     if costs is not None:
         flops = costs[middle].flops * lengths.mean() / lengths[longest].mean() * train.batch_size / micro
@@ -121,6 +117,14 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "notes": list(notes), "threads": torch.get_num_threads(), **estimates,
         "disk": {"step": step_bytes, "steps_kept": retained, "kept": retained * step_bytes},
     }  # fmt: skip
+
+
+def note_stored_dtype(recipe: Recipe, config: DecoderConfig, frozen_bytes: int) -> tuple[str, ...]:
+    stored, is_frozen = str(config.dtype).removeprefix("torch."), recipe.train.trainable == "lora"
+    if not is_frozen or recipe.model.dtype != "float32" or recipe.model.init_from_run or config.dtype.itemsize != 2:
+        return ()
+    saved = format_bytes(frozen_bytes / 2)
+    return (f"model.dtype={stored} keeps the frozen weights as they are stored, which takes {saved} less",)
 
 
 def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
