@@ -16,7 +16,7 @@ from laconic.errors import UsageError
 class VerifyParityCommand:
     """Compare a model with a reference stage by stage, in units of the float32 rounding noise of each stage.
 
-    In float32 it needs about 2.5 times the bytes of the float32 weights, for two models and their activations.
+    It holds two models in float32 with their activations: more than twice the bytes of the float32 weights.
 
     Example: laconic verify parity stories260k --json parity.json
     """
