@@ -243,12 +243,6 @@ def test_read_documents_skips_blank_texts(tmp_path: Path) -> None:
     assert notes == ["a.jsonl: 2 rows with a blank text are skipped"]
 
 
-def test_read_documents_blank_lines_change_no_name(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": ""}\n{"text": "b"}\n')
-    documents, _ = read_documents(str(tmp_path / "a.jsonl"), TextConfig())
-    assert [document.name for document in documents] == ["a.jsonl:1", "a.jsonl:3"]
-
-
 def test_read_documents_compressed(tmp_path: Path) -> None:
     (tmp_path / "c4.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     with pytest.raises(InputError, match=r"^c4\.json\.gz: compressed with gzip; unpack it$"):

@@ -166,15 +166,6 @@ def test_read_examples_accepts_byte_order_mark_line_ends_and_blank_lines(tmp_pat
     assert read_examples(path, CONFIG).examples == read.examples
 
 
-def test_read_examples_blank_lines_change_no_id(tmp_path: Path) -> None:
-    row = {key: value for key, value in ROW.items() if key != "id"}
-    lines = [json.dumps(row | {"question": question}) + "\n" for question in "ab"]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    read = read_examples(tmp_path / "rows.jsonl", CONFIG)
-    assert [e.id for e in read.examples] == ["rows.jsonl:1", "rows.jsonl:2"]
-    assert [e.place for e in read.examples] == ["rows.jsonl:1", "rows.jsonl:3"]
-
-
 def test_read_examples_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no file .*none\.jsonl"):
         read_examples(tmp_path / "none.jsonl", CONFIG)

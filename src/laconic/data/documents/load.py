@@ -38,7 +38,7 @@ SECTION_SEPARATOR = "\n\n"
 
 @dataclass(frozen=True)
 class Document:
-    name: str  # name of the file or book, or file and number of its row
+    name: str  # name of the file or book, or the place of its row
     sections: tuple[str, ...]  # texts of its rows
     book: str | None = None  # name of the document in its rows
     part: SplitName | None = None  # split that its rows name
@@ -62,16 +62,15 @@ class DocumentRowConverter:
 
     def __init__(self, config: TextConfig, max_documents: int | None = None) -> None:
         self.config, self.max_documents = config, max_documents
-        self.document_field = config.document_field
-        self.num_rows = 0
+        self.document_field, self.is_first = config.document_field, True
         self.names = set[str]()
         self.has_splits = False
 
     def convert(self, row: dict[str, Any], name: str) -> Document | None:
         """Return the document of a row, or None if its text is blank. Raises `RowError`."""
-        if self.num_rows == 0 and self.document_field is None and "book" in row:
+        if self.is_first and self.document_field is None and "book" in row:
             self.document_field = "book"
-        self.num_rows += 1
+        self.is_first = False
         names = " and ".join(filter(None, (self.config.text_field, self.document_field)))
         accepted = f"expected a field {names}; data.text.text_field names another"
         section = row.get(self.config.text_field)
@@ -79,8 +78,7 @@ class DocumentRowConverter:
             return None
         section = require_text(row, self.config.text_field, accepted)
         book = require_text(row, self.document_field, accepted) if self.document_field else None
-        place = f"{name.rpartition(':')[0]}:{self.num_rows}"  # which blank lines do not change
-        return Document(book or place, (section,), book, parse_split(row))
+        return Document(book or name, (section,), book, parse_split(row))
 
     def is_last(self, row: Document | None) -> bool:
         """Return whether a row begins one document more than `max_documents`; rows that name splits are all read."""

@@ -107,12 +107,11 @@ def collect_examples(
     examples: list[ReasoningExample] = []
     problems: list[RowProblem] = []
     notes = converter.notes
-    for number, result in enumerate(convert_each(name, parse_lines(hash_lines(), parse), converter.convert), 1):
+    for result in convert_each(name, parse_lines(hash_lines(), parse), converter.convert):
         if isinstance(result, RowProblem):
             problems.append(result)
-        elif result is not None:  # a row without an id gets its number, which blank lines do not change
-            id = f"{name}:{number}" if result.id == result.place else result.id
-            examples.append(replace(result, id=id) if id != result.id else result)
+        elif result is not None:
+            examples.append(result)
         is_unknown = bool(problems) and problems[-1].kind == UNKNOWN_COLUMNS  # which every row would report
         if is_unknown or (max_rows is not None and len(examples) >= max_rows):
             break
