@@ -1,7 +1,7 @@
 """Linear layers with a second copy of their float32 weights, in the layout that oneDNN reads fastest on CPUs.
 
 torch rearranges the weights for every product of a few rows, which takes up to half of its time. A packed copy is
-rearranged once: products of 2 to 64 rows are then 1.2 to 1.9 times as fast (docs/benchmarks.md).
+rearranged once (table in docs/benchmarks.md).
 """
 
 from typing import Any, cast
