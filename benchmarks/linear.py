@@ -33,7 +33,7 @@ def linear(scale: Scale) -> Table:
             rows.append((f"{inputs} → {outputs}", str(n), *(f"{v:.0f}" for v in micros.values()), *ratios))
     text = (
         f"Microseconds by {clock_name()}, the best of {scale.rounds}: one layer in float32 without gradients. On AMD's "
-        "processors with AVX-512, laconic calls oneDNN from eight rows on, and for large weights always; on others it "
+        "processors with AVX-512, laconic calls oneDNN from eight rows on; on others it "
         f"calls torch, and the ratio is 1. This processor: {'oneDNN' if is_onednn_faster() else 'torch'}. Packed: "
         "after `laconic.pack_weights`, on all processors."
     )

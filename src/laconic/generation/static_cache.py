@@ -24,7 +24,7 @@ from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
 from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.int8_linear import Int8Linear
-from laconic.models.ops.linear import ONEDNN, can_use_onednn, is_unmodified, linear
+from laconic.models.ops.linear import ONEDNN, can_use_onednn, is_unmodified
 from laconic.models.ops.packed_linear import PackedLinear, has_onednn_packing
 from laconic.models.ops.prefix_attention import attend_by_head
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
@@ -38,7 +38,7 @@ MAX_COPY_SHARE = 0.22
 # without it), for a single row a plain copy is faster.
 MIN_PACKED_ROWS = 4
 MIN_PACKED_NUMEL = 2**18
-MIN_ONEDNN_NUMEL, MIN_ONEDNN_BATCH_NUMEL = 2**19, 2**20  # of weights that are used in place, for one row and several
+MIN_ONEDNN_NUMEL = 2**20  # of weights that batches use in place
 MIN_STEPS_TO_PACK, MIN_STEPS_TO_COPY = 16, 64  # for fewer steps, copying the weights costs more than it saves
 STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
 
@@ -194,10 +194,11 @@ def build_linear(weight: Float[Tensor, "D N"], bias: Tensor | None) -> TensorFn:
     return partial(torch.mm, mat2=weight) if bias is None else partial(torch.addmm, bias, mat2=weight)
 
 
-def build_linear_in_place(weight: Float[Tensor, "N D"], bias: Tensor | None, min_onednn_numel: int) -> TensorFn:
-    """Return x W^T + b as a function of x, by oneDNN for large weights where that is faster."""
-    if can_use_onednn(weight, weight) and weight.numel() >= min_onednn_numel:
-        return partial(linear, weight=weight, bias=bias)
+def build_batch_linear(weight: Float[Tensor, "N D"], bias: Tensor | None) -> TensorFn:
+    """Return x W^T + b as a function of several rows x, by oneDNN for large weights where that is faster."""
+    if can_use_onednn(weight, weight) and weight.numel() >= MIN_ONEDNN_NUMEL:
+        multiply = ONEDNN._linear_pointwise.default
+        return lambda x: multiply(x, weight, bias, "none", [], "")
     return build_linear(weight.t(), bias)
 
 
@@ -214,13 +215,13 @@ def fuse_linear(
     weight = stack_rows(weights) if should_copy or not should_pack else None
     if weight is None:
         if not should_copy:
-            return [build_linear_in_place(w, b, MIN_ONEDNN_BATCH_NUMEL) for w, b in weights_and_biases]
+            return [build_batch_linear(w, b) for w, b in weights_and_biases]
         weight = torch.cat(weights)
     bias = None
     if any(b is not None for _, b in weights_and_biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in weights_and_biases])
     if not should_copy:
-        return [build_linear_in_place(weight, bias, MIN_ONEDNN_NUMEL)]
+        return [build_linear(weight.t(), bias)]
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
         packed = ONEDNN._reorder_linear_weight(weight, None)

@@ -21,7 +21,7 @@ from torch.nn.parameter import Parameter
 NN_MODULE: Any = nn.modules.module
 TORCH_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 ONEDNN: Any = torch.ops.mkldnn  # private, as are the operators for packed weights
-MIN_ROWS, LARGE_WEIGHT = 8, 2**19  # for fewer rows oneDNN gains only with a weight of as many numbers
+MIN_ROWS = 8  # for fewer rows oneDNN gains little or loses
 CPU_INFO = Path("/proc/cpuinfo")
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -45,8 +45,7 @@ def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
         and is_onednn_faster()
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
-        and (x.numel() >= MIN_ROWS * x.shape[-1] or weight.numel() >= LARGE_WEIGHT)
-        and x.numel() > 0
+        and x.numel() >= MIN_ROWS * x.shape[-1] > 0
         and type(x) in (Tensor, Parameter)
         and type(weight) in (Tensor, Parameter)
         and not torch.is_autocast_enabled("cpu")
