@@ -97,3 +97,5 @@ def test_copies_and_other_types_of_a_packed_decoder_are_as_of_an_unpacked_one(ch
 def test_pack_weights_refuses_other_types() -> None:
     with pytest.raises(UsageError, match="float32"):
         laconic.pack_weights(fresh("llama").bfloat16())
+    with pytest.raises(UsageError, match=r"such as model\.decoder, not LanguageModel"):
+        laconic.pack_weights(laconic.load("stories260k"))

@@ -24,7 +24,7 @@ from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
 from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.int8_linear import Int8Linear
-from laconic.models.ops.linear import ONEDNN, can_use_onednn, is_unmodified
+from laconic.models.ops.linear import ONEDNN, is_unmodified
 from laconic.models.ops.packed_linear import PackedLinear, has_onednn_packing
 from laconic.models.ops.prefix_attention import attend_by_head
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
@@ -38,7 +38,6 @@ MAX_COPY_SHARE = 0.22
 # without it), for a single row a plain copy is faster.
 MIN_PACKED_ROWS = 4
 MIN_PACKED_NUMEL = 2**18
-MIN_ONEDNN_NUMEL = 2**20  # of weights that batches use in place
 MIN_STEPS_TO_PACK, MIN_STEPS_TO_COPY = 16, 64  # for fewer steps, copying the weights costs more than it saves
 STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
 
@@ -152,12 +151,12 @@ def fuse_norm(norm: nn.Module) -> TensorFn:
     return lambda x: (x / torch.hypot(vector_norm(x, 2, -1, True), offset)).mul_(weight)
 
 
-def fuse_residual(project: TensorFn) -> ResidualFn:
+def fuse_residual(linear: TensorFn) -> ResidualFn:
     """Return a function that adds the layer's output to the residual stream, in one operation where torch has one."""
-    if isinstance(project, partial) and project.func is torch.mm:
-        return cast(ResidualFn, partial(torch.addmm, mat2=project.keywords["mat2"]))
+    if isinstance(linear, partial) and linear.func is torch.mm:
+        return cast(ResidualFn, partial(torch.addmm, mat2=linear.keywords["mat2"]))
 
-    return lambda x, y: x + cast(Tensor, project(y))
+    return lambda x, y: x + cast(Tensor, linear(y))
 
 
 def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
@@ -194,14 +193,6 @@ def build_linear(weight: Float[Tensor, "D N"], bias: Tensor | None) -> TensorFn:
     return partial(torch.mm, mat2=weight) if bias is None else partial(torch.addmm, bias, mat2=weight)
 
 
-def build_batch_linear(weight: Float[Tensor, "N D"], bias: Tensor | None) -> TensorFn:
-    """Return x W^T + b as a function of several rows x, by oneDNN for large weights where that is faster."""
-    if can_use_onednn(weight, weight) and weight.numel() >= MIN_ONEDNN_NUMEL:
-        multiply = ONEDNN._linear_pointwise.default
-        return lambda x: multiply(x, weight, bias, "none", [], "")
-    return build_linear(weight.t(), bias)
-
-
 def fuse_linear(
     weights_and_biases: Sequence[tuple[Tensor, Tensor | None]], *, should_copy: bool, should_pack: bool
 ) -> list[TensorFn]:
@@ -209,13 +200,13 @@ def fuse_linear(
 
     With `should_copy` they become one function of a transposed copy, or for batches (`should_pack`) of a packed one.
     Without, the weights are used in place: as one function if they are adjacent in memory, as in a loaded checkpoint,
-    but not for batches, for which separate weights are faster.
+    but not for batches, where MKL is faster on separate weights.
     """
     weights = [w for w, _ in weights_and_biases]
     weight = stack_rows(weights) if should_copy or not should_pack else None
     if weight is None:
         if not should_copy:
-            return [build_batch_linear(w, b) for w, b in weights_and_biases]
+            return [build_linear(w.t(), b) for w, b in weights_and_biases]
         weight = torch.cat(weights)
     bias = None
     if any(b is not None for _, b in weights_and_biases):
@@ -225,8 +216,8 @@ def fuse_linear(
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
         packed = ONEDNN._reorder_linear_weight(weight, None)
-        multiply = ONEDNN._linear_pointwise.default
-        return [lambda x: multiply(x, packed, bias, "none", [], "")]
+        linear = ONEDNN._linear_pointwise.default
+        return [lambda x: linear(x, packed, bias, "none", [], "")]
     return [build_linear(weight.t().contiguous(), bias)]
 
 

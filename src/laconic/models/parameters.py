@@ -6,6 +6,7 @@ from torch import nn
 from laconic.models.block import Block, build_norm
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import add_submodule, init_parameters
+from laconic.models.ops.packed_linear import get_version
 
 ParameterVersion = tuple[tuple[tuple[int, int], ...], tuple[float, ...]]
 
@@ -37,6 +38,6 @@ def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
     Edits through `.data` are not counted, and go unnoticed unless they change one of the values. Inference tensors have
     no counter.
     """
-    counters = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in decoder.parameters())
+    counters = tuple(map(get_version, decoder.parameters()))
     samples = [p.detach().flatten()[:: max(1, p.numel() // 4)] for p in decoder.parameters()]
     return counters, tuple(torch.cat(samples).double().cpu().numpy().tolist())

@@ -1,8 +1,8 @@
 """Linear layers, by oneDNN on CPUs where the library that torch calls for float32 products has no AVX-512 kernels.
 
 torch hands float32 products to MKL, which uses AVX2 on AMD's processors. oneDNN, which torch has too, uses AVX-512
-there and is 2.3 times as fast from some 24 rows on (docs/benchmarks.md). For single rows, which are bound by memory,
-there is no difference.
+there: from 24 rows on it was 1.7 to 2.3 times as fast on one EPYC, and 0.96 to 1.2 times on another
+(docs/benchmarks.md, docs/log.md). For single rows, which are bound by memory, there is no difference.
 
 Symbols: y = x W^T + b with W [out, in].
 """

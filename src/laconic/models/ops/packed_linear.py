@@ -73,7 +73,8 @@ def pack_weights(decoder: nn.Module) -> None:
         decoder: A decoder with float32 weights on a CPU. It is modified in place.
 
     Raises:
-        UsageError: If no linear layer can be packed: other types and devices, int8, or a torch without oneDNN.
+        UsageError: If it is not a decoder, or no linear layer can be packed: other types and devices, int8, or a torch
+            without oneDNN.
 
     Examples:
         >>> import torch, laconic
@@ -83,6 +84,8 @@ def pack_weights(decoder: nn.Module) -> None:
         ...     decoder(decoder.embed(torch.tensor([[5, 6, 7]]))).hidden_states.shape
         torch.Size([1, 3, 48])
     """
+    if not isinstance(decoder, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"pack_weights: give a Decoder, such as model.decoder, not {type(decoder).__name__}")
     layers = [layer for layer in decoder.modules() if isinstance(layer, nn.Linear) and can_be_packed(layer)]
     if not layers:
         raise UsageError("pack_weights: there are no linear layers with float32 weights on a CPU with oneDNN")
