@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,11 +13,14 @@ import laconic
 from laconic.batches import AnswerBatch, PassCounts
 from laconic.config.load import load_recipe
 from laconic.config.recipe import DOCUMENT_METHODS, METHOD_TABLES
+from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.experiment.load_run import load_config_and_tokenizer
+from laconic.experiment.load_run import load_config_and_tokenizer, load_run
 from laconic.experiment.text_models.reasoner import Reasoner
+from laconic.generation.static_cache import is_stock_decoder
 from laconic.models.checkpoints import weights
+from laconic.models.decoder import Decoder
 from laconic.storage.run_dir import RunDirectory
 from tests.conftest import REPO, RunCli, check_refused, needs
 from tests.house.source import blocks
@@ -88,6 +91,38 @@ def test_reasoner_generate_follows_suppressed_ids_and_streams_text(place: Path) 
     assert "".join(texts) == model.tokenizer.decode(list(answer.token_ids))
     (other,) = model.generate(QUESTIONS[0], replace(SHORT, suppress_token_ids=answer.token_ids))
     assert not {*answer.token_ids} & {*other.token_ids}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("method", "overrides", "is_merged"),
+    [
+        ("kava", (), True),
+        ("lm", (), True),
+        ("autocompressor", ("compression.adapter_scope=both",), True),
+        ("autocompressor", ("compression.adapter_scope=write",), False),
+    ],
+)
+def test_load_merges_an_adapter_that_is_always_on(
+    method: str, overrides: tuple[str, ...], is_merged: bool, tmp_path: Path
+) -> None:
+    needs("peft")
+    tokenizer = build_digits_tokenizer() if method == "kava" else build_byte_tokenizer()
+    base = fresh("llama", vocab_size=tokenizer.vocab_size)
+    laconic.LanguageModel(base, tokenizer).save(tmp_path / "base")
+    adapter = (f"model.name={tmp_path / 'base'}", "train.trainable=lora", "lora.rank=2", "train.learning_rate=0.1")
+    run = train_tiny_run(method, tmp_path, *adapter, *overrides)
+    before, model = load_run(run, torch.device("cpu")), laconic.load(run)
+    assert model.decoder.fingerprint == before.parts.decoder.fingerprint, "memories fit both"
+    assert [is_stock_decoder(cast(Decoder, x)) for x in (model.decoder, before.parts.decoder)] == [is_merged, False]
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        logits = [x.logits(x(x.embed(ids)).hidden_states) for x in (model.decoder, before.parts.decoder, base)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+    assert not is_merged or (logits[0] - logits[2]).abs().max() > 1e-3, "the adapter has learned nothing"
+    if method == "kava":
+        answers = [reasoner.generate(QUESTIONS, SHORT) for reasoner in (cast(Reasoner, model), Reasoner(before))]
+        assert [a.token_ids for a in answers[0]] == [a.token_ids for a in answers[1]]
 
 
 @pytest.mark.medium

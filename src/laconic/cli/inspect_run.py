@@ -49,7 +49,7 @@ def inspect_runs(command: InspectCommand) -> int:
     for path in (command.model, *command.baseline):
         check_has_latents(path)
     with status(f"loading {command.model}"):
-        runs = [load_run(path, device) for path in (command.model, *command.baseline)]
+        runs = [load_run(path, device).merge_for_answers() for path in (command.model, *command.baseline)]
     check_comparable(runs)
     summary = (inspect_task if command.task else inspect_one_question)(command, runs)
     if isinstance(summary, QuestionSummary):

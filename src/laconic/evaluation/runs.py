@@ -111,7 +111,7 @@ def hash_export(export: Path) -> str:
 
 def load_step(folder: Path, device: torch.device, checkpoint_name: str) -> LoadedRun:
     run = load_run(find_export(folder) or folder, device, resolve_step(folder, checkpoint_name))
-    return replace(run, folder=folder)
+    return replace(run.merge_for_answers(), folder=folder)
 
 
 def load_recipes(paths: Sequence[str | Path]) -> dict[Path, Recipe]:

@@ -55,8 +55,7 @@ def export_run(
     """
     expected = 'the result of laconic.experiment.load_run.load_run("runs/NAME", torch.device("cpu"))'
     check_type("run", run, LoadedRun, expected)
-    has_switched_adapter = run.recipe.compression is not None and run.recipe.compression.adapter_scope == "write"
-    if has_switched_adapter and run.parts.adapter is not None:
+    if run.has_switched_adapter:
         adapter = run.parts.adapter
         decoder = load_initial_model(run.recipe, torch.device("cpu"))[0]
     else:

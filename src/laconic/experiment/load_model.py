@@ -105,7 +105,7 @@ def load(
     for name, value in fixed.items():
         if value is not None:
             raise UsageError(f"{name} {value}: {path_or_name} is a run, which has its own; remove {name}")
-    return wrap_run(load_run(run.folder, target, run.step, allow_code=allow_code))
+    return wrap_run(load_run(run.folder, target, run.step, allow_code=allow_code).merge_for_answers())
 
 
 def wrap_run(run: LoadedRun) -> LoadedModel:

@@ -25,6 +25,7 @@ from laconic.models.checkpoints import weights
 from laconic.models.checkpoints.checkpoint_files import resolve_tensors
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.models.parameters import get_parameter_version
 from laconic.storage import manifest
 from laconic.storage.export_record import EXPORT_FOLDER, read_export_record
 from laconic.storage.run_dir import STEP_PATTERN, RunDirectory, StepFolder
@@ -45,9 +46,27 @@ class LoadedRun:
     method: nn.Module
     epoch: int | None = None
 
+    @property
+    def has_switched_adapter(self) -> bool:
+        """Whether the method disables the adapter at times (`compression.adapter_scope = "write"`)."""
+        compression = self.recipe.compression
+        return self.parts.adapter is not None and compression is not None and compression.adapter_scope == "write"
+
     def merged_decoder(self) -> Decoder:
         """Return the decoder, with the adapter merged into its weights and removed."""
         return lora.merge_adapter(self.parts.adapter) if self.parts.adapter is not None else self.parts.decoder
+
+    def merge_for_answers(self) -> "LoadedRun":
+        """Return the run with an adapter that is always on merged into the weights, in place: answering is faster.
+
+        Memories and caches fit both forms of the decoder: the fingerprint stays.
+        """
+        if self.parts.adapter is None or self.has_switched_adapter:
+            return self
+        fingerprint = self.parts.decoder.fingerprint
+        decoder = self.merged_decoder()
+        decoder._cached_fingerprint = (fingerprint, get_parameter_version(decoder))  # pyright: ignore[reportPrivateUsage]
+        return replace(self, parts=replace(self.parts, decoder=decoder, adapter=None))
 
 
 def is_run_dir(path: str | Path) -> bool:

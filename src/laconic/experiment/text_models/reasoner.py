@@ -119,7 +119,7 @@ class Reasoner:
 
     @property
     def decoder(self) -> Decoder:
-        """The decoder, with its adapter if it has one."""
+        """The decoder, with a LoRA adapter merged into its weights if its method never disables it."""
         return self.run.parts.decoder
 
     @property
