@@ -23,6 +23,7 @@ from laconic.experiment.run_init import init_run
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import Icot
 from laconic.models.checkpoints.weight_memory import stack_rows
+from laconic.models.checkpoints.weights import weights_fingerprint
 from laconic.models.decoder import Decoder
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
@@ -187,6 +188,13 @@ def test_load_decoder_does_not_copy_the_loaded_weights(tmp_path: Path) -> None:
     fresh("llama").save_pretrained(tmp_path / "folder")
     block: Any = load_decoder(tmp_path / "folder", torch.float32, CPU).layers[0]
     assert stack_rows([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]) is not None  # still in one block
+
+
+def test_load_decoder_binds_runs_to_the_rounded_weights(tmp_path: Path) -> None:
+    fresh("llama").save_pretrained(tmp_path / "folder")
+    decoder = load_decoder(tmp_path / "folder", torch.bfloat16, CPU)
+    assert decoder.fingerprint == weights_fingerprint(decoder.state_dict().items())
+    assert decoder.fingerprint != Decoder.from_pretrained(tmp_path / "folder", "bfloat16").fingerprint
 
 
 def test_load_weights_into_other_shapes(tmp_path: Path) -> None:

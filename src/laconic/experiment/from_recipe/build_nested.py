@@ -177,7 +177,9 @@ def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, gradient: OuterG
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Load a nested or plain checkpoint."""
+    """Load a nested or plain checkpoint; its fingerprint is that of the weights in `dtype`, not of those on disk."""
     shape = read_saved_config(folder)
     decoder_class = Decoder if shape is None else model_class(shape)
-    return decoder_class.from_pretrained(folder, dtype, device)
+    decoder = decoder_class.from_pretrained(folder, dtype, device)
+    decoder._cached_fingerprint = None  # pyright: ignore[reportPrivateUsage]
+    return decoder
