@@ -37,7 +37,7 @@ class UsageError(LaconicError):
     exit_code = 2
 
 
-def check_known(name: str, value: object, known: Iterable[str]) -> None:
+def check_known(name: str, value: object, known: Iterable[object]) -> None:
     """Raise `UsageError` with the names that an argument may have, unless its value is one of them."""
     names = list(known)
     if value not in names:

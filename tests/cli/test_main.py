@@ -121,6 +121,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         ),
         (("generate", "x", "hi", "--memory", "a", "b"), 2, "b: generate takes fewer arguments; write --memory before"),
         (("generate", "x", "--memory", "a", "b.safetensors"), 2, "b.safetensors is taken as a prompt; write --memory"),
+        (("generate", "x", "What is b.safetensors", "--memory", "a"), 66, "no file a; give one that laconic compress"),
         (("evaluate", "x", "--tasks", "a", "b"), 2, "b: evaluate takes fewer arguments; the values of --tasks"),
         (("generate", "x", "y", "--stop", "."), 2, "has no option --stop; did you mean --stop-string?"),
         (("data", "lists"), 2, "no command data lists; did you mean list?"),

@@ -2,7 +2,7 @@
 
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -190,6 +190,7 @@ REFUSED = [
     ),
     (lambda r: r.compress(["a"], length=SummaryLength(total_vectors=0)), UsageError, "total_vectors 0"),
     (lambda r: r.compress(["a"], length=SummaryLength(quantile=1.0)), UsageError, "quantile 1.0"),
+    (lambda r: SummaryLength(stop_rule=cast(Any, "")), UsageError, "stop_rule '' is unknown; use one of None, 'q"),
     (
         lambda r: r.compress(["a"], KVCompressionConfig(keep=0.5)),
         UsageError,

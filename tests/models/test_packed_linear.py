@@ -1,6 +1,8 @@
 """Packed weights: the same results as unpacked ones, used where they may be, and replaced when weights change."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import laconic
 from laconic import Decoder, GenerationConfig
 from laconic.errors import UsageError
+from laconic.generation.static_cache import fuse_weights
+from laconic.models.checkpoints.weight_memory import stack_rows
 from laconic.models.ops.packed_linear import PackedLinear, has_onednn_packing
 from laconic.models.quantize import quantize_decoder
 from tests.models.fixtures import fresh
@@ -85,6 +89,43 @@ def test_packed_weights_are_not_used_after_a_change_until_packed_again() -> None
     assert num_packed == before - 1
     laconic.pack_weights(decoder)
     assert read(decoder)[1] == before
+
+
+def train_with_fused_adamw(decoder: Decoder) -> Decoder:
+    decoder(decoder.embed(IDS)).hidden_states.square().sum().backward()
+    torch.optim.AdamW(decoder.parameters(), fused=True).step()  # which does not count its changes
+    return decoder
+
+
+def add_to_data(decoder: Decoder) -> Decoder:
+    for p in decoder.parameters():
+        p.data.add_(0.1)  # as peft merges adapters
+    return decoder
+
+
+def round_in_place(decoder: Decoder) -> Decoder:
+    """As after `.bfloat16().float()`, which may bring the weights back to the same addresses."""
+    for p in decoder.parameters():
+        p.data.copy_(p.data.bfloat16())
+    return decoder
+
+
+@pytest.mark.parametrize("change", [train_with_fused_adamw, add_to_data, round_in_place])
+def test_packed_weights_are_not_used_after_a_change_that_torch_does_not_count(change: Callable[..., Decoder]) -> None:
+    actual, num_packed = read(change(packed("llama")))
+    assert num_packed == 0
+    assert error(actual, read(change(fresh("llama")))[0]) < ROUNDING
+
+
+def test_copy_of_a_packed_decoder_is_packed_anew_to_decode_batches() -> None:
+    decoder = packed("llama")
+    assert isinstance(fuse_weights(decoder, num_rows=4).lm_head, PackedLinear)
+    assert not isinstance(fuse_weights(copy.deepcopy(decoder), num_rows=4).lm_head, PackedLinear)
+
+
+def test_int8_weights_of_a_packed_decoder_are_neighbours() -> None:
+    block: Any = quantize_decoder(packed("llama")).layers[0]
+    assert stack_rows([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]) is not None
 
 
 @pytest.mark.parametrize("change", [copy.deepcopy, lambda d: d.double(), quantize_decoder], ids=["copy", "to", "int8"])

@@ -62,7 +62,7 @@ class SummaryLength:
         present = [name for name in names if getattr(self, name) is not None]
         if len(present) > 1 and (present[0] != "stop_rule" or present[1:] != [self.stop_rule]):
             raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the number of vectors")
-        check_known("stop_rule", self.stop_rule or STOP_HEAD_RULES[0], STOP_HEAD_RULES)
+        check_known("stop_rule", self.stop_rule, (None, *STOP_HEAD_RULES))
         for name in ("num_vectors", "total_vectors", "seed"):
             value = getattr(self, name)
             if not isinstance(value, SupportsIndex | None):

@@ -97,7 +97,7 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
 
     def fuse(modules: Sequence[nn.Module]) -> list[TensorFn]:
         nonlocal remaining
-        if num_rows >= MIN_PACKED_ROWS and all(isinstance(m, PackedLinear) for m in modules):
+        if num_rows >= MIN_PACKED_ROWS and all(isinstance(m, PackedLinear) and m.is_current() for m in modules):
             return list(cast(Sequence[TensorFn], modules))
         size = sum(m.weight.nbytes for m in modules if isinstance(m.weight, Tensor))
         int8_layers = [m for m in modules if isinstance(m, Int8Linear)]

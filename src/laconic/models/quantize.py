@@ -53,11 +53,11 @@ def quantize_decoder(decoder: Decoder) -> Decoder:
         quantized = Decoder(decoder.config, seed=None)
     # Copies, because a parameter can keep a block with all weights of a checkpoint alive.
     state = {
-        name: p.detach() if is_linear_weight(decoder, name) else p.detach().clone()
+        name: p.detach() if is_linear_weight(quantized, name) else p.detach().clone()
         for name, p in decoder.named_parameters()
     }
     quantized.load_state_dict(state, assign=True)
-    quantize_layers(quantized, state, int8_memory(decoder))
+    quantize_layers(quantized, state, int8_memory(quantized))
     quantized.config = quantize_head(quantized, decoder.config)
     for name in ("source_folder", "name_or_path", "attn_implementation"):
         setattr(quantized, name, getattr(decoder, name))

@@ -238,7 +238,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
             check_file(
                 self.input, 'a .jsonl whose rows have "prompt", "messages" or "question", or - for standard input'
             )
-        stray = next((text for text in self.prompts if text.endswith(".safetensors")), None)
+        stray = next((text for text in self.prompts if text.endswith(".safetensors") and " " not in text), None)
         if self.memory and stray is not None:
             raise UsageError(f"{stray} is taken as a prompt; write --memory before each memory")
         check_memories(self.memory, self.system)
