@@ -74,7 +74,7 @@ def pack_weights(decoder: nn.Module) -> None:
 
     Latent thoughts, prompts and batches then take less time, and decoding a single row as much as before. It takes as
     much memory again as the weights of these layers. Weights that change later are used as they are, unpacked, until
-    they are packed again; changes through `.data` or by a fused optimizer, unless they leave out seven sampled values.
+    they are packed again. Changes through `.data`, or by a fused optimizer, are noticed by seven values of each weight.
 
     Args:
         decoder: A decoder with float32 weights on a CPU. It is modified in place.
