@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from laconic.experiment.text_models.language_model import LanguageModel as LanguageModel
     from laconic.experiment.text_models.nested_model import NestedTextModel as NestedTextModel
     from laconic.experiment.text_models.reasoner import Reasoner as Reasoner
+    from laconic.experiment.text_models.state_chat import StateChatSession as StateChatSession
     from laconic.generation.config import GenerationConfig as GenerationConfig
     from laconic.generation.generate import Generation as Generation
     from laconic.generation.generate import generate as generate
@@ -68,6 +69,7 @@ _LOCATIONS = {
     "generate": "laconic.generation.generate",
     "load_tokenizer": "laconic.data.tokenizer",
     "ChatSession": "laconic.experiment.text_models.chat_session",
+    "StateChatSession": "laconic.experiment.text_models.state_chat",
     "load": "laconic.experiment.load_model",
     "LanguageModel": "laconic.experiment.text_models.language_model",
     "Reasoner": "laconic.experiment.text_models.reasoner",

@@ -56,6 +56,17 @@ def test_chat_saves_loads_and_resets(talk) -> None:
     assert again.out == talk(["Hi", "And you?"]).out.split("\n", 1)[1]
 
 
+def test_chat_continues_a_fast_weight_state(talk, chat_model: Path, run_cli: RunCli) -> None:
+    Path("book.txt").write_text("A book of one line. " * 5)
+    command = ("compress", chat_model, "book.txt", "--learn", "--inner-lr", 0.5, "--out", "state.safetensors")
+    assert run_cli(*command).code == 0
+    generated = run_cli("generate", chat_model, "Hi", "--chat", "--memory", "state.safetensors", "--max-tokens", 5)
+    talked = talk(["Hi", "And you?"], "--memory", "state.safetensors")
+    assert talked.code == 0, talked.err
+    assert talked.out.split("\n")[0] == generated.out.split("\n")[0] != talk(["Hi"]).out.split("\n")[0]
+    check_refused(talk(["Hi"], "--memory", "state.safetensors", "--quantize", "int8"), 2, "with fast weights")
+
+
 @pytest.mark.parametrize("chat_flag", [False, True])
 def test_chat_on_a_kv_memory_of_everything_equals_the_text(talk, chat_model: Path, chat_flag: bool) -> None:
     """A memory that keeps every slot gives the replies of the document before, or in, the conversation."""

@@ -469,8 +469,9 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
     for memory, kind in (("kv.safetensors", "keys and values"), ("vectors.safetensors", "summary vectors")):
         message = f"is a memory ({kind}), expected a state (fast weights)"
         refused(run, 76, message, "generate", "donor", "x", "--memory", memory, "--learn")
-    message = "s.safetensors is a fast-weight state, which chat does not take; use laconic generate"
-    refused(run, 2, message, "chat", "donor", "--memory", "s.safetensors")
+    refused(run, 66, "donor has no chat template", "chat", "donor", "--memory", "s.safetensors")
+    message = "--memory: 2 files; a conversation continues one fast-weight state"
+    refused(run, 2, message, "chat", "donor", "--memory", "s.safetensors", "--memory", "s.safetensors")
     refused(run, 2, "--inner-lr: s.safetensors has learned with 0.5", "compress", "donor", "book.txt", "--memory",
             "s.safetensors", "--inner-lr", "0", "--out", "t.safetensors")  # fmt: skip
     with pytest.raises(CorruptArtifactError, match=r"inner_lr is 0.1, expected 0.5"):

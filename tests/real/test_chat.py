@@ -48,6 +48,22 @@ def test_chat_turns_equal_transformers(smollm2: Path) -> None:
     assert reply.num_prompt_tokens < 30 < session.num_reused  # the last turn read its question alone
 
 
+def test_chat_with_levels_that_have_learned_nothing_equals_the_checkpoint(smollm2: Path) -> None:
+    model = laconic.load(smollm2)
+    assert isinstance(model, laconic.LanguageModel)
+    plain, config = ChatSession(model.decoder, model.tokenizer), laconic.GenerationConfig(max_tokens=24)
+    levels = laconic.NestedTextModel.from_pretrained(smollm2)
+    session = laconic.StateChatSession(levels)
+    for turn in TURNS:
+        reply = session.reply(turn, config)
+        assert reply.text == plain.reply(turn, config).text
+    assert reply.num_prompt_tokens < 30 < session.num_reused  # the last turn read its question alone
+    reader = laconic.StateChatSession(levels, levels.compress([TEXT]))  # too short to change a weight
+    reply = reader.reply(TURNS[0], config)
+    ids = model.tokenizer.encode(TEXT) + reader.encode(reader.messages[:1])
+    assert reply.token_ids == laconic.generate(model.decoder, input_ids=[ids], config=config)[0].token_ids
+
+
 def test_generate_continues_from_a_state_like_from_the_text(smollm2: Path) -> None:
     model = laconic.load(smollm2)
     assert isinstance(model, laconic.LanguageModel)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags
+from laconic.cli.commands.chat import ChatCommand
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
 from laconic.cli.commands.serve import ServeCommand
@@ -21,14 +22,16 @@ from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.read_into_state import load_read_documents, spread_documents
 
 
-def load_model(command: CompressCommand | GenerateCommand | ServeCommand, memory: Path | None) -> NestedTextModel:
+def load_model(
+    command: CompressCommand | GenerateCommand | ServeCommand | ChatCommand, memory: Path | None
+) -> NestedTextModel:
     """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say."""
-    name = command.model
+    name, inner_lr = command.model, getattr(command, "inner_lr", None)  # laconic chat has no --inner-lr
     options: dict[str, Any] = {"device": command.device}
     if isinstance(command, ModelFlags):  # the dtype of laconic compress is that of the file
         options |= {"dtype": command.dtype, "revision": command.revision}
     if is_nested(name):
-        names = ("inner_lr", *(option for option in options if option != "device"))
+        names = [*(["inner_lr"] if inner_lr is not None else []), *(key for key in options if key != "device")]
         refuse_flags(command, names, f"not available for a trained model such as {name}")
         return cast("NestedTextModel", laconic.load(name, device=command.device))
     if not is_plain_model(name):
@@ -37,9 +40,10 @@ def load_model(command: CompressCommand | GenerateCommand | ServeCommand, memory
         )
     levels = None if memory is None else read_untrained_levels(memory)
     if levels is None:
-        inner_lr = UNTRAINED_INNER_LR if command.inner_lr is None else command.inner_lr
+        inner_lr = UNTRAINED_INNER_LR if inner_lr is None else inner_lr
         return NestedTextModel.from_pretrained(name, inner_lr=inner_lr, **options)
-    refuse_flags(command, ("inner_lr",), f"{memory} has learned with {levels.inner_lr:g}")
+    if inner_lr is not None:
+        refuse_flags(command, ("inner_lr",), f"{memory} has learned with {levels.inner_lr:g}")
     decoder = laconic.Decoder.from_pretrained(name, **options)
     return NestedTextModel.from_decoder(decoder, laconic.load_tokenizer(decoder.source_folder or name), levels)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalStr, check_minimum, check_utf8
+from laconic.cli.arguments import OptionalStr, check_minimum, check_utf8, refuse_flags
 from laconic.cli.files import check_memories, check_model, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.model_flags import ModelFlags, SamplingFlags, import_with_status
@@ -23,6 +23,7 @@ from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
 if TYPE_CHECKING:
     from laconic.experiment.text_models.chat_session import ChatSession
+    from laconic.experiment.text_models.nested_model import NestedTextModel
     from laconic.generation.config import GenerationConfig
 
 PROMPT = ">>> "
@@ -57,7 +58,7 @@ class ChatCommand(ModelFlags, SamplingFlags):
     system: OptionalStr = None
     """system message"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
-    """file(s) written by laconic compress, which precede the conversation"""
+    """file(s) written by laconic compress, which precede the conversation, or one with the state of fast weights"""
     max_tokens: int = 1024
     """largest number of tokens of a reply"""
 
@@ -67,7 +68,6 @@ class ChatCommand(ModelFlags, SamplingFlags):
         check_model(self.model)
         check_memories(self.memory, self.system)
         import_with_status(f"loading {self.model}")
-        self.refuse_states()
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
@@ -94,25 +94,31 @@ class ChatCommand(ModelFlags, SamplingFlags):
                 log_message(f"laconic: {error}")
         return exit_code
 
-    def refuse_states(self) -> None:
-        from laconic.experiment.from_recipe.untrained_levels import is_state_file
-
-        state = next(filter(is_state_file, self.memory), None)
-        if state is not None:
-            raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
-
     def open_session(self) -> "ChatSession":
         import laconic
+        from laconic.experiment.from_recipe.untrained_levels import is_state_file
         from laconic.experiment.text_models.chat_session import ChatSession
+        from laconic.experiment.text_models.state_chat import StateChatSession
 
-        model = self.load_model(self.model)
-        if not isinstance(model, laconic.TextCompressor | laconic.LanguageModel):
+        state = next(filter(is_state_file, self.memory), None)
+        model = self.load_model(self.model) if state is None else self.load_with_state(state)
+        if isinstance(model, laconic.Reasoner):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
         if model.tokenizer.chat_template is None:
             message = f"{self.model} has no chat template (base models have none), so it does not chat"
             raise InputError(f"{message}; use laconic generate, or the model's instruction-tuned version")
+        if isinstance(model, laconic.NestedTextModel):
+            return StateChatSession(model, *self.memory, system=self.system)
         prefix = model.open_prefix(self.memory) if self.memory else None
         return ChatSession(model.decoder, model.tokenizer, system=self.system, prefix=prefix)
+
+    def load_with_state(self, state: Path) -> "NestedTextModel":
+        from laconic.cli.nested import load_model
+
+        if len(self.memory) > 1:
+            raise UsageError(f"--memory: {len(self.memory)} files; a conversation continues one fast-weight state")
+        refuse_flags(self, ("sample", "quantize"), "not available for a model with fast weights")
+        return load_model(self, state)
 
 
 def read_turns(is_terminal: bool) -> Iterator[str]:
