@@ -589,7 +589,7 @@ def test_config_from_folder_reads_numbers_and_keys_as_python_writes_them(tmp_pat
     assert transformers().AutoConfig.from_pretrained(tmp_path).vocab_size == 97
 
 
-@pytest.mark.parametrize("field", ["family", "activation", "rope.kind"])
+@pytest.mark.parametrize("field", ["family", "activation", "norm_type", "position_encoding", "rope.kind"])
 def test_decoder_refuses_an_unknown_name_in_its_config(field: str) -> None:
     config = DecoderConfig.tiny("llama")
     assert config.rope

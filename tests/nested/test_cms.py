@@ -331,5 +331,7 @@ def test_cms_refuses_inconsistent_options_and_inputs() -> None:
             build(chunks, **options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="activation 'foo' is unknown; use one of 'silu', "):
         CMS(D, D, activation="foo")
+    with pytest.raises(UsageError, match="give the names of gate, up and down"):
+        CMS(D, D, projections=("foo",))
     with pytest.raises(UsageError, match="another kind of layer"):
         build()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

@@ -34,6 +34,8 @@ class PretrainedDecoder(nn.Module):
             raise UsageError(f"config: give a laconic.DecoderConfig, not {name}; from_pretrained loads a checkpoint")
         check_known("family", config.family, WEIGHT_NAMES)
         check_known("activation", config.activation, ACTIVATIONS)
+        check_known("norm_type", config.norm_type, ("rms", "layer"))
+        check_known("position_encoding", config.position_encoding, ("rope", "table"))
         if config.rope is not None:
             check_known("rope.kind", config.rope.kind, ROPE_SCALINGS)
         self.config = config

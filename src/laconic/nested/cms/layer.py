@@ -201,6 +201,8 @@ class CMS(nn.Module):
         if isinstance(chunk_sizes, int):
             raise UsageError(f"cms: chunk_sizes {chunk_sizes}: give one for each level, such as ({chunk_sizes},)")
         check_known("activation", activation, ACTIVATIONS)
+        if len(projections) not in (2, 3):
+            raise UsageError(f"projections {list(projections)}: give the names of gate, up and down, or of up and down")
         options = options or CMSOptions(inner_objective="associative")
         self.shape = CMSShape(
             width, intermediate_size, tuple(chunk_sizes), options, activation, tuple(projections), has_bias, eps
