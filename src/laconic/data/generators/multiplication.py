@@ -1,10 +1,9 @@
 """Generate products of two N-digit numbers with all partial products, as in iCoT (arXiv:2405.14838).
 
-Digits are least significant first and separated by spaces. Pairs are in one pseudo-random order, so none comes twice.
+Digits are least significant first and separated by spaces. A permutation by the seed orders the pairs.
 """
 
 from collections.abc import Collection, Iterator
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -52,11 +51,9 @@ def iter_products(n: int, seed: int, excluded: Collection[tuple[int, int]] = ())
     num_factors = 9 * 10 ** (n - 1)
     num_pairs = num_factors * num_factors
     skipped = {pair for a, b in excluded for pair in ((a, b), (b, a))}
-    for start in count(0, BLOCK):
+    for start in range(0, num_pairs, BLOCK):
         rows = np.arange(start, min(start + BLOCK, num_pairs))
         for row, pair in zip(rows.tolist(), permuted_index(seed, 0, rows, num_pairs).tolist(), strict=True):
             a, b = smallest + pair // num_factors, smallest + pair % num_factors
             if (a, b) not in skipped:
                 yield build_row(a, b, n, f"mult-{n}x{n}-made-{seed}-{row:07d}")
-        if start + BLOCK >= num_pairs:
-            return

@@ -1,7 +1,7 @@
 """The digits task over a document: a question names digits that stand somewhere in a document, among fillers.
 
-A document of N tokens has a fact for each digit of the question: a name and its digit, which are one token, as in fact
-recall. Each of k+1 equal stretches has one fact, in random order at a random place, and fillers everywhere else:
+A document of N tokens has a fact for each digit of the question. A fact is one token, a name and its digit, as in fact
+recall. Each of k+1 equal stretches has one fact at a random place, in random order; all other tokens are fillers:
 `of to c7 at by a3 …`, with the question `a + c =`.
 The problems, and their division into test, validation and training, are those of `data.synthetic.digits`.
 """
@@ -39,19 +39,18 @@ def build_digit_documents_tokenizer() -> Tokenizer:
     return build_digits_tokenizer(DOCUMENT_VOCABULARY, f"[a-p][0-9]|{WORD_PATTERN}")
 
 
-def draw(key: int, seed: int, part: SplitName, k: int, rows: IntArray, count: int) -> NDArray[np.float64]:
-    """Draw numbers [n, count] that depend on the purpose `key`, seed, split, k and row only."""
-    return uniform(seed, key, get_args(SplitName).index(part), k, rows[:, None], np.arange(count))
-
-
 class DigitDocumentsDataset(DigitsDataset):
     """Questions about documents as batches of ids (batches.TrainingData); arguments are those of `DigitsDataset`."""
 
     vocabulary = DOCUMENT_VOCABULARY
 
+    def draw(self, key: int, k: int, rows: IntArray, count: int) -> NDArray[np.float64]:
+        """Draw numbers [n, count] that depend on the purpose `key`, seed, split, k and row only."""
+        return uniform(self.seed, key, get_args(SplitName).index(self.part), k, rows[:, None], np.arange(count))
+
     def get_problems(self, k: int, rows: IntArray) -> DigitProblems:
         """Return some problems with k operations, and a name for each digit."""
-        order = draw(NAME_KEY, self.seed, self.part, k, rows, len(NAMES)).argsort(1)
+        order = self.draw(NAME_KEY, k, rows, len(NAMES)).argsort(1)
         return super().get_problems(k, rows)._replace(names=FIRST_NAME + order[:, : k + 1])
 
     def question_ids(self, problems: DigitProblems, terse: bool) -> IntArray:
@@ -66,8 +65,9 @@ class DigitDocumentsDataset(DigitsDataset):
 
     def chain_ids(self, problems: DigitProblems, num_steps: int, terse: bool) -> DigitChains:
         """Return the steps as ids; with style "lookups" the digit of each name comes first."""
+        assert problems.names is not None
         chains = super().chain_ids(problems, num_steps, terse)
-        if terse or self.config.chain_style != "lookups" or problems.names is None:
+        if terse or self.config.chain_style != "lookups":
             return chains
         ends = [TOKEN_IDS[end] for end in self.config.step_end]
         columns = [problems.names, problems.digits, *ends]
@@ -84,10 +84,10 @@ class DigitDocumentsDataset(DigitsDataset):
         k = problems.operators.shape[1]
         N = self.config.document_tokens or 0
         width = N // (k + 1)
-        order = draw(ORDER_KEY, self.seed, self.part, k, rows, k + 1).argsort(1)
-        offset = (draw(PLACE_KEY, self.seed, self.part, k, rows, k + 1) * width).astype(np.int64)
+        order = self.draw(ORDER_KEY, k, rows, k + 1).argsort(1)
+        offset = (self.draw(PLACE_KEY, k, rows, k + 1) * width).astype(np.int64)
         places = order * width + offset
-        fillers = draw(FILLER_KEY, self.seed, self.part, k, rows, N) * len(FILLERS)
+        fillers = self.draw(FILLER_KEY, k, rows, N) * len(FILLERS)
         ids = FIRST_FILLER + fillers.astype(np.int64)
         ids[np.arange(len(ids))[:, None], places] = FIRST_FACT + 10 * (problems.names - FIRST_NAME) + problems.digits
         return ids
