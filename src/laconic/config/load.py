@@ -90,7 +90,7 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tupl
 
 
 def build_data_config(content: dict[str, Any], overrides: Sequence[str]) -> DataConfig:
-    """Return the table [data] of a recipe that keeps whole chains, with overrides and errors as of `load_recipe`."""
+    """Return [data] with these keys, for a method that keeps whole chains; overrides and errors as in `load_recipe`."""
     draft = RecipeDraft("data", {"method": "cot", "model": {"name": "-"}, "data": content, "train": {"steps": 1}})
     apply_overrides(draft, overrides)
     for key in draft.overrides:
@@ -131,7 +131,7 @@ def apply_overrides(draft: RecipeDraft, overrides: Sequence[str]) -> None:
             raise UsageError(f"{override}: no value; write {override}=VALUE")
         key = key.lstrip("-")
         plain = key.replace("-", "_")
-        table = find_name_table(plain)  # whose keys are names that users choose
+        table = find_name_table(plain)  # its keys are names that users choose, in which "-" stays
         apply_override(draft, plain if table is None else table + key[len(table) :], text)
     drop_replaced_keys(draft)
 
@@ -174,7 +174,7 @@ def drop_replaced_keys(draft: RecipeDraft) -> None:
         overridden = [key for key in keys if draft.overrides.get(key)]
         if not isinstance(table, dict) or len(overridden) != 1:
             continue
-        if table_name == "data" and table.get("source") != "text":
+        if table_name == "data" and table.get("source") != "text":  # other sources accept one of them
             continue
         replaced = [key for key in keys if key != overridden[0] and key.partition(".")[2] in table]
         for key in replaced:
@@ -215,7 +215,7 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     path = (folder / os.path.expanduser(value)).absolute()
     is_name = {
         "path": False,
-        "name": not os.path.exists(path),  # unlike Path's, it is False for names that are too long
+        "name": not os.path.exists(path),  # Path.exists raises for names that are too long
         "rows": not is_row_file(value) and not os.path.isfile(path),
     }[PATH_KEYS[key]]
     return value if is_name else str(path)

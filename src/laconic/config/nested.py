@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import index
-from typing import Annotated, Literal, SupportsIndex
+from typing import Annotated, Literal, SupportsIndex, get_args
 
 from pydantic import Field, model_validator
 
@@ -22,8 +22,8 @@ MixerKind = Literal["self_modifying", "titans", "attention"]
 DonorLayout = Literal["depth", "grow", "chain"]
 ReadPosition = Literal["after", "before", "boundary"]
 
-ALL_PROJECTIONS: tuple[AdaptiveProjection, ...] = ("k", "v", "step", "keep")
-MAX_HALF_LIFE = math.log(2) * 2**23  # tokens; a longer half-life rounds the decay factor to nearly 1 in float32
+ALL_PROJECTIONS: tuple[AdaptiveProjection, ...] = get_args(AdaptiveProjection)
+MAX_HALF_LIFE = math.log(2) * 2**23  # tokens; beyond it, 1 - decay factor is below float32's epsilon
 DEFAULT_INNER_LR = {"task": 1e-3, "associative": 1e-2}
 
 

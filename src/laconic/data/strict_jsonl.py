@@ -90,11 +90,11 @@ def read_rows(path: str | Path, convert: RowConverter[T], is_last: IsLast[T] | N
 
 def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield lines; one over the size limit comes in several parts, so that memory stays bounded."""
-    return iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b"")
+    return iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b"")  # 2 for the end of the line
 
 
 def parse_lines(lines: Iterable[bytes], parse: RowParser | None = None) -> Iterator[NumberedRow | RowProblem]:
-    """Yield the row or the problem of each line that is not blank, by default of JSON."""
+    """Yield the row or the problem of each line that is not blank; `parse` is for lines that are not JSON."""
     number, is_continuation = 1, False
     for line in lines:
         if not is_continuation:
@@ -206,7 +206,7 @@ def parse_row(text: str) -> dict[str, Any]:
         raise RowError("bad JSON", problem, ONE_OBJECT) from None
     except RecursionError:
         row, is_too_deep = {}, True
-    except ValueError as error:  # of a key or number
+    except ValueError as error:  # a repeated key, or a number that is not accepted
         raise RowError("bad JSON", f"invalid JSON: {error}") from None
     if is_too_deep:
         raise RowError("deep JSON", f"nested deeper than {MAX_JSON_DEPTH}", "use plain fields")
