@@ -61,11 +61,11 @@ class PretrainedDecoder(nn.Module):
     ) -> DecoderT:
         """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
 
-        On a CPU, the weights of one input are copied side by side, so that decoding reads them as one matrix.
+        On a CPU, matrices with the same input (q, k, v) are copied side by side, and decoding multiplies them as one.
 
         Args:
             folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
-            dtype: Also by name. "auto" is the stored one. None: also on CUDA; on a CPU float32, or bfloat16 if fast.
+            dtype: Also by name; "auto": the stored one. None: that too on CUDA; on a CPU float32, or bfloat16 if fast.
             device: The CPU by default.
             allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
             ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
@@ -78,11 +78,13 @@ class PretrainedDecoder(nn.Module):
             InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
             NonFiniteError: A weight is NaN or infinite (65).
             UnsafeFileError: The weights are pickled (77).
-            UsageError: The device does not exist, or the dtype, or the quantisation (2).
+            UsageError: The device, dtype or quantisation does not exist (2).
         """
         for name, value in (("allow_missing", allow_missing), ("ignore_tensors", ignore_tensors)):
             if isinstance(value, str):
                 raise UsageError(f"{name}={value!r}: give several names, such as ({value!r},)")
+        if quantize not in (None, "int8"):
+            raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
         folder = weights.find_checkpoint(folder_or_hub_name, weights.check_revision(folder_or_hub_name, revision))
         dtype = weights.resolve_dtype(dtype, folder)
         device = weights.resolve_device_map(device, device_map)
@@ -91,8 +93,6 @@ class PretrainedDecoder(nn.Module):
             config, tensors = resolve_tensors(folder, config, ignore_tensors)
             with torch.device("meta"):
                 decoder = cls(config, seed=None)
-            if quantize not in (None, "int8"):
-                raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
             on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
             fingerprint, missing = weights.load_weights(
                 decoder, folder, config, dtype, device, allow_missing=allow_missing, tensors=tensors, on_layer=on_layer
