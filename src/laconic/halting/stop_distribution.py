@@ -17,6 +17,7 @@ lam_t = sigmoid(a_t); s_t = P(N >= t) the survival; N the number of vectors kept
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -28,7 +29,7 @@ from laconic.rng import uniform
 
 StopPosition = Literal["after", "before", "mixture"]
 RandomStream = Literal["nested", "length", "harden"]
-# Random streams: lengths of nested dropout; lengths sampled from the stop head; the windows that are read hard.
+# Random streams: lengths of nested dropout; lengths sampled from the stop head; windows of `hard_window_fraction`.
 STREAM_KEYS: dict[RandomStream, int] = {"nested": 1, "length": 2, "harden": 4}
 
 
@@ -87,7 +88,7 @@ def mask_disallowed_stops(
 
 
 def log_survival(a: Float[Tensor, "B K"]) -> Float[Tensor, "B K1"]:
-    """Eq. VL4: log s_1 = 0, log s_{t+1} = log s_t + logsigmoid(-a_t), for t = 1..K+1."""
+    """Eq. VL4: log s_1 = 0, log s_{t+1} = log s_t + logsigmoid(-a_t); columns are t = 1..K+1."""
     return F.pad(F.logsigmoid(-upcast(a)).cumsum(1), (1, 0))
 
 
@@ -128,8 +129,8 @@ def solve_initial_bias(
 ) -> float:
     """Eq. VL13: the bias b = logit(lam) of a constant hazard with E[N] = `mean_fraction` * K, by bisection.
 
-    If all of 1..K are allowed, E[N] is (1 - (1 - lam)^K) / lam. With a single allowed length there is nothing to
-    decide and the bias is 0. Raises `UsageError` if no constant hazard has this mean.
+    If all of 1..K are allowed, E[N] is (1 - (1 - lam)^K) / lam, times 1 - lam with "before". With a single allowed
+    length there is nothing to decide and the bias is 0. Raises `UsageError` if no constant hazard has this mean.
     """
     K = allowed_lengths[-1]
     can_stop = allowed_stop_positions(K, allowed_lengths, stop_position)
@@ -168,17 +169,17 @@ def attention_gate_bias(
     suffix_length: int = 0,
     num_cached: int = 0,
 ) -> Float[Tensor, "B T P"]:
-    """Eq. VL7: add log s to the attention logit of a memory key, unless the query is in the same segment.
+    """Eq. VL7: log s, to be added to the attention logit of a memory key unless the query is in the same segment.
 
     `segment_ids` name the segment that wrote each slot, -1 where it is not valid. The bias is 0 in the columns before
     and after the memory. The first `num_cached` columns are only keys; all others are queries too.
     """
     margins = (prefix_length, suffix_length)
-    key = F.pad(upcast(log_s), margins)
+    log_s = F.pad(upcast(log_s), margins)
     ids = F.pad(segment_ids, margins, value=-1)
     query_ids = ids[:, num_cached:, None]
     is_gated = (ids[:, None] >= 0) & (ids[:, None] != query_ids)
-    return key[:, None].expand(is_gated.shape).masked_fill(~is_gated, 0.0)
+    return log_s[:, None].expand(is_gated.shape).masked_fill(~is_gated, 0.0)
 
 
 def scale_by_survival(vectors: Float[Tensor, "B M D"], log_s: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
@@ -232,5 +233,5 @@ def draw_uniforms(
     The same document gets the same numbers in any batch and on any rank.
     """
     rows = row_index.cpu().numpy()[:, None]
-    columns = torch.arange(num_draws, device="cpu").numpy()
-    return torch.tensor(uniform(seed, STREAM_KEYS[stream], epoch, rows, segment, columns), device=row_index.device)
+    u = uniform(seed, STREAM_KEYS[stream], epoch, rows, segment, np.arange(num_draws))
+    return torch.tensor(u, device=row_index.device)
