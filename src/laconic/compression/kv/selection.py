@@ -19,6 +19,7 @@ from laconic.compression.kv import scores as kv_scores
 from laconic.compression.kv.config import SHARED_METHODS, KVCompressionConfig, KVMethod
 from laconic.compression.kv.memory import KVMemory
 from laconic.models import rope
+from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.models.kv_prefix import KVPrefix, PrefixHead
@@ -101,13 +102,13 @@ def rank_document(
         cache, scores = score_expected_attention(reader, ids, config.num_sinks)
     elif observed:
         cache, scores = score_last_queries(reader, ids, config.method, observed)
+    elif config.method == "kvzip":
+        cache = reader.read(ids)
+        begin = min(prefix_tokens, N - 1)
+        scores = score_repetition(reader, ids, cache, config.num_sinks, repeat_prompt, begin)
     else:
         cache = reader.read(ids)
-        if config.method == "kvzip":
-            begin = min(prefix_tokens, N - 1)
-            scores = score_repetition(reader, ids, cache, config.num_sinks, repeat_prompt, begin)
-        else:
-            scores = score_cache(cache, config)
+        scores = score_cache(cache, config)
     recent = torch.arange(N, device=ids.device) >= N - observed
     equal_heads = config.equal_heads or config.method not in SHARED_METHODS
     ranks = kv_scores.rank_slots(scores, min(config.num_sinks, N), recent, equal_heads)
@@ -128,7 +129,7 @@ def score_cache(cache: KVCache, config: KVCompressionConfig) -> LayerScores:
 
 
 def score_observed_attention(reader: DocumentReader, ids: Int[Tensor, "1 N"]) -> tuple[KVCache, LayerScores]:
-    """Return the mean attention to each key, over the queries of the document that see it (HH1)."""
+    """Return the mean attention to each key, over the queries of the document that see it (Eq. HH1)."""
     config = reader.decoder.config
     N = ids.shape[1]
     total = torch.zeros(config.num_hidden_layers, 1, config.num_key_value_heads, N, device=ids.device)
@@ -183,7 +184,7 @@ def score_expected_attention(
     cache = reader.read(ids, None, ("q",), observe)
     mean = sum_q / (N - start)
     covariance = sum_qq / (N - start) - mean[..., None] * mean[..., None, :]
-    dtype = kv_scores.accumulation_dtype(cache.keys[0].dtype)
+    dtype = accumulation_dtype(cache.keys[0].dtype)
     mean, covariance = mean.to(dtype), covariance.to(dtype)
     scores = torch.zeros(L, *cache.keys[0].shape[:3], dtype=dtype, device=ids.device)
     for i, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
@@ -203,8 +204,8 @@ def score_expected_attention(
 class RepeatedPrefix(KVPrefix):
     """The KV cache of a document while the model repeats a piece of it, which updates the largest `scores` of its keys.
 
-    Neither the document nor its repetition is hidden by a sliding window, like the memory that is made of it. The
-    softmax of the scores includes the first `num_sinks` keys of the document beside piece and repetition.
+    A sliding window hides neither the document nor its repetition, as it does not hide the memory later. The softmax of
+    the scores is over the piece, its repetition and the first `num_sinks` keys of the document.
     """
 
     piece: slice
@@ -244,14 +245,14 @@ def score_repetition(
     """
     L, G, _ = cache.shape_summary
     N = cache.S
-    scores = torch.zeros(L, 1, G, N, dtype=kv_scores.accumulation_dtype(cache.keys[0].dtype), device=ids.device)
+    scores = torch.zeros(L, 1, G, N, dtype=accumulation_dtype(cache.keys[0].dtype), device=ids.device)
     document = KVMemory.from_cache(cache).to_prefix_cache()
     assert document.prefix is not None
-    for piece, stop in iter_pieces(reader.decoder, N, begin):
-        start = 0 if piece == begin else piece  # a prefix is scored with the first piece
-        sinks = min(num_sinks, start)
-        prefix = RepeatedPrefix(**vars(document.prefix), piece=slice(start, stop), num_sinks=sinks, scores=scores)
-        reader.read(prompt.build(ids, piece, stop, begin), replace(document, prefix=prefix))
+    for start, stop in iter_pieces(reader.decoder, N, begin):
+        first = 0 if start == begin else start  # what precedes the first piece is scored with it
+        sinks = min(num_sinks, first)
+        prefix = RepeatedPrefix(**vars(document.prefix), piece=slice(first, stop), num_sinks=sinks, scores=scores)
+        reader.read(prompt.build(ids, start, stop, begin), replace(document, prefix=prefix))
     return scores
 
 
