@@ -37,10 +37,9 @@ class DemoReadCommand:
         from laconic.evaluation.tables import figures_to_json
 
         start = time.monotonic()
-        model = self.model
-        with status(f"loading {model}"):
-            decoder = laconic.Decoder.from_pretrained(model, device=self.device)
-            tokenizer = laconic.load_tokenizer(decoder.source_folder or model)
+        with status(f"loading {self.model}"):
+            decoder = laconic.Decoder.from_pretrained(self.model, device=self.device)
+            tokenizer = laconic.load_tokenizer(decoder.source_folder or self.model)
         chapter = reading_demo.CHAPTER_FILE.read_text(encoding="utf-8").strip()
         with progress("demo") as show:
             comparison = reading_demo.compare_reading(
@@ -48,17 +47,18 @@ class DemoReadCommand:
             )
         threads = pluralize(torch.get_num_threads(), "thread")
         facts = [
-            ("model", model),
+            ("model", self.model),
             ("device", f"{decoder.device}, {threads}, PyTorch {torch.__version__}"),
             ("chapter", f"{comparison.tokens:,} tokens: {TITLE}"),
             ("time", f"{time.monotonic() - start:.0f} s"),
             ("command", command_line()),
         ]
         write_file(self.out / "report.html", reading_demo.render_reading_page(comparison, TITLE, chapter, facts))
-        results, answers = (section.blocks for section in reading_demo.build_sections(comparison))
-        tables = [block for table in answers for block in ("", table)]
-        blocks = [results[0], *tables, "", *results[1:]]
-        data = {"schema": 1, "model": model, **figures_to_json(comparison)}
+        results, answers = reading_demo.build_sections(comparison)
+        costs, *notes = results.blocks
+        tables = [block for table in answers.blocks for block in ("", table)]
+        blocks = [costs, *tables, "", *notes]
+        data = {"schema": 1, "model": self.model, **figures_to_json(comparison)}
         print_report(EvalReport(blocks, data), self.format)
         log_message(f"laconic demo read: {time.monotonic() - start:.0f} s")
         return 0

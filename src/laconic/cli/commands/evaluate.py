@@ -171,7 +171,7 @@ class EvaluateCommand:
                 check_file(Path(name), "a file, or a task that laconic tasks list shows")
 
     def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
-        """Return a run as it is, and for a model the folder of its results."""
+        """Return a run as it is given; for a model or an exported run on the hub, the folder of its results."""
         from laconic.evaluation.checkpoints import find_hub_model, prepare_checkpoint
         from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS, is_class_task
 

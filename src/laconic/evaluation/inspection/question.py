@@ -68,7 +68,8 @@ def append_generated_chain(
     for token in tokens:
         step_index.append(len(steps) - 1)
         steps[-1] += token
-        steps += [""] if any(ending in token for ending in STEP_ENDINGS) else []
+        if any(ending in token for ending in STEP_ENDINGS):
+            steps.append("")
     offsets = list(pairwise(accumulate(map(len, tokens), initial=0)))
     is_result = mark_results(offsets, steps, 0, 0)
     row = replace(row, chain_ids=tuple(chain), chain_step_index=tuple(step_index), chain_result_mask=is_result)
@@ -146,15 +147,7 @@ def inspect_question(
             begin(f"{spec.kind} in {spec.target}")
             changed = run.answer(batch, interventions.run_intervention(run, batch, inputs, spec)).texts[0]
             effects.append(ChangedAnswer(*spec, changed, donor_answer if spec.kind == "swap" else None))
-    return QuestionInspection(
-        run.name,
-        run.method,
-        num_iterations=run.num_iterations,
-        answer=answer,
-        lens=lens,
-        chain=chain,
-        effects=tuple(effects),
-    )
+    return QuestionInspection(run.name, run.method, run.num_iterations, answer, lens, chain, tuple(effects))
 
 
 def find_donor(run: InspectedRun, answer: str, others: TrainingData) -> tuple[LatentRollout | None, str | None]:

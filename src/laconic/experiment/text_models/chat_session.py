@@ -130,7 +130,7 @@ class ChatSession:
         self.messages = check_messages(list(messages) if isinstance(messages, tuple) else messages, "messages")
 
     def encode(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
-        """Return the ids of `messages` in the chat template, with `variables`, up to the beginning of the reply."""
+        """Return the ids of `messages` in the chat template up to the reply; after an opening, without `variables`."""
         if self.prefix is None or not self.prefix.opening:
             text = self.tokenizer.apply_chat_template(messages, variables=variables)
         else:

@@ -1,7 +1,7 @@
 """Reference implementation of a continuum memory system: one reading step, row by row and token by token.
 
-Nested Learning arXiv:2512.24695 (70 to 74). Start reading here: `layer.py` and `updates.py` compute the same in chunks,
-with low-rank changes, and a test holds them to this file in float64. Every row has its own copy of all weights,
+Nested Learning arXiv:2512.24695, Eq. 70 to 74. Start reading here: `layer.py` and `updates.py` compute the same in
+chunks, with low-rank changes, and a test holds them to this file in float64. Every row has its own copy of all weights,
 and autograd computes the gradient of each token's inner loss. Updates are plain gradient descent on the associative
 loss; a nested level's start moves by its first-order gradient. There is no state and no mask.
 
