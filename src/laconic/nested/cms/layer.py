@@ -249,11 +249,10 @@ class CMS(nn.Module):
         if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
             return forward_levels(params, levels, x)[0], state
         tokens = pack_left(x, attention_mask)
-        gradient_mode = GradientMode(outer_gradient, truncate_after)
 
         def scan(rows: list[int], levels: LevelStates, x: Vectors) -> tuple[Vectors, LevelStates]:
             lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
-            return _scan_aligned(params, levels, x, lengths, gradient_mode)
+            return _scan_aligned(params, levels, x, lengths, GradientMode(outer_gradient, truncate_after))
 
         offsets = zip(*(to_ints(level.num_tokens) for level in levels), strict=True)
         y, levels = map_groups(offsets, scan, levels, tokens.x)
