@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import reliability
-from benchmarks.probes import damage, disks, kills, signals, surroundings, works, writers
+from benchmarks.probes import damage, disks, kills, signals, summary, surroundings, works, writers
 from benchmarks.probes.counts import Counts
 from benchmarks.probes.damage import Artifact
 from benchmarks.probes.processes import INTERRUPTED, Moment
 from benchmarks.probes.works import Work, hash_files
 from laconic.errors import LaconicError
 from laconic.storage import atomic
+from tests.conftest import REPO
 
 pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.medium]
 CONTENT = b"a line of text\n" * 400
@@ -151,3 +152,9 @@ def test_reliability_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_surroundings_are_named_once() -> None:
     names = [case.name for case in surroundings.SURROUNDINGS]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("test", [test for line in summary.LINES for test in line.tests])
+def test_summary_names_tests_that_exist(test: str) -> None:
+    file, _, prefix = test.partition("::")
+    assert f"\ndef {prefix or 'test_'}" in (REPO / "tests" / file).read_text(encoding="utf-8")
