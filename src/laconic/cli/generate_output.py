@@ -139,7 +139,7 @@ class GenerationPrinter:
             self.num_printed += 1
 
     def finish(self, generations: "Sequence[GeneratedText]", max_tokens: int) -> None:
-        """Print the end of a text that was streamed, or the texts of which no callback was called."""
+        """Print the end of a text that was streamed, or the texts for which no callback was called."""
         self.timer.close_progress()
         self.timer.add(generations, max_tokens)
         if self.is_streaming and self.num_tokens:

@@ -31,7 +31,7 @@ class SourceDocument:
     first: Count = 0
 
     def slice_segments(self, start: int, stop: int) -> "SourceDocument | None":
-        """Return the part in the segments `start` to `stop`, renumbered from 0; None if there is none."""
+        """Return the part in the segments `start` to `stop`, renumbered from 0; None if it is empty."""
         low = max(start, self.first)
         high = min(stop, self.first + len(self.segments))
         if low >= high:

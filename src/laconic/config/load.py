@@ -31,7 +31,7 @@ from laconic.storage.strict_json import abbreviate
 
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 ALL_KEYS_HINT = "laconic train --schema lists all keys"
-# Groups of keys of which a recipe sets at most one; an override with another key of the group replaces it.
+# Groups of keys: a recipe sets at most one of each; an override with another key of the group replaces it.
 EXCLUSIVE_KEYS = (
     ("model.name", "model.init_from_run", "model.family"),
     ("data.path", "data.name"),

@@ -94,7 +94,7 @@ def audit_examples(
 ) -> RowsAudit:
     """Audit reasoning examples as training reads them; without a tokenizer, token lengths are left out.
 
-    Unless `config` says it, answers are numbers, of which others are problems, or texts if most of them have no number.
+    Unless `config` says it, answers are numbers, and others are problems, or texts if most of them have no number.
     """
     problems = list(file.problems)
     rows: list[ReasoningExample] = []

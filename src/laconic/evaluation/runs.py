@@ -81,7 +81,7 @@ def prepare_export(export: Path, name: str | None = None) -> Path:
 
 
 def create_results_folder(key: Sequence[Any], parts: Sequence[str], files: Mapping[str, str]) -> Path:
-    """Create the folder in laconic's cache whose results depend on `key`, if there is none; its recipe comes last."""
+    """Create the folder in laconic's cache whose results depend on `key`, unless it exists; its recipe comes last."""
     names = [re.sub(r"[^\w.-]", "-", part) for part in parts]
     results = cache_dir().joinpath("evaluations", hash_json(key)[:8], *names)
     if not (results / RECIPE_FILE).is_file():

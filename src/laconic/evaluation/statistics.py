@@ -116,7 +116,7 @@ def estimate_proportion(correct: ArrayLike) -> Estimate:
 
 
 def clopper_pearson_interval(k: int, n: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's interval of a share of which `k` of `n` were seen."""
+    """Return Clopper and Pearson's interval of a share, from `k` of `n` trials."""
     tail = (1 - CONFIDENCE) / 2
     low = special.betaincinv(k, n - k + 1, tail) if k else 0.0
     high = special.betaincinv(k + 1, n - k, 1 - tail) if k < n else 1.0
@@ -223,7 +223,7 @@ def find_significant(differences: Sequence[Difference]) -> list[bool]:
 def describe_difference(difference: Difference, is_significant: bool) -> str:
     """Return a difference of shares as text, in percentage points.
 
-    If there is none although the interval excludes 0, the text says why.
+    If it is not significant although the interval excludes 0, the text says why.
     """
     interval = f"interval {format_points(difference.low)} to {format_points(difference.high)}"
     inside = f"{pluralize(difference.num_seeds, 'seed')}, {interval}"

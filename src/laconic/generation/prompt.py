@@ -168,7 +168,7 @@ def check_nonempty_rows(attention_mask: Tensor) -> None:
 
 
 def check_is_decoder(model: object) -> None:
-    """Raise `UsageError` for something else, such as a model of `laconic.load`, which has a decoder but is none."""
+    """Raise `UsageError` for something else, such as a model of `laconic.load`, which only contains a decoder."""
     if not hasattr(model, "config"):
         hint = "its attribute decoder" if hasattr(model, "decoder") else "a laconic.Decoder"
         raise UsageError(f"a {type(model).__name__} is not a decoder; pass {hint}")

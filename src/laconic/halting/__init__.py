@@ -1,1 +1,1 @@
-"""How many vectors a text or a question needs: distributions of lengths, and what trains them."""
+"""Learned numbers of vectors: distributions of lengths, and gradient estimators that train them."""

@@ -4,7 +4,7 @@ As for summary vectors (`compression.autocompressor`): training reads the first 
 each row, and then freezes the model and trains a linear head on the latents' hidden states with PonderNet's expected
 cost (arXiv:2107.05407). Latent m depends on those before it only, so its stop is known after m Jacobi iterations.
 
-Symbols: M latents, of which a row keeps the first N; a_m the stop logit at latent m; beta the price of a latent.
+Symbols: M latents; a row keeps the first N of them; a_m the stop logit at latent m; beta the price of a latent.
 Equation numbers are those of the ledger's page `halting`, with stops "after" a latent.
 """
 

@@ -1,6 +1,6 @@
 """Train the stop head of latents on the expected cost of each number of them (PonderNet arXiv:2107.05407).
 
-Symbols: M latents, of which a row keeps the first N; CE(n) the nats of the answer after n of them; beta the price of a
+Symbols: M latents; a row keeps the first N of them; CE(n) the nats of the answer after n of them; beta the price of a
 latent in nats. Equation numbers are those of the ledger's page `halting`.
 """
 

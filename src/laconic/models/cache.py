@@ -47,7 +47,7 @@ class KVCache(CacheSlots):
         values: Per layer, values [B, G, S, E].
         positions: Position of each slot [B, S].
         valid: True at real slots [B, S].
-        prefix: Keys and values before the slots, of which every KV head has its own number.
+        prefix: Keys and values before the slots; their number may differ between KV heads.
 
     Examples:
         >>> import torch, laconic

@@ -48,7 +48,7 @@ class ValidationLog:
 
 
 def read_validations(run: Path) -> ValidationLog:
-    """Return the log of a run directory, empty if there is none. Raises `CorruptArtifactError` if it was changed."""
+    """Return the log of a run directory, empty without a file. Raises `CorruptArtifactError` if it was changed."""
     path = run / VALIDATIONS_FILE
     log = ValidationLog(path)
     if not path.exists():

@@ -84,7 +84,7 @@ class ParityReport:
         return self.describe_outcome() + (f" Not in the bundle: {', '.join(missing)}." if missing else "")
 
     def describe_outcome(self) -> str:
-        """Return the first divergence, else that there is none, else what did not run."""
+        """Return a sentence on the first divergence; without one, that all agrees, or what did not run."""
         first = self.first_divergence
         if first is not None:
             layer = "" if first.layer is None else f" of layer {first.layer}"

@@ -114,7 +114,7 @@ class ParityRun:
         return DTYPES[self.report.dtype]
 
     def run(self, reference: str | None) -> None:
-        """Choose the reference and compare. Raises `NotRunError` if there is none."""
+        """Choose the reference and compare. Raises `NotRunError` without a reference."""
         is_installed = importlib.util.find_spec("transformers") is not None
         if reference == "transformers" or (reference is None and is_installed):
             if not is_installed:

@@ -38,7 +38,7 @@ Ctrl-C stops an answer and keeps the conversation."""
 
 
 class UnknownCommandError(UsageError):
-    """A line that looks like a command and is none."""
+    """A line that looks like a command but is unknown."""
 
 
 @dataclass(frozen=True)

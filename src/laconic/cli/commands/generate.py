@@ -149,7 +149,7 @@ class GenerateCommand(ModelFlags, SamplingFlags):
         return replace(config, min_tokens=self.min_tokens, update_on_prompt=self.learn or None)
 
     def find_step(self) -> Path:
-        """Return the folder of the checkpoint that `--checkpoint` names; raise `UsageError` (2) if there is none."""
+        """Return the folder of the checkpoint that `--checkpoint` names; raise `UsageError` (2) if it is missing."""
         from laconic.evaluation.runs import resolve_step
         from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import check_not_empty_run, is_run_dir

@@ -75,7 +75,7 @@ def extract_after_hash(text: str) -> str | None:
 
 
 def extract_after_hashes(text: str) -> str | None:
-    """Return the text after the first `####` and a space, without commas; None if there is none (iCoT)."""
+    """Return the text after the first `####` and a space, without commas; None without such a mark (iCoT)."""
     answer = text.strip().replace(",", "").partition("####")[2]
     return answer[1:] if answer.startswith(" ") else None
 

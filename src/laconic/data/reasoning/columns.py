@@ -133,7 +133,7 @@ def iter_boxes(text: str) -> Iterator[tuple[int, int, int, int]]:
 
 
 def find_boxed(solution: str) -> str | None:
-    """Return the content of the last `\\boxed{}` of a solution that is closed and not empty; None if there is none."""
+    """Return the content of the last `\\boxed{}` of a solution that is closed and not empty, or None."""
     for _, _, start, end in sorted(iter_boxes(solution), reverse=True):
         content = solution[start:end].strip()
         if content:

@@ -37,7 +37,7 @@ class EncodedExample:
     distill_column: int  # answer column before the number; -1 if the format distils nothing
     num_prefix_tokens: int = 0  # special tokens at the beginning of the question
     num_unknown: int = 0  # unknown tokens in question and chain
-    document_ids: tuple[int, ...] = ()  # ids of the document that the question is about; empty if there is none
+    document_ids: tuple[int, ...] = ()  # ids of the document that the question is about; empty without one
 
     def __len__(self) -> int:
         return len(self.question_ids) + len(self.chain_ids) + len(self.answer_ids)

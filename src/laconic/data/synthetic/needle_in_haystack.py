@@ -59,7 +59,7 @@ class NeedleDataset:
 
     Lengths are tokens of a whole item. Books are read from random positions. Depths are shares of the haystack before a
     fact, for MK the target; other facts are anywhere. Raises `InputError` if a length leaves no room for a haystack, or
-    a kind needs a book and there is none.
+    a kind needs a book and none is given.
     """
 
     tokenizer: Tokenizer

@@ -56,7 +56,7 @@ class EWCPenalty:
     theta_star: list[Tensor] = field(default_factory=list)
 
     def compute(self, parameters: Sequence[Tensor]) -> Tensor | float:
-        """½ sum of F (theta - theta*)²; 0 before the first task."""
+        """Return ½ sum of F (theta - theta*)²; 0 before the first task."""
         terms = zip(self.fisher, parameters, self.theta_star, strict=True) if self.fisher else ()
         return sum(((F_ * (p - star).square()).sum() / 2 for F_, p, star in terms), 0.0)
 

@@ -103,7 +103,7 @@ def load_intents(task: str, path: str | Path | None = None, keep: RowFilter = li
 
 
 def hold_out_rows(rows: list[LabelledText]) -> list[LabelledText]:
-    """If no row is a test row, hold out a fifth of the distinct texts of each class."""
+    """Hold out a fifth of the distinct texts of each class, if no row is a test row."""
     if any(row.split == "test" for row in rows):
         return rows
     firsts = dict[tuple[str, str], int]()

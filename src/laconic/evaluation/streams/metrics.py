@@ -1,7 +1,7 @@
 """Metrics of stream items: recall by pairs and gap, copied values, translations, strings, needles, NLL.
 
 A metric is a sum of scores and their number, so that metrics of several items can be added. Functions score row `b` of
-a batch; `correct` is given for every target of the row, and is False where there is none.
+a batch; `correct` is given for every target of the row, and is False where none was computed.
 """
 
 from collections.abc import Mapping

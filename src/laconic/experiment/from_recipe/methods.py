@@ -37,7 +37,7 @@ from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel
 
 T = TypeVar("T")
-Question = str | Sequence[Message]  # messages, of which the last is the user's, need a recipe with data.format = "chat"
+Question = str | Sequence[Message]  # messages, the last by the user, need a recipe with data.format = "chat"
 
 
 def require(value: T | None) -> T:

@@ -245,7 +245,7 @@ class TextCompressor:
     def join_memories(
         self, sources: SummaryMemory | str | Path | Sequence[SummaryMemory | str | Path]
     ) -> SummaryMemory:
-        """Load the memories that are files, and concatenate all, oldest first. Raises `UsageError` if there is none."""
+        """Load the memories that are files, and concatenate all, oldest first. Raises `UsageError` without any."""
         sources = [sources] if isinstance(sources, SummaryMemory | str | Path) else sources
         check_type("memory", sources, Sequence, "a SummaryMemory, its file, or a list of them")
         if not sources:

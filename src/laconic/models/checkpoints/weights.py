@@ -42,7 +42,7 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
     """Return the Hugging Face folder of a model.
 
     `model` is a folder, a GGUF file, which is converted into laconic's cache on first use, a short name such as
-    `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded. A leading `~` is
+    `smollm2`, or a model on the hub, whose safetensors, JSON and tokenizer files are downloaded. A leading `~` is
     the home directory.
     """
     folder = Path(os.path.expanduser(model))

@@ -59,7 +59,7 @@ class CMSShape:
         return self.options.inner_lr == 0
 
     def projection_shape(self, name: str) -> tuple[int, int]:
-        """Outputs and inputs of a linear map; a bias counts as one more input, which is 1."""
+        """Return outputs and inputs of a linear map; a bias is one more input, which is 1."""
         o, i = self.width, self.intermediate_size
         o, i = (o, i) if name == self.projections[-1] else (i, o)
         return o, i + self.has_bias

@@ -49,7 +49,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # as GET, of which the server sends the headers alone
+        if scope["method"] == "HEAD":  # as GET, but the server sends only the headers
             scope = {**scope, "method": "GET"}
         with self.deadlines.open() as deadline:
             await self.handle(scope, receive, send, deadline)

@@ -63,7 +63,7 @@ class SessionStore:
         return session
 
     def get(self, id: str) -> Session:
-        """Return a session. Raises ApiError: 404 if there is none, 400 if the model does not learn."""
+        """Return a session. Raises ApiError: 404 if it does not exist, 400 if the model does not learn."""
         _ = self.model  # refuses models that do not learn
         if id not in self.sessions:
             message = f"session {id[:80]!r} does not exist; POST /v1/sessions creates one"
@@ -84,7 +84,7 @@ class SessionStore:
             session.is_writing = False
 
     def delete(self, id: str) -> None:
-        """Delete a session. Raises ApiError: 404 if there is none, 409 if a request writes it."""
+        """Delete a session. Raises ApiError: 404 if it does not exist, 409 if a request writes it."""
         with self.write(id):
             del self.sessions[id]
 
