@@ -93,9 +93,15 @@ def test_the_counts_the_readme_gives_are_those_of_the_pages() -> None:
     readme = (REPO / "README.md").read_text(encoding="utf-8")
     mutations = (REPO / "docs/mutations.md").read_text(encoding="utf-8")
     ledger = (REPO / "docs/ledger.md").read_text(encoding="utf-8")
+    reliability = (REPO / "docs/reliability.md").read_text(encoding="utf-8")
     caught = re.search(r"(\d+) of (\d+) caught", mutations)
     assert caught is not None
     assert caught[1] == caught[2]
     assert f"{caught[1]} wrong decoders" in readme
     rows = [line.split("|") for line in ledger.splitlines() if line.startswith("| [")]
+    assert f"{sum(int(row[3]) for row in rows)} equations that are not implemented" in readme
     assert f"{sum(int(row[4]) for row in rows)} misreadings rejected by the tests" in readme
+    kills = re.search(r"\*\*laconic, all\*\* \| ([\d,]+) \| ([\d,]+) \| 0 \|", reliability)
+    assert kills is not None
+    assert kills[1] == kills[2]
+    assert f"no committed work was lost in {kills[1]} kills" in readme
