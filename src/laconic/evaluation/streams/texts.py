@@ -83,7 +83,8 @@ def read_passages(
             updates[b] = [passage_updates] if condition.carry_state else [*updates[b], passage_updates]
             state_bytes[b] = fast_weights.num_bytes(scores.state) // len(active)
     totals = [tuple(sum(level) for level in zip(*per_passage, strict=True)) for per_passage in updates]
-    return [build_metrics(merge_sums(x), *rest) for x, *rest in zip(sums, totals, state_bytes, strict=True)]
+    columns = zip(sums, totals, state_bytes, strict=True)
+    return [build_metrics(merge_sums(parts), total, num_bytes) for parts, total, num_bytes in columns]
 
 
 def drop_cache(state: FastWeightState) -> FastWeightState:
