@@ -1,6 +1,8 @@
 """Fuzz every parser with 10,000 files and print a table: how many load, how many are refused, and what breaks.
 
 python benchmarks/hostile_inputs.py [INPUTS [PARSER ...]]    needs stories260k in ../shared/models or in LACONIC_DATA
+
+The peak in a line is that of the process so far, the parsers above it included.
 """
 
 import argparse
@@ -25,25 +27,27 @@ MAX_PEAK = 2_000  # MB of resident memory
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("inputs", nargs="?", type=int, default=10_000, help="files in all (default: 10,000)")
-    parser.add_argument("parsers", nargs="*", help="the only parsers to fuzz, by their names in the table")
+    parser.add_argument(
+        "inputs", nargs="?", type=int, default=10_000, help="files for all parsers together (default: 10,000)"
+    )
+    parser.add_argument("parsers", nargs="*", help="fuzz only these, each with its share; names are those in the table")
     arguments = parser.parse_args()
-    total, only = arguments.inputs, arguments.parsers
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         base, broken = Path(folder) / "base", 0
         base.mkdir()
         targets = build_targets(base, stack)
+        if unknown := set(arguments.parsers) - set(targets):
+            parser.error(f"no parser {', '.join(sorted(unknown))}; expected {', '.join(targets)}")
+        share = arguments.inputs // len(targets)
+        if not share:
+            parser.error(f"{arguments.inputs} files are too few for {len(targets)} parsers")
         print("| parser | inputs | loaded | refused | broken | slowest, s | peak, MB |")
         print("|---|---:|---:|---:|---:|---:|---:|")
-        for name, target in targets.items():
-            if only and name not in only:
-                continue
-            outcomes = [
-                try_input(target, base, Path(folder) / "place", random.Random(f"{name} {n}"))
-                for n in range(total // len(targets))
-            ]
+        for name in arguments.parsers or targets:
+            rngs = (random.Random(f"{name} {n}") for n in range(share))
+            outcomes = [try_input(targets[name], base, Path(folder) / "place", rng) for rng in rngs]
             bad = Counter(outcome.result for outcome in outcomes if outcome.is_broken)
             loaded = sum(outcome.result == "ok" for outcome in outcomes)
             refused, slowest = len(outcomes) - loaded - bad.total(), max(outcome.seconds for outcome in outcomes)

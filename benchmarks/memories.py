@@ -132,10 +132,8 @@ def streams(scale: Scale) -> Table:
 def titans(scale: Scale) -> Table:
     """Return the table of forward and backward against titans-pytorch with the same width."""
     rows: list[tuple[str, ...]] = []
-    T, D = (
-        min(*scale.streams, 4 * CHUNK),
-        width(scale),
-    )  # titans-pytorch stores a gradient of every weight for each token
+    T = min(*scale.streams, 4 * CHUNK)  # titans-pytorch stores a gradient of every weight for each token
+    D = width(scale)
     x = torch.randn(1, T, D)
     for depth, expansion in ((1, 1), (2, 4)):
         ours = Titans(

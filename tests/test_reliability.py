@@ -1,6 +1,7 @@
 """The probes of benchmarks/reliability.py pass careful commands and report careless ones; one is laconic's."""
 
 import os
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,21 @@ from pathlib import Path
 import pytest
 
 from benchmarks import reliability
-from benchmarks.probes import damage, disks, kills, signals, summary, surroundings, works, writers
+from benchmarks.probes import (
+    artifacts,
+    damage,
+    disks,
+    kills,
+    promises,
+    signals,
+    summary,
+    surroundings,
+    works,
+    writers,
+)
 from benchmarks.probes.counts import Counts
 from benchmarks.probes.damage import Artifact
-from benchmarks.probes.processes import INTERRUPTED, Moment
+from benchmarks.probes.processes import INTERRUPTED, Moment, run_forked
 from benchmarks.probes.works import Work, hash_files
 from laconic.errors import LaconicError
 from laconic.storage import atomic
@@ -113,6 +125,17 @@ def test_damage_tells_refused_from_silent(tmp_path: Path) -> None:
     assert (careless.detected, careless.silent, careless.survived) == (0, 4, 0)
     assert broken.survived == 0
     assert "exit code 70" in broken.failures[0]
+
+
+def test_stop_training_ends_if_training_fails(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="not stopped by the signal: exit code 66"):
+        artifacts.stop_training(tmp_path, tmp_path / "stopped", 0)  # there is no recipe
+
+
+def test_limit_costs_counts_cpu_time(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    ending = run_forked(lambda: resource.getrlimit(resource.RLIMIT_CPU)[0], tmp_path / "inside", promises.limit_costs)
+    assert ending.code == 60
 
 
 def test_kills_of_a_command_line(tmp_path: Path) -> None:

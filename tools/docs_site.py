@@ -17,6 +17,7 @@ SECTION = re.compile(r"^<!-- from (\S+): (.+) -->\n.*$", re.MULTILINE)
 UNKNOWN_COMMANDS = {r"\arg": r"\mathrm{arg}", r"\lceil": "⌈", r"\rceil": "⌉"}  # of latex2mathml
 FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
+# A word with a hyphen and at most 28 characters; longer ones may break, or they would widen a narrow page.
 HYPHENATED = re.compile(r"(?<!\S)(?=\S{1,28}(?!\S))\S*-\S*")
 
 
@@ -40,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Prepare a page of the repository for MkDocs."""
     uri = page.file.src_uri
-    names = {uri: name for name, uri in PROJECT_PAGES.items()}
+    names = {site_page: name for name, site_page in PROJECT_PAGES.items()}
     if page.file.generated_by and uri not in names:
         return markdown
     if page.parent is None:

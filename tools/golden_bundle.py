@@ -35,9 +35,9 @@ from laconic.verification.run import load_parity_decoder, open_reference
 from laconic.verification.traces import LayerActivations, ParityCase, layer_index, stage_key
 
 LONG_INPUTS = ("I1", "I2", "I10", "I14")
-SAMPLE_SIZE = 512
-MAX_WHOLE_BYTES = 1_250_000
-"""Size up to which the small case is stored completely; a bundle has at most 1.5 MB."""
+SMALL_ROWS, SMALL_LENGTH = 2, 16  # of the small case
+SAMPLE_SIZE = 512  # numbers of a stage, over all layers
+MAX_WHOLE_BYTES = 1_250_000  # up to this size the small case is stored completely; a bundle has at most 1.5 MB
 
 
 def case_to_json(case: ParityCase) -> dict[str, Any]:
@@ -120,12 +120,12 @@ class BundleWriter:
 
 def bundle_cases(decoder: Decoder) -> list[ParityCase]:
     """Return the small case, and the long ones that this model can have."""
-    T = 16
+    T = SMALL_LENGTH
     inputs = build_inputs(decoder)
     properties = [name for case in inputs.cases for name in case.covered_inputs if name in ("I3", "I4", "I6")]
     small = ParityCase(
         "small",
-        InputBuilder(decoder).random_ids(2, T),
+        InputBuilder(decoder).random_ids(SMALL_ROWS, T),
         valid=left_padded_mask([T, T - 5], T),
         covered_inputs=("I8", *properties),
     )
@@ -133,11 +133,12 @@ def bundle_cases(decoder: Decoder) -> list[ParityCase]:
 
 
 def estimate_bytes(decoder: Decoder) -> int:
-    """Estimate the bytes of all stages of the small case."""
-    c, rows = decoder.config, 32
+    """Estimate the bytes of all stages of the small case, in float32."""
+    c = decoder.config
     H, G, E = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-    row = 6 * c.hidden_size + 3 * H * E + 3 * G * E + 3 * c.intermediate_size + 3 * H * 16
-    return 4 * rows * (row * c.num_hidden_layers + c.vocab_size + 2 * c.hidden_size)
+    of_layer = 6 * c.hidden_size + 3 * H * E + 3 * G * E + 3 * c.intermediate_size + 3 * H * SMALL_LENGTH
+    of_token = of_layer * c.num_hidden_layers + c.vocab_size + 2 * c.hidden_size
+    return 4 * SMALL_ROWS * SMALL_LENGTH * of_token
 
 
 def write_bundle(decoder: Decoder, reference: TransformersReference, folder: Path) -> None:

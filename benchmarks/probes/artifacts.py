@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.probes.damage import Artifact
+from benchmarks.probes.kills import describe
 from benchmarks.probes.peers import TRACEBACK, merge_with_peft, read_gguf_with_transformers
 from benchmarks.probes.processes import Ending, ForkedCommand, Moment, run_command_line, run_forked, run_until
 from benchmarks.probes.servers import ForkedServer, write_contents
@@ -36,11 +37,11 @@ def stop_training(base: Path, folder: Path, seed: int) -> Path:
     folder.mkdir(parents=True)
     train = partial(run_command_line, "train", base / "kava.toml", "--out", "run", f"seed={seed}")
     command = ForkedCommand(train, folder)
-    while not (folder / f"run/steps/step-{STOP_STEP:06d}").exists():
+    while not (folder / f"run/steps/step-{STOP_STEP:06d}").exists() and not command.has_ended():
         command.wait_for_write(command.child.last + 1)
     command.send_signal(signal.SIGTERM)
-    command.wait()
-    assert STOP_STEP <= newest_step(folder) < STEPS, "stopped by the signal"
+    ending = command.wait()
+    assert STOP_STEP <= newest_step(folder) < STEPS, f"not stopped by the signal: {describe(ending)}"
     return folder
 
 

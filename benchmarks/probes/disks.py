@@ -14,6 +14,7 @@ from benchmarks.probes.works import Work
 
 FULL = 74  # exit code
 PAGE = 4096
+LARGE = 64 * 2**20  # bytes of a disk with enough space
 MIN_FILE_BYTES = 2048  # the messages of a command go to a file, too
 
 
@@ -28,7 +29,7 @@ class SmallDisk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={LARGE}", "tmpfs", folder], check=True)
 
     def resize(self, num_bytes: int) -> None:
         """Change the size."""
@@ -65,7 +66,7 @@ def run_on_full_disk(work: Work, reference: Reference, folder: Path, trial: int)
         size = before + PAGE * chance.randrange(1, max(2, (2 * reference.num_bytes) // PAGE))
         disk.resize(size)
         ending = run_forked(work.run, folder)
-        disk.resize(1 << 26)
+        disk.resize(LARGE)
         problem = is_wrong(work, ending) and f"disk of {size:,} bytes: {describe(ending)}"
         return problem or finish(work, reference, folder)
     finally:
@@ -73,7 +74,7 @@ def run_on_full_disk(work: Work, reference: Reference, folder: Path, trial: int)
 
 
 def is_wrong(work: Work, ending: Ending) -> bool:
-    """Return whether a command ended otherwise than well, or with one line about the disk."""
+    """Return whether a command neither succeeded nor failed in one line about the disk."""
     return ending.code not in (0, FULL, *work.exit_codes) or ("Traceback" in ending.err and not work.exit_codes)
 
 

@@ -36,7 +36,6 @@ REFUSALS = (66, 77)
 
 def build_pickles(base: Path) -> Promise:
     """S1: pickles in the place of every file that a command reads."""
-    pickle = lambda folder: canary(folder)  # noqa: E731
     lines: dict[str, tuple[object, ...]] = {
         "memory": ("generate", MODEL, *PROMPT, "--memory", "file.safetensors"),
         "adapter": ("export", MODEL, "--out", "out", "--adapter", "adapter"),
@@ -49,15 +48,9 @@ def build_pickles(base: Path) -> Promise:
     def setup(folder: Path) -> None:
         copy(base / MODEL)(folder)
         (folder / "adapter").mkdir()
-        for name in (
-            "file.safetensors",
-            "file.bin",
-            "file.gguf",
-            "file.jsonl",
-            "file.toml",
-            "adapter/adapter_model.bin",
-        ):
-            (folder / name).write_bytes(b"\x80\x02" + pickle(folder))
+        names = ("file.safetensors", "file.bin", "file.gguf", "file.jsonl", "file.toml", "adapter/adapter_model.bin")
+        for name in names:
+            (folder / name).write_bytes(b"\x80\x02" + canary(folder))
 
     codes = (2, *REFUSALS, 76)
     checks = {name: expect(command(*line), *codes, setup=setup, prepare=limit_costs) for name, line in lines.items()}

@@ -3,7 +3,6 @@
 import os
 import resource
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from benchmarks.probes.kills import describe
 from benchmarks.probes.peers import TRACEBACK
 from benchmarks.probes.processes import Action, Ending, run_command_line, run_forked
 
-MAX_BYTES, MAX_CPU = 512 * 2**20, 60  # what a hostile file may cost
-CANARY = "CANARY"
+MAX_BYTES, MAX_CPU_SECONDS = 512 * 2**20, 60  # what a hostile file may cost
+CANARY = "CANARY"  # file that code in a hostile file would write
 Check = Callable[[Path], str]  # tries something in a new folder; returns what went wrong, "" if nothing
 
 
@@ -37,12 +36,17 @@ class Promise:
     peer_checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
 
 
-def limit_costs() -> None:
-    """Let this process take 512 MB more than now, and a minute of CPU time."""
+def limit_memory(num_bytes: int) -> None:
+    """Let this process allocate so many bytes of address space more than now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MAX_BYTES
+    limit = pages * resource.getpagesize() + num_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    signal.setitimer(signal.ITIMER_REAL, MAX_CPU)
+
+
+def limit_costs() -> None:
+    """Let this process allocate 512 MB more than now, and take a minute of CPU time."""
+    limit_memory(MAX_BYTES)
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
 
 
 def expect(
@@ -53,7 +57,11 @@ def expect(
     check: Callable[[Path, Ending], str] = lambda folder, ending: "",
     prepare: Callable[[], object] | None = None,
 ) -> Check:
-    """Return a check that runs a command: exit code, a part of its message, no traceback but for a peer's."""
+    """Return a check that runs a command in a folder that `setup` filled, after calling `prepare` in its process.
+
+    The command must end with one of `codes`, print `words`, and change nothing outside the folder; a traceback is
+    allowed only if `codes` have `TRACEBACK`. `check` then returns what else went wrong.
+    """
 
     def run(folder: Path) -> str:
         setup(folder)
@@ -86,7 +94,7 @@ def keep_promises(promise: Promise, place: Path, limit: int, trial: int | None, 
             counts.survived += not problem
             if problem:
                 counts.fail(number, f"{name}: {problem}")
-            counts.show_progress(len(promise.checks))
+            counts.show_progress(min(limit, len(promise.checks)))
     peers = [] if trial is not None else list(promise.peer_checks.values())[:limit]
     if peers:
         survived = sum(not try_check(check, home) for check in peers)

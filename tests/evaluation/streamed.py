@@ -43,7 +43,7 @@ def decoder(seed: int = 0, width: int = 16) -> Decoder:
     with torch.no_grad():
         for p in model.parameters():
             if p.ndim == 2:
-                p.mul_(8)  # the small start of a decoder says all words alike
+                p.mul_(8)  # as initialized, a decoder gives all tokens nearly the same probability
     return model.eval()
 
 

@@ -1,4 +1,4 @@
-"""What papers report: found by a recipe's row, with marks, and not known where nobody says."""
+"""Figures that papers report: looked up by the table and row of a recipe, marked with their source, or not known."""
 
 import tomllib
 
@@ -25,7 +25,7 @@ def test_figures_are_found_by_the_row_of_a_recipe() -> None:
     )
 
 
-def test_what_is_not_known_stays_so() -> None:
+def test_figures_that_no_paper_reports_are_not_known() -> None:
     for name in ("gsm-hard", "svamp", "svamp-300", "gsm8k-aug:valid", "gsm8k-nl"):
         assert format_paper_figures(find_paper_figures("kava table 6", "1b aug", name)) == "not known"
     assert format_paper_figures(find_paper_figures("kava table baselines", "nocot 3b aug", "gsm8k")) == "not known"

@@ -206,6 +206,24 @@ def test_evaluate_stream_reads_texts_in_order_carried_or_reset() -> None:
         assert ways["learn, carry"]["sums"]["0-256"] == ways["learn, carry"]["sums"]["all"]
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_evaluate_stream_reports_the_state_of_each_text() -> None:
+    """A text that ends first has the state after its own last passage, not after that of a longer text."""
+    passages = {"a@0": [1] * 8, "a@8": [1] * 2, "b@0": [2] * 8}
+
+    class Unpadded(Fixed):
+        def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
+            names = [[*passages][row] for row in rows]
+            return documents([passages[name] for name in names], names)
+
+    source = Unpadded(documents([*passages.values()], [*passages]))
+    model = CacheAsState(Decoder(CONFIG))
+    alone, together = (evaluate_stream(model, "ppl", source, batch_size=n) for n in (1, 2))
+    state_bytes = [[row.conditions["lm"]["state_bytes"] for row in rows] for rows in (alone, together)]
+    assert state_bytes[0] == state_bytes[1]
+    assert state_bytes[0][0] < state_bytes[0][1]
+
+
 def test_score_passage_sums_nll_by_position() -> None:
     rows = [[1] * 600, [1] * 10]
     result = replace(documents(rows, ["a@0", "a@600"]))
@@ -218,7 +236,7 @@ def test_score_passage_sums_nll_by_position() -> None:
 
 def test_group_rows_by_text_refuses_missing_passages() -> None:
     whole = text_of()
-    ordered = [[whole.document_ids[i] for i in rows] for rows in group_rows_by_text(Fixed(whole))]
+    ordered = [[whole.document_ids[i] for i in rows] for rows in group_rows_by_text(Fixed(whole)).values()]
     assert sorted(ordered) == [[f"a@{t}" for t in range(0, 40, 8)], [f"b@{t}" for t in range(0, 20, 8)]]
     for gone in (0, 1):
         rows_kept = [i for i in range(8) if i != gone]

@@ -61,6 +61,15 @@ def load_with(folder: Path, changes: dict[str, Any]) -> Decoder:
     return decoder
 
 
+def test_adapter_config_lists_target_modules_in_the_same_order_in_every_process(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    names = ["v_proj", "q_proj", "up_proj", "o_proj", "down_proj", "k_proj", "gate_proj"]  # peft makes a set of them
+    lora.save_adapter(lora.add_adapter(fresh("llama"), LoraConfig(r=2, target_modules=names)), tmp_path / "adapter")
+    stored = json.loads((tmp_path / "adapter" / ADAPTER_CONFIG_FILE).read_text())
+    assert stored["target_modules"] == sorted(names)
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(("changes", "message"), INVALID.values(), ids=INVALID)
 def test_load_adapter_refuses_settings(

@@ -30,13 +30,13 @@ def test_tokens_to_remove_equation() -> None:
     for s in (0.0, 2.0, 5.0):
         agree(tokens_to_remove, icot_oracle.ORACLE["1"], icot_oracle.MISREAD["1"] if s == 2 else {}, s, u, count, 0.3)
     agree(tokens_to_remove, icot_oracle.ORACLE["1"], {}, 1.0, u, count, 4.0)
-    assert torch.equal(tokens_to_remove(math.inf, u, count), count)
+    assert torch.equal(tokens_to_remove(math.inf, u, count, 4.0), count)
 
 
 def test_tokens_to_remove_distribution() -> None:
     """P(o) of 0.982, 0.018 and 0.0003 at the published smoothing; values beyond 99 count as 99."""
     u = (torch.arange(10**5, dtype=torch.float64) + 0.5) / 10**5
-    o = tokens_to_remove(0.0, u, torch.full((10**5,), 200))
+    o = tokens_to_remove(0.0, u, torch.full((10**5,), 200), 4.0)
     assert [round(float((o == n).double().mean()), 4) for n in range(3)] == [0.9817, 0.018, 0.0003]
     assert tokens_to_remove(
         0.0, torch.tensor([1 - 2**-53], dtype=torch.float64), torch.tensor([200]), 0.1

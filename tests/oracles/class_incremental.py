@@ -22,11 +22,11 @@ def backward_transfer(A: Matrix) -> float:
     return total / (n - 1)
 
 
-def forgetting(A: Matrix, *, last_row: bool = False, from_diagonal: bool = True) -> float:
+def forgetting(A: Matrix, *, last_row: bool = False) -> float:
     n, total = len(A), 0.0
     for j in range(n - 1):
         best = -math.inf
-        for i in range(j if from_diagonal else j + 1, n if last_row else n - 1):
+        for i in range(j, n if last_row else n - 1):
             best = max(best, A[i][j])
         total += best - A[n - 1][j]
     return total / (n - 1)

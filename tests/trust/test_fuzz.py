@@ -63,3 +63,22 @@ def test_hostile_inputs_prints_its_help(monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit, match=r"^0$"):
         hostile_inputs.main()
     assert "usage: hostile_inputs.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("40", "weight"), "no parser weight; expected config.json"), (("2",), "2 files are too few for 20 parsers")],
+)
+def test_hostile_inputs_refuses_to_fuzz_nothing(
+    arguments: tuple[str, ...],
+    message: str,
+    targets: dict[str, Target],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hostile_inputs, "build_targets", lambda base, stack: targets)
+    monkeypatch.setattr(hostile_inputs.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["hostile_inputs.py", *arguments])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        hostile_inputs.main()
+    assert message in capsys.readouterr().err

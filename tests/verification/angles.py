@@ -1,4 +1,7 @@
-"""Rotated vectors by an independent formula, and the checks of a rotation that are too weak to be the only ones."""
+"""Four checks of RoPE for docs/mutations.md: loops over an independent formula, and three that miss some mistakes.
+
+Each check returns True if it detects a mistake.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,12 +16,12 @@ E, THETA, START, T = 16, 10000.0, 90, 12
 
 
 def vectors(seed: int) -> Tensor:
-    """[1, 2, T, E]"""
+    """Return random vectors [1, 2, T, E]."""
     return torch.randn(1, 2, T, E, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def golden(x: Tensor, start: int) -> Tensor:
-    """Pair (i, i + E/2) of the vector at position p turned by p theta^(-2i/E), in loops, with math alone."""
+def rotate_in_loops(x: Tensor, start: int) -> Tensor:
+    """Rotate the pair (i, i + E/2) of the vector at position p by p theta^(-2i/E), in loops, with math alone."""
     out = x.clone()
     for n in range(x.shape[1]):
         for t in range(x.shape[2]):
@@ -30,48 +33,46 @@ def golden(x: Tensor, start: int) -> Tensor:
     return out
 
 
-def ours(x: Tensor, start: int) -> Tensor:
-    """The same by the functions of core."""
+def rotate(x: Tensor, start: int) -> Tensor:
+    """Rotate the same vectors with `laconic.models.rope`."""
     p = start + torch.arange(x.shape[2])[None]
     omega, a = rope.default_frequencies(RopeConfig(theta=THETA), E, torch.tensor([start + x.shape[2]]))
     cos, sin = rope.cos_sin_tables(p, omega, a, torch.float64)
     return rope.rotate_pairs(x, cos, sin)
 
 
-def products(q: Tensor, k: Tensor) -> Tensor:
-    return q @ k.mT
-
-
-def far(x: Tensor, y: Tensor) -> bool:
+def differs(x: Tensor, y: Tensor) -> bool:
     return float((x - y).norm() / y.norm()) > 1e-4
 
 
 def by_values() -> bool:
-    """Golden values, from the first position and from a later one."""
-    return any(far(ours(vectors(0), start), golden(vectors(0), start)) for start in (0, START))
+    """Compare values with the loops, from the first position and from a later one."""
+    return any(differs(rotate(vectors(0), start), rotate_in_loops(vectors(0), start)) for start in (0, START))
 
 
 def by_products() -> bool:
-    """Products q·k within a pass, from the first position and from a later one."""
+    """Compare products q·k within a pass, from the first position and from a later one."""
     q, k = vectors(1), vectors(2)
-    return any(far(products(ours(q, s), ours(k, s)), products(golden(q, s), golden(k, s))) for s in (0, START))
+    return any(
+        differs(rotate(q, s) @ rotate(k, s).mT, rotate_in_loops(q, s) @ rotate_in_loops(k, s).mT) for s in (0, START)
+    )
 
 
 def by_position_0() -> bool:
-    """Values at position 0 alone."""
+    """Compare values at position 0 alone."""
     x = vectors(3)
-    return far(ours(x, 0)[:, :, :1], golden(x, 0)[:, :, :1])
+    return differs(rotate(x, 0)[:, :, :1], rotate_in_loops(x, 0)[:, :, :1])
 
 
 def by_properties() -> bool:
-    """Length kept, position 0 untouched, products of differences alone, a vector that changes with its position."""
+    """Check properties of a rotation, without any expected values."""
     x, q, k = vectors(4), vectors(5), vectors(6)
-    lengths = far(ours(x, START).norm(dim=-1), x.norm(dim=-1))
-    still = far(ours(x, 0)[:, :, 0], x[:, :, 0])
-    shifted = far(products(ours(q, START), ours(k, START)), products(ours(q, 0), ours(k, 0)))
+    changes_norms = differs(rotate(x, START).norm(dim=-1), x.norm(dim=-1))
+    changes_position_0 = differs(rotate(x, 0)[:, :, 0], x[:, :, 0])
+    depends_on_start = differs(rotate(q, START) @ rotate(k, START).mT, rotate(q, 0) @ rotate(k, 0).mT)
     same = x[:, :, :1].expand(-1, -1, T, -1)
-    constant = not far(ours(same, 0)[:, :, 1:], same[:, :, 1:])
-    return lengths or still or shifted or constant
+    ignores_positions = not differs(rotate(same, 0)[:, :, 1:], same[:, :, 1:])
+    return changes_norms or changes_position_0 or depends_on_start or ignores_positions
 
 
 CHECKS: dict[str, Callable[[], bool]] = {

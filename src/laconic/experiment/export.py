@@ -30,7 +30,7 @@ from laconic.storage.strict_json import read_foreign_json
 REPOSITORY_NAME = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 README_TEXT = """Files of laconic (method {method}, step {step}).
 
-laconic.load(FOLDER) opens the folder above with these files; without them it is the plain decoder.
+laconic.load(FOLDER) opens the folder above with these files; without them it is the model alone.
 """
 
 

@@ -20,7 +20,7 @@ MAX_EXTRA_REMOVAL = 99
 
 
 def tokens_to_remove(
-    s: float, u: Float[Tensor, " B"], chain_length: Int[Tensor, " B"], smoothing: float = 4.0
+    s: float, u: Float[Tensor, " B"], chain_length: Int[Tensor, " B"], smoothing: float
 ) -> Int[Tensor, " B"]:
     """Eq. 1: r = min(s + o, N_C), o the quantile u of P(o) ~ e^(-smoothing o) on 0 … 99, the rest on the last."""
     o = (torch.log1p(-u) / -smoothing).floor().clamp(max=MAX_EXTRA_REMOVAL)
@@ -34,7 +34,7 @@ class Icot(WrittenReasoning):
         decoder: The model.
         config: Speed of the removal.
         steps_per_epoch: Optimizer steps in an epoch.
-        max_chain_length: Length of the longest chain; once all are removed, the optimizer is not reset any more.
+        max_chain_length: Tokens of the longest chain; once that many are removed, the optimizer is not reset any more.
         seed: Seed of the further tokens removed.
 
     Examples:
@@ -76,8 +76,7 @@ class Icot(WrittenReasoning):
             u = torch.as_tensor(uniform(self.seed, batch.epoch, batch.row_index.cpu().numpy()))
         length = batch.chain_mask.sum(1)
         s = self.scheduled_removal(batch.step)
-        smoothing = self.config.removal_smoothing
-        r = tokens_to_remove(s, u.to(length.device), length, smoothing)
+        r = tokens_to_remove(s, u.to(length.device), length, self.config.removal_smoothing)
         return drop_chain_prefix(batch, batch.chain_mask.cumsum(1) > r[:, None])
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:

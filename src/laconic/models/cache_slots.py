@@ -82,7 +82,7 @@ class CacheSlots:
         return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
 
     def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
-        """Raise ValueError unless a decoder with this `config` can read it, in a batch of `batch_size` rows."""
+        """Raise ValueError unless a decoder of this `config` can read the cache with inputs of `batch_size` rows."""
         shape = self.shape_summary
         expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         if shape != expected:

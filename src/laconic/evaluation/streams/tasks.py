@@ -90,29 +90,28 @@ def build_stream_job(
 ) -> EvalJob:
     """Return the evaluation of a stream under some conditions; books are read by the first condition's model."""
     _, kind, source, batch_size, bytes_per_token = stream
-    by_text = texts.group_rows_by_text(source) if kind in TEXT_STREAMS else []
-    names = [texts.row_text_name(source, rows[0]) for rows in by_text]
+    rows_by_text = texts.group_rows_by_text(source) if kind in TEXT_STREAMS else {}
+    names = list(rows_by_text)
+    books = [texts.split_sections(rows, name) for name, rows in rows_by_text.items()] if kind == "books" else []
 
     def evaluate_rows(rows: Sequence[int]) -> list[list[EvalItem]]:
         return [[item] for item in evaluate_items(conditions, stream, rows, device)]
 
     def evaluate_books(indices: Sequence[int]) -> list[list[EvalItem]]:
-        others = [by_text[(i + 1) % len(by_text)] if len(by_text) > 1 else None for i in indices]
+        others = [books[(i + 1) % len(books)] if len(books) > 1 else None for i in indices]
         read_book = partial(texts.evaluate_book, conditions[0].model, source)
-        return [read_book(by_text[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
+        return [read_book(books[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
 
     def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
-        some = [by_text[i] for i in indices]
+        some = [rows_by_text[names[i]] for i in indices]
         read = {x.name: texts.read_passages(x, source, some, device, bytes_per_token) for x in conditions}
         return [[EvalItem(names[i], {x: read[x][b] for x in read})] for b, i in enumerate(indices)]
 
     if kind not in TEXT_STREAMS:
         return EvalJob(metadata, len(source), evaluate_rows, batch_size)
     if kind == "books":
-        for rows, name in zip(by_text, names, strict=True):
-            texts.split_sections(rows, name)
-        return EvalJob(metadata, len(by_text), evaluate_books)
-    return EvalJob(metadata, len(by_text), evaluate_texts, batch_size if kind == "ppl" else 1)
+        return EvalJob(metadata, len(books), evaluate_books)
+    return EvalJob(metadata, len(names), evaluate_texts, batch_size if kind == "ppl" else 1)
 
 
 def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:

@@ -6,7 +6,7 @@ fifth is held out, and scored on a fork of the state before the book, after it, 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,16 +25,19 @@ HELD_OUT_EVERY = 5
 FRESH, AFTER_READING, AFTER_OTHER_BOOK = "fresh", "after", "after another"
 
 
+class Book(NamedTuple):
+    """Rows of a book's sections: those that are read, and those held out."""
+
+    read: list[int]
+    held_out: list[int]
+
+
 def load_documents(source: TrainingData, rows: Sequence[int]) -> DocumentBatch:
     return cast(DocumentBatch, source.batch(rows, 0, 0))
 
 
-def row_text_name(source: TrainingData, row: int) -> str:
-    """Return the name of the text that a row belongs to; rows are named TEXT@START."""
-    return load_documents(source, [row]).document_ids[0].rpartition("@")[0]
-
-
-def group_rows_by_text(source: TrainingData) -> list[list[int]]:
+def group_rows_by_text(source: TrainingData) -> dict[str, list[int]]:
+    """Return the rows of each text in order, by its name; rows are named TEXT@START."""
     texts: dict[str, list[tuple[int, int, int]]] = {}
     for start in range(0, len(source), NAME_BATCH):
         rows = range(start, min(start + NAME_BATCH, len(source)))
@@ -48,7 +51,7 @@ def group_rows_by_text(source: TrainingData) -> list[list[int]]:
         starts = [position for position, _, _ in passages]
         if starts != [0, *ends[:-1]]:
             raise InputError(f"{text}: its passages do not follow one another from the start; evaluate all its rows")
-    return [[row for _, _, row in passages] for passages in texts.values()]
+    return {text: [row for _, _, row in passages] for text, passages in texts.items()}
 
 
 def read_passages(
@@ -63,7 +66,7 @@ def read_passages(
     updates: list[list[tuple[float, ...]]] = [[] for _ in texts]
     rows = list(range(len(texts)))
     state = condition.model.initial_state(len(texts))
-    state_bytes = 0
+    state_bytes = [0] * len(texts)
     for n in range(max(map(len, texts))):
         active = [b for b in rows if n < len(texts[b])]
         batch = load_documents(source, [texts[b][n] for b in active]).to(device)
@@ -75,12 +78,13 @@ def read_passages(
         scores = score_tokens(condition.model, batch, state, condition.update_weights)
         rows = active
         state = drop_cache(scores.state)
-        state_bytes = fast_weights.num_bytes(scores.state) // len(active)
         for row, (b, passage_updates) in enumerate(zip(active, count_level_updates(state), strict=True)):
             sums[b].append(score_passage(batch.targets[row], scores.nll[row], starts[row], bytes_per_token))
             updates[b] = [passage_updates] if condition.carry_state else [*updates[b], passage_updates]
+            state_bytes[b] = fast_weights.num_bytes(scores.state) // len(active)
     totals = [tuple(sum(level) for level in zip(*per_passage, strict=True)) for per_passage in updates]
-    return [build_metrics(merge_sums(x), total, state_bytes) for x, total in zip(sums, totals, strict=True)]
+    columns = zip(sums, totals, state_bytes, strict=True)
+    return [build_metrics(merge_sums(parts), total, num_bytes) for parts, total, num_bytes in columns]
 
 
 def drop_cache(state: FastWeightState) -> FastWeightState:
@@ -92,14 +96,14 @@ def empty_caches(layers: Sequence[LayerState]) -> tuple[LayerState, ...]:
     return tuple(layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in layers)
 
 
-def split_sections(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
-    """Split the sections of a book into those that are read and those held out."""
+def split_sections(text: Sequence[int], name: str) -> Book:
+    """Split the rows of a book. Raises `InputError` with its name if it is too short to hold out a section."""
     held_out = [*text[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
     if not held_out:
         raise InputError(
             f"{name}: {len(text)} sections, but every {HELD_OUT_EVERY}th is held out; give longer texts or more rows"
         )
-    return [row for row in text if row not in held_out], held_out
+    return Book([row for row in text if row not in held_out], held_out)
 
 
 def read_sections(
@@ -113,24 +117,22 @@ def read_sections(
 def evaluate_book(
     model: StatefulLM,
     source: TrainingData,
-    text: Sequence[int],
-    other: Sequence[int] | None,
+    book: Book,
+    other: Book | None,
     device: torch.device,
     bytes_per_token: Tensor | None = None,
 ) -> list[EvalItem]:
-    """Return an item per held-out section of a book, given by its rows.
+    """Return an item per held-out section of a book.
 
     Sections are read from a fresh state, after the book's other sections, and after as many of another book, if any.
     """
-    sections, held_out = split_sections(text, row_text_name(source, text[0]))
     fresh = model.initial_state(1)
-    after = read_sections(model, source, sections, fresh, device)
+    after = read_sections(model, source, book.read, fresh, device)
     states = {FRESH: fresh, AFTER_READING: after}
     if other is not None:
-        between, _ = split_sections(other, row_text_name(source, other[0]))
-        states[AFTER_OTHER_BOOK] = read_sections(model, source, between[: len(sections)], after, device)
+        states[AFTER_OTHER_BOOK] = read_sections(model, source, other.read[: len(book.read)], after, device)
     items: list[EvalItem] = []
-    for row in held_out:
+    for row in book.held_out:
         section = load_documents(source, [row]).to(device)
         metrics = {name: score_section(model, section, state, bytes_per_token) for name, state in states.items()}
         items.append(EvalItem(section.document_ids[0], metrics))

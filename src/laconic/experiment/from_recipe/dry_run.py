@@ -121,6 +121,8 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 def note_stored_dtype(recipe: Recipe, config: DecoderConfig, frozen_bytes: int) -> tuple[str, ...]:
     stored, is_frozen = str(config.dtype).removeprefix("torch."), recipe.train.trainable == "lora"
+    if recipe.train.trainable == "full" and recipe.model.dtype != "float32":
+        return (f'model.dtype={recipe.model.dtype}: small updates round to nothing; "float32" keeps them',)
     if not is_frozen or recipe.model.dtype != "float32" or recipe.model.init_from_run or config.dtype.itemsize != 2:
         return ()
     saved = format_bytes(frozen_bytes / 2)

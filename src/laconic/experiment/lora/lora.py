@@ -74,7 +74,10 @@ def save_adapter(model: "PeftModel", folder: str | Path) -> None:
 
 def save_adapter_config(model: "PeftModel", folder: Path) -> None:
     settings = cast("LoraConfig", model.peft_config["default"])
-    replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(folder))
+    settings = replace(settings, task_type="CAUSAL_LM", inference_mode=True)
+    if isinstance(settings.target_modules, set):  # whose order differs from process to process
+        settings.target_modules = sorted(settings.target_modules)
+    settings.save_pretrained(str(folder))
 
 
 def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":

@@ -25,7 +25,7 @@ from laconic.nested.recurrence.memory_cells import l2_normalize
 from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
 
 WeightChange = LowRankChange | Tensor
-MIN_SQUARED_NORM = 1e-30  # its root is representable in float32
+MIN_SQUARED_NORM = 1e-30  # below it, clamp cuts the gradient: that of a norm at 0 is 0, not NaN
 StepSizes = Float[Tensor, "B T"]
 ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`
 MIN_TOKENS_TO_MERGE = 32  # for fewer tokens, a second product is faster than the sum of two matrices
@@ -154,18 +154,18 @@ def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
 
 
 def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:
-    o = shape.options
+    options = shape.options
     sizes = {name: shape.projection_shape(name) for name in shape.projections}
     empty: dict[str, WeightChange] = {name: zero_change(B, *size, like) for name, size in sizes.items()}
     moments: dict[str, Tensor] = {}
-    if o.inner_optimizer in ("momentum", "delta_momentum", "muon"):
+    if options.inner_optimizer in ("momentum", "delta_momentum", "muon"):
         moments = {name: like.new_zeros(B, *size) for name, size in sizes.items()}
-    if o.inner_optimizer == "muon":
+    if options.inner_optimizer == "muon":
         moments["step"] = like.new_zeros(B)
-    nested = o.structure == "nested" and l < len(shape.chunk_sizes) - 1
-    meta = empty if o.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)
+    is_nested = options.structure == "nested" and l < len(shape.chunk_sizes) - 1
+    meta = empty if options.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)
     zero = torch.zeros(B, dtype=torch.long)
-    return CMSLevelState(empty, empty, moments, empty if nested else {}, zero, zero, meta if nested else {})
+    return CMSLevelState(empty, empty, moments, empty if is_nested else {}, zero, zero, meta if is_nested else {})
 
 
 def init_stored_inputs(shape: CMSShape, B: int, like: Tensor) -> dict[str, WeightChange]:
@@ -203,17 +203,17 @@ def linear_map(
     """Apply a linear map with its change; if `records` is given, record its input and output."""
     key = f"levels.{l}.{name}"
     weight = params.weights[f"{key}.weight"]
-    change = None if level is None else level.change[name]
+    change = None if level is None or is_empty(level.change[name]) else level.change[name]
     if change is not None and can_merge(weight, change, x):
         weight = weight + to_dense(change)[0]
         change = None
     y = linear_function(x, weight, params.weights.get(f"{key}.bias"))
-    if records is None and (change is None or is_empty(change)):
+    if records is None and change is None:
         return y
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(accumulation_dtype(x.dtype))
         x = F.pad(x, (0, 1), value=1.0) if params.shape.has_bias else x
-        if change is not None and not is_empty(change):
+        if change is not None:
             y = y + apply_change(change, x).to(y.dtype)
         if records is not None:
             y = y + torch.zeros_like(y, requires_grad=True)  # has a gradient even if no weight requires one
@@ -265,7 +265,7 @@ def clip_error(pair: LowRankChange, max_norm: float) -> LowRankChange:
     """Clip the norm of each token's delta; a `max_norm` of 0 does not clip."""
     if not max_norm:
         return pair
-    norm = pair.left.square().sum(-1, keepdim=True).clamp(min=1e-30).sqrt()
+    norm = pair.left.square().sum(-1, keepdim=True).clamp(min=MIN_SQUARED_NORM).sqrt()
     return LowRankChange(pair.left * (max_norm / norm).clamp(max=1), pair.right)
 
 

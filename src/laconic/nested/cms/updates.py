@@ -56,7 +56,7 @@ def scale_by_step(pair: LowRankChange, step_size: StepSizes, unit_inputs: bool) 
     """
     if not unit_inputs:
         return LowRankChange(pair.left * step_size[..., None], pair.right)
-    norm = pair.right.square().sum(-1, keepdim=True).clamp(min=1e-30).sqrt()
+    norm = pair.right.square().sum(-1, keepdim=True).clamp(min=MIN_SQUARED_NORM).sqrt()
     root = (torch.where(step_size > 0, step_size, 1).sqrt() * (step_size > 0))[..., None]  # its slope is infinite at 0
     return LowRankChange(pair.left * norm * root, pair.right / norm * root)
 
